@@ -1,0 +1,98 @@
+"""One small tree of errors. Each names the field, the rule and the value, and says what to try."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class MetastableError(Exception):
+    """Everything this library raises on purpose."""
+
+
+class InputError(MetastableError, ValueError):
+    """Data, an argument or a file is not what the rule asks for."""
+
+
+class ConfigError(InputError):
+    """A setting is unknown or has a value outside its rule; `path` is its dotted place."""
+
+    def __init__(self, path: str, message: str):
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+class EnergyError(InputError):
+    """A callable given as an energy does not map `(B, *event)` to `(B,)`."""
+
+
+class UnsupportedError(MetastableError, ValueError):
+    """A combination of choices that would give a number that is not what its name says."""
+
+
+class CheckpointError(MetastableError, RuntimeError):
+    """A checkpoint is missing, truncated, altered or could not be written."""
+
+
+class DivergenceError(MetastableError, RuntimeError):
+    """Training left the region where numbers mean anything; `step` says when."""
+
+    def __init__(self, message: str, *, step: int, checkpoint: str | None = None):
+        super().__init__(message)
+        self.step = step
+        self.checkpoint = checkpoint
+
+
+class MissingDependencyError(MetastableError, ImportError):
+    """An optional package is needed for what was asked."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"`, or the list of known names when nothing is near.
+
+    >>> nearest("jarzinski", ["cd", "pcd", "jarzynski"])
+    " (did you mean 'jarzynski'?)"
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (known: {', '.join(known)})" if known else ""
+
+
+def require(condition: bool, field: str, rule: str, value: Any) -> None:
+    """Raise `ConfigError` naming field, rule and value unless `condition` holds."""
+    if not condition:
+        raise ConfigError(field, f"must be {rule}, got {value!r}")
+
+
+def require_positive(field: str, value: float) -> None:
+    """`value` must be a finite number above zero."""
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+    require(ok, field, "a finite number above 0", value)
+
+
+def require_count(field: str, value: int, least: int = 1) -> None:
+    """`value` must be an integer of at least `least`."""
+    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(ok, field, f"an integer of at least {least}", value)
+
+
+def require_choice(field: str, value: str, known: Iterable[str]) -> None:
+    """`value` must be one of `known`; a near miss is named."""
+    known = list(known)
+    if value not in known:
+        raise ConfigError(field, f"unknown value {value!r}{nearest(str(value), known)}")
+
+
+def need(module: str, extra: str, purpose: str) -> Any:
+    """Import an optional package, or say which extra brings it."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{purpose} needs the package {module.split('.')[0]!r}: pip install 'metastable[{extra}]'"
+        ) from error

@@ -1,0 +1,188 @@
+"""The words every room shares: energies, walkers, estimates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from .errors import InputError, need
+from .random import generator
+from .resampling import resample_indices
+from .weights import ess_fraction
+
+Energy = Callable[[Tensor], Tensor]
+"""Any callable from `(B, *event)` to `(B,)`; low is likely: p(x) = exp(−E(x))/Z."""
+
+
+@runtime_checkable
+class Proposal(Protocol):
+    """A normalised density that samples and scores."""
+
+    event_shape: tuple[int, ...]
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        """`n` draws, shape `(n, *event)`."""
+        ...
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log-density, `(B, *event)` to `(B,)`."""
+        ...
+
+
+class EnergyGrad(NamedTuple):
+    """E(x), shape `(B,)`, and ∇E(x), shape `(B, *event)`, both detached."""
+
+    energy: Tensor
+    grad: Tensor
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """Sum over everything but the first dimension: `(B, *event)` to `(B,)`."""
+    return x.flatten(1).sum(1)
+
+
+def row_dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product of each row of `x` with the same row of `y`, shape `(B,)`."""
+    return torch.linalg.vecdot(x.flatten(1), y.flatten(1))
+
+
+def per_row(values: Tensor, like: Tensor) -> Tensor:
+    """View `(B,)` as `(B, 1, …, 1)` so that it broadcasts against `like`."""
+    return values.view(-1, *([1] * (like.dim() - 1)))
+
+
+def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
+    """Energies and their gradients in x, without touching parameter gradients.
+
+    An energy may bring its own `value_and_grad(x)`; otherwise automatic differentiation is used. Under
+    `torch.compile` the functional transform is used instead, which traces without a graph break.
+    """
+    own = getattr(energy, "value_and_grad", None)
+    if own is not None:
+        with torch.no_grad():
+            return EnergyGrad(*own(x))
+    if torch.compiler.is_compiling():
+
+        def total(y: Tensor) -> tuple[Tensor, Tensor]:
+            values = energy(y)
+            return values.sum(), values
+
+        grad, (_, values) = torch.func.grad_and_value(total, has_aux=True)(x)
+        return EnergyGrad(values.detach(), grad.detach())
+    with torch.enable_grad():
+        y = x.detach().requires_grad_(True)
+        values = energy(y)
+        (grad,) = torch.autograd.grad(values.sum(), y)
+    return EnergyGrad(values.detach(), grad)
+
+
+@dataclass(frozen=True)
+class Walkers:
+    """Positions with raw log-weights: what a sampler gives and what a method trains against.
+
+    Attributes:
+        x: positions, `(N, *event)`.
+        log_weight: raw log-weights, `(N,)`; zeros where the sampler gives equal weights.
+        info: diagnostics by name.
+        trace: positions over time where they were recorded, `(draws, N, *event)`.
+    """
+
+    x: Tensor
+    log_weight: Tensor
+    info: dict[str, Any] = field(default_factory=dict)
+    trace: Tensor | None = None
+
+    @classmethod
+    def equal(cls, x: Tensor, **kwargs: Any) -> Walkers:
+        """Walkers of equal weight."""
+        return cls(x, torch.zeros(x.shape[0], dtype=torch.float64, device=x.device), **kwargs)
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size, in walkers."""
+        return float(ess_fraction(self.log_weight)) * len(self)
+
+    def resampled(self, n: int | None = None, *, seed: int = 0, scheme: str = "systematic") -> Walkers:
+        """`n` walkers of equal weight, drawn in proportion to the weights."""
+        rng = generator(seed, self.x.device)
+        rows = resample_indices(self.log_weight, n or len(self), scheme=scheme, rng=rng)
+        return replace(Walkers.equal(self.x[rows]), info=self.info)
+
+    def to_arviz(self, name: str = "x") -> Any:
+        """The recorded trace as an ArviZ `InferenceData`, one chain per walker.
+
+        R-hat, bulk and tail ESS and autocorrelation are then `arviz.summary`, `arviz.rhat`,
+        `arviz.ess` and `arviz.autocorr`.
+        """
+        if self.trace is None:
+            raise InputError("trace: nothing was recorded; sample with record=1 to keep every draw")
+        az = need("arviz", "diagnostics", "to_arviz()")
+        return az.from_dict(posterior={name: self.trace.transpose(0, 1).cpu().numpy()})
+
+
+@dataclass(frozen=True)
+class LogPartition:
+    """An estimate of log Z that says how far it can be trusted.
+
+    Attributes:
+        value: log Z.
+        std_error: standard error of `value`, from independent populations; 0 where log Z is exact.
+        ess: effective sample size of the weighted walkers behind it, in walkers.
+        degrees: degrees of freedom of the standard error.
+        warnings: why this number should not be trusted; empty when nothing speaks against it.
+        reverse: the estimate from samples of the model towards the reference, which tends to lie above
+            log Z as `value` tends to lie below, where samples were available.
+        reverse_std_error: standard error of `reverse`.
+    """
+
+    value: float
+    std_error: float
+    ess: float = math.nan
+    degrees: int = 0
+    warnings: tuple[str, ...] = ()
+    reverse: float | None = None
+    reverse_std_error: float | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether nothing speaks against the number."""
+        return not self.warnings
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """A two-sided interval at `level`, from Student's t with the populations' degrees of freedom."""
+        half = student_t_quantile(0.5 + level / 2, self.degrees) * self.std_error
+        return self.value - half, self.value + half
+
+    @property
+    def bracket(self) -> tuple[float, float] | None:
+        """(forward, reverse): lower and upper ends in expectation, where both exist."""
+        return None if self.reverse is None else (self.value, self.reverse)
+
+    def shifted(self, by: float) -> LogPartition:
+        """The same estimate for an energy lowered by `by`."""
+        reverse = None if self.reverse is None else self.reverse + by
+        return replace(self, value=self.value + by, reverse=reverse)
+
+    def __str__(self) -> str:
+        low, high = self.interval()
+        text = f"log Z = {self.value:.4f} ± {self.std_error:.4f}  (95 %: {low:.4f} … {high:.4f})"
+        return text + "".join(f"\n  warning: {w}" for w in self.warnings)
+
+
+def student_t_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's t; the normal one when `degrees` is 0 (a known standard error).
+
+    >>> round(student_t_quantile(0.975, 7), 3), round(student_t_quantile(0.975, 0), 3)
+    (2.365, 1.96)
+    """
+    from scipy.special import ndtri, stdtrit
+
+    return float(stdtrit(degrees, probability) if degrees > 0 else ndtri(probability))

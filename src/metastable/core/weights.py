@@ -1,0 +1,50 @@
+"""Arithmetic of raw log-weights. Weights are stored raw and normalised only where they are used."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def log_mean_exp(log_weight: Tensor, dim: int = -1) -> Tensor:
+    """log of the mean of exp(`log_weight`) along `dim`.
+
+    >>> bool(torch.isclose(log_mean_exp(torch.tensor([0.0, math.log(3.0)])), torch.tensor(math.log(2.0))))
+    True
+    """
+    return torch.logsumexp(log_weight, dim) - math.log(log_weight.shape[dim])
+
+
+def ess_fraction(log_weight: Tensor, dim: int = -1) -> Tensor:
+    """Effective sample size over N, (Σw)²/(NΣw²) in (0, 1]: equation (13) of the Jarzynski paper."""
+    top = torch.logsumexp(log_weight, dim)
+    return torch.exp(2 * top - torch.logsumexp(2 * log_weight, dim)) / log_weight.shape[dim]
+
+
+def entropy_fraction(log_weight: Tensor, dim: int = -1) -> Tensor:
+    """exp(entropy of the normalised weights) over N, in (0, 1]: 1 for equal weights."""
+    log_p = torch.log_softmax(log_weight, dim)
+    entropy = -(log_p.exp() * log_p.clamp(min=-1e30)).sum(dim)
+    return torch.exp(entropy) / log_weight.shape[dim]
+
+
+def weighted_mean(values: Tensor, log_weight: Tensor) -> Tensor:
+    """Σ softmax(log_weight)·values over the first dimension; `values` is `(N, ...)`."""
+    p = torch.softmax(log_weight, 0).to(values.dtype)
+    return torch.tensordot(p, values, dims=1)
+
+
+def spread_of_log_mean(log_estimates: Tensor) -> Tensor:
+    """Standard error of log-mean-exp over independent estimates, by the jackknife.
+
+    The jackknife follows the log of the mean where the estimates are far from each other, which the delta
+    method does not.
+    """
+    G = log_estimates.shape[0]
+    if G < 2:
+        return torch.full_like(log_estimates.sum(0), math.inf)
+    keep = ~torch.eye(G, dtype=torch.bool, device=log_estimates.device)
+    left_out = torch.stack([log_mean_exp(log_estimates[row], 0) for row in keep])
+    return torch.sqrt((G - 1) / G * (left_out - left_out.mean(0)).square().sum(0))

@@ -1,0 +1,103 @@
+"""Checks an arbitrary callable once, and names what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import EnergyError
+from metastable.core.types import Energy
+
+
+def check_energy(energy: Any, example: Tensor) -> Energy:
+    """Evaluate `energy` on a few rows and raise `EnergyError` with the reason if it is not one.
+
+    Args:
+        energy: what should map `(B, *event)` to `(B,)`.
+        example: at least one row of the events it will see, `(B, *event)`.
+
+    Returns:
+        The same object, now known to be callable, one value per row, finite, differentiable in x, and with
+        each row's energy independent of the other rows.
+    """
+    if isinstance(energy, type):
+        raise EnergyError(f"energy: got the class {energy.__name__}; pass an instance, {energy.__name__}(…)")
+    if not callable(energy):
+        raise EnergyError(f"energy: must be callable, (B, *event) → (B,), got {type(energy).__name__}")
+    x = torch.cat([example[:3]] * 3)[:3].detach().clone()
+    if isinstance(energy, nn.Module):
+        _check_placement(energy, x)
+    with torch.enable_grad():
+        y = x.requires_grad_(True)
+        values = _call(energy, y)
+        _check_values(values, y)
+        _check_gradient(values, y)
+    _check_rows(energy, x.detach(), values.detach())
+    return energy
+
+
+def _call(energy: Energy, x: Tensor) -> Any:
+    try:
+        return energy(x)
+    except Exception as error:
+        raise EnergyError(
+            f"energy: raised {type(error).__name__} on a batch of shape {tuple(x.shape)}: {error}"
+        ) from error
+
+
+def _check_placement(energy: nn.Module, x: Tensor) -> None:
+    for name, parameter in energy.named_parameters():
+        if parameter.device != x.device:
+            raise EnergyError(f"energy: parameter {name!r} is on {parameter.device}, the data on {x.device}")
+        return
+
+
+def _check_values(values: Any, x: Tensor) -> None:
+    B = x.shape[0]
+    if not isinstance(values, Tensor):
+        raise EnergyError(f"energy: must return a torch.Tensor of shape (B,), got {type(values).__name__}")
+    if values.dim() == 0:
+        raise EnergyError(
+            "energy: returned a scalar; it must return one energy per row, shape (B,): do not take a mean or sum over the batch"
+        )
+    if tuple(values.shape) == (B, 1):
+        raise EnergyError(
+            f"energy: returned shape ({B}, 1) for {B} rows; it must be ({B},): add .squeeze(-1)"
+        )
+    if tuple(values.shape) != (B,):
+        raise EnergyError(
+            f"energy: returned shape {tuple(values.shape)} for input {tuple(x.shape)}; it must be ({B},)"
+        )
+    if not values.is_floating_point():
+        raise EnergyError(f"energy: must return floating point numbers, got {values.dtype}")
+    bad = ~torch.isfinite(values)
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        raise EnergyError(f"energy: must be finite on the data, got {values[row].item()} on row {row}")
+
+
+def _check_gradient(values: Tensor, x: Tensor) -> None:
+    if not values.requires_grad:
+        raise EnergyError(
+            "energy: its output does not depend on x through differentiable operations "
+            "(a detach(), .item(), numpy call or torch.no_grad() inside?)"
+        )
+    (grad,) = torch.autograd.grad(values.sum(), x, allow_unused=True)
+    if grad is None:
+        raise EnergyError("energy: its output does not depend on x (no gradient reaches the input)")
+    if not torch.isfinite(grad).all():
+        raise EnergyError("energy: its gradient in x is not finite on the data (sqrt or log at zero?)")
+
+
+def _check_rows(energy: Energy, x: Tensor, values: Tensor) -> None:
+    with torch.no_grad():
+        alone = _call(energy, x[:1])
+    scale = 1e-3 * (1 + values.abs().max())
+    if (alone[0] - values[0]).abs() > scale:
+        raise EnergyError(
+            "energy: the energy of a row changes with the other rows of its batch "
+            f"({values[0].item():.6g} in a batch of 3, {alone[0].item():.6g} alone): "
+            "remove BatchNorm and dropout, or put the module in eval mode"
+        )

@@ -1,0 +1,130 @@
+"""Neural energies, and the exact start: a normalised reference plus a network that begins at zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import InputError, require, require_choice, require_count
+from metastable.core.types import Proposal
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+}
+
+
+class MLP(nn.Module):
+    """A multilayer perceptron from events of any shape to one energy per row.
+
+    Args:
+        event_shape: shape of one event, or its dimension.
+        hidden: widths of the hidden layers.
+        activation: `silu`, `softplus`, `tanh`, `gelu` or `leaky_relu`.
+        seed: of the initial weights; nothing global is touched.
+
+    >>> MLP(2, hidden=(16, 16), seed=0)(torch.zeros(5, 2)).shape
+    torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        event_shape: int | Sequence[int],
+        hidden: Sequence[int] = (128, 128),
+        activation: str = "silu",
+        seed: int = 0,
+    ):
+        super().__init__()
+        require_choice("activation", activation, ACTIVATIONS)
+        for i, width in enumerate(hidden):
+            require_count(f"hidden.{i}", width)
+        self.event_shape = (event_shape,) if isinstance(event_shape, int) else tuple(event_shape)
+        widths = [math.prod(self.event_shape), *hidden]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers: list[nn.Module] = []
+            for i, o in zip(widths, widths[1:], strict=False):
+                layers += [nn.Linear(i, o), ACTIVATIONS[activation]()]
+            self.body = nn.Sequential(*layers)
+            self.head = nn.Linear(widths[-1], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.flatten(1))).squeeze(-1)
+
+
+class ConvNet(nn.Module):
+    """The small convolutional energy of the Jarzynski paper's MNIST runs (76,993 parameters on 28 × 28).
+
+    Strided convolutions 16-32-64-64, then two linear layers, SiLU throughout; takes `(B, C, H, W)`.
+    """
+
+    def __init__(self, event_shape: Sequence[int], seed: int = 0):
+        super().__init__()
+        require(len(event_shape) == 3, "event_shape", "(channels, height, width)", tuple(event_shape))
+        self.event_shape = tuple(event_shape)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.body = nn.Sequential(
+                nn.Conv2d(event_shape[0], 16, 5, stride=2, padding=4),
+                nn.SiLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1),
+                nn.SiLU(),
+                nn.Conv2d(32, 64, 3, stride=2, padding=1),
+                nn.SiLU(),
+                nn.Conv2d(64, 64, 3, stride=2, padding=1),
+                nn.SiLU(),
+                nn.Flatten(),
+            )
+            width = self.body(torch.zeros(1, *event_shape)).shape[1]
+            self.body.append(nn.Linear(width, 64)).append(nn.SiLU())
+            self.head = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)).squeeze(-1)
+
+
+class Tilted(nn.Module):
+    """E(x) = −log q(x) + f(x): a normalised reference q tilted by a network f.
+
+    With the last layer of f at zero the model is q exactly: walkers start as exact draws of q and
+    log Z₀ = 0 is known, which is what makes every later Jarzynski weight exact. As long as f grows slower
+    than −log q the model stays normalisable, which a bare network does not promise.
+
+    Args:
+        reference: a normalised density (`metastable.proposals`).
+        network: any module from `(B, *event)` to `(B,)`.
+        zero_start: set the weights of the network's last linear or convolutional layer to zero.
+    """
+
+    def __init__(self, reference: nn.Module, network: nn.Module, zero_start: bool = True):
+        super().__init__()
+        self.reference = reference
+        self.network = network
+        self.event_shape: tuple[int, ...] = reference.event_shape  # pyright: ignore
+        if zero_start:
+            zero_last_layer(network)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x) - self.reference.log_prob(x)  # pyright: ignore
+
+    def exact_start(self, probe: Tensor) -> Proposal | None:
+        """The density this energy equals now, if the network is exactly zero on `probe`; else None."""
+        with torch.no_grad():
+            is_zero = bool((self.network(probe) == 0).all())
+        return self.reference if is_zero else None  # pyright: ignore
+
+
+def zero_last_layer(network: nn.Module) -> None:
+    """Set weights and bias of the last layer that has them to zero, in place."""
+    layers = [m for m in network.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))]
+    if not layers:
+        raise InputError("network: has no linear or convolutional layer to start at zero")
+    nn.init.zeros_(layers[-1].weight)
+    if layers[-1].bias is not None:
+        nn.init.zeros_(layers[-1].bias)

@@ -1,0 +1,88 @@
+"""What a kernel is: one Markov step as a pure function of tensors.
+
+`step(energy, state, noise, step_size) → (state, info)` draws nothing and changes nothing: the random numbers of
+a step are an argument, made beforehand by `draw`. State is what the next step needs, Info is diagnostics.
+The same function is therefore run eagerly, compiled, or captured on a GPU with the noise as an input buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.errors import require_positive
+from metastable.core.random import normal_like, uniform_rows
+from metastable.core.types import Energy
+
+
+class Noise(NamedTuple):
+    """Random numbers of one step: standard normals `(B, *event)` and uniforms on [0, 1) `(B,)`."""
+
+    normal: Tensor
+    uniform: Tensor
+
+
+class Info(NamedTuple):
+    """Diagnostics of one step, each `(B,)`.
+
+    Attributes:
+        acceptance: probability with which the move was accepted (1 for kernels that never reject).
+        moved: squared distance from the old position to the new one.
+    """
+
+    acceptance: Tensor
+    moved: Tensor
+
+
+class ChainState(NamedTuple):
+    """Where a chain is. `energy` and `grad` belong to `x`; kernels that do not keep them leave them empty."""
+
+    x: Tensor
+    energy: Tensor
+    grad: Tensor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Base of all kernels: a frozen set of numbers with a pure `step`.
+
+    Attributes:
+        step_size: h. Drift h∇E and noise √(2h), whatever a paper calls it.
+    """
+
+    step_size: float = 0.1
+
+    name: ClassVar[str] = ""
+    target_acceptance: ClassVar[float] = 0.8
+    invariant: ClassVar[bool] = True
+    """Whether the kernel leaves exp(−E) exactly invariant (it has an accept step)."""
+
+    def __post_init__(self) -> None:
+        require_positive(f"{self.name}.step_size", self.step_size)
+
+    @property
+    def temperature(self) -> float:
+        """The temperature T at which the chain really samples: its law is about exp(−E/T)."""
+        return 1.0
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Gradient evaluations that one step costs."""
+        return 1
+
+    def init(self, energy: Energy, x: Tensor) -> ChainState:
+        """The state of chains standing at `x`."""
+        raise NotImplementedError
+
+    def draw(self, x: Tensor, rng: torch.Generator) -> Noise:
+        """The random numbers of one step."""
+        return Noise(normal_like(x, rng), uniform_rows(x, rng))
+
+    def step(
+        self, energy: Energy, state: ChainState, noise: Noise, step_size: Tensor | float
+    ) -> tuple[ChainState, Info]:
+        """One step with the given noise and step size."""
+        raise NotImplementedError

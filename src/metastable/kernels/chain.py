@@ -1,0 +1,103 @@
+"""Runs chains: eagerly, or compiled as one function of tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.errors import require_choice, require_count
+from metastable.core.types import Energy
+
+from .base import ChainState, Info, Kernel, Noise
+
+ENGINES = ("eager", "compile")
+UNROLL = 8
+"""Gradients in one compiled call: enough to hide the call, few enough to compile in seconds."""
+
+Advance = Callable[[ChainState, list[Noise], Tensor], tuple[ChainState, Info]]
+
+
+class ChainResult(NamedTuple):
+    """The final state, mean diagnostics over the run, and recorded positions `(draws, B, *event)` if asked."""
+
+    state: ChainState
+    info: Info
+    trace: Tensor | None
+
+
+def run_chain(
+    kernel: Kernel,
+    energy: Energy,
+    state: ChainState,
+    steps: int,
+    rng: torch.Generator,
+    *,
+    engine: str = "eager",
+    step_size: Tensor | float | None = None,
+    record: int = 0,
+) -> ChainResult:
+    """Advance every chain by `steps` steps.
+
+    Args:
+        kernel: the Markov step.
+        energy: the target, exp(−energy).
+        state: from `kernel.init`.
+        steps: how many steps.
+        rng: source of the noise; the only randomness there is.
+        engine: `eager`, or `compile`, which runs the same function through `torch.compile` without a graph
+            break, several steps a call.
+        step_size: overrides the kernel's, e.g. a tensor during warm-up.
+        record: keep every `record`-th position; 0 keeps none, so that memory does not grow with `steps`.
+    """
+    require_count("steps", steps, 0)
+    require_choice("engine", engine, ENGINES)
+    x = state.x
+    h = torch.as_tensor(kernel.step_size if step_size is None else step_size, dtype=x.dtype, device=x.device)
+    unroll = max(1, UNROLL // kernel.gradients_per_step) if engine == "compile" and not record else 1
+    advance = compiled(kernel, energy) if engine == "compile" else _eager(kernel, energy)
+    total, trace, done = _no_info(x), [], 0
+    with torch.no_grad():
+        while done < steps:
+            count = unroll if steps - done >= unroll else 1
+            noises = [kernel.draw(x, rng) for _ in range(count)]
+            state, info = advance(state, noises, h)
+            total = Info(total.acceptance + info.acceptance, total.moved + info.moved)
+            done += count
+            if record and done % record == 0:
+                trace.append(state.x.clone())
+    mean = Info(*(value / max(steps, 1) for value in total))
+    return ChainResult(state, mean, torch.stack(trace) if trace else None)
+
+
+def _no_info(x: Tensor) -> Info:
+    zero = x.new_zeros(x.shape[0])
+    return Info(zero, zero)
+
+
+def _eager(kernel: Kernel, energy: Energy) -> Advance:
+    def advance(state: ChainState, noises: list[Noise], h: Tensor) -> tuple[ChainState, Info]:
+        total = _no_info(state.x)
+        for noise in noises:
+            state, info = kernel.step(energy, state, noise, h)
+            total = Info(total.acceptance + info.acceptance, total.moved + info.moved)
+        return state, total
+
+    return advance
+
+
+_CACHE: weakref.WeakKeyDictionary[object, dict[Kernel, Advance]] = weakref.WeakKeyDictionary()
+
+
+def compiled(kernel: Kernel, energy: Energy) -> Advance:
+    """The compiled chain of this kernel on this energy; parameters may change, the code is kept."""
+    try:
+        kept = _CACHE.setdefault(energy, {})
+    except TypeError:
+        kept = {}
+    if kernel not in kept:
+        kept[kernel] = torch.compile(_eager(kernel, energy), fullgraph=True, dynamic=False)
+    return kept[kernel]

@@ -1,0 +1,93 @@
+"""The unadjusted Langevin algorithm, with the transition density it really has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from metastable.core.errors import require_positive
+from metastable.core.random import normal_like
+from metastable.core.types import Energy, energy_and_grad, row_dot, row_sum
+
+from .base import ChainState, Info, Kernel, Noise
+
+
+@dataclass(frozen=True)
+class ULA(Kernel):
+    """x′ = x − h∇E(x) + σξ with σ = √(2h) unless `noise` says otherwise.
+
+    Attributes:
+        step_size: h.
+        noise: standard deviation σ of the noise. The "SGLD trick" of a large drift with little noise is
+            `noise` below √(2h): such a chain samples exp(−E/T) with T = σ²/(2h), which `temperature` says.
+        drift_clip: each coordinate of h∇E is cut to ±`drift_clip`. The chain then samples no closed form;
+            Jarzynski weights stay exact because they use `log_transition`, the density of the cut move.
+
+    >>> ULA(step_size=1.0, noise=0.01).temperature
+    5e-05
+    """
+
+    noise: float | None = None
+    drift_clip: float | None = None
+
+    name: ClassVar[str] = "ula"
+    target_acceptance: ClassVar[float] = 0.9
+    invariant: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise is not None:
+            require_positive("ula.noise", self.noise)
+        if self.drift_clip is not None:
+            require_positive("ula.drift_clip", self.drift_clip)
+
+    @property
+    def temperature(self) -> float:
+        """σ²/(2h): 1 for matching noise."""
+        return 1.0 if self.noise is None else self.noise**2 / (2 * self.step_size)
+
+    def sigma(self, step_size: Tensor | float | None = None) -> Tensor | float:
+        """Standard deviation of the noise of one step."""
+        if self.noise is not None:
+            return self.noise
+        h = self.step_size if step_size is None else step_size
+        return torch.sqrt(2 * h) if isinstance(h, Tensor) else math.sqrt(2 * h)
+
+    def drift(self, grad: Tensor, step_size: Tensor | float | None = None) -> Tensor:
+        """The deterministic part of the move, h∇E after clipping."""
+        move = (self.step_size if step_size is None else step_size) * grad
+        return move if self.drift_clip is None else move.clamp(-self.drift_clip, self.drift_clip)
+
+    def move(self, x: Tensor, grad: Tensor, normal: Tensor) -> Tensor:
+        """The new position, from a gradient that is already known."""
+        return x - self.drift(grad) + self.sigma() * normal
+
+    def log_transition(self, x: Tensor, grad: Tensor, y: Tensor) -> Tensor:
+        """log density of moving from `x` (with gradient `grad`) to `y`, up to the constant of the noise.
+
+        −|y − x + drift(x)|²/(2σ²), shape `(B,)`; (30) of the Jarzynski paper when σ² = 2h.
+        """
+        return -row_sum((y - x + self.drift(grad)).square()) / (2 * float(self.sigma()) ** 2)
+
+    def draw(self, x: Tensor, rng: torch.Generator) -> Noise:
+        """Normals only: nothing is accepted or rejected."""
+        return Noise(normal_like(x, rng), x.new_empty(0))
+
+    def init(self, energy: Energy, x: Tensor) -> ChainState:
+        """Positions only: k steps then cost k gradients, not k + 1."""
+        return ChainState(x, x.new_empty(0), x.new_empty(0))
+
+    def step(
+        self, energy: Energy, state: ChainState, noise: Noise, step_size: Tensor | float
+    ) -> tuple[ChainState, Info]:
+        """Evaluate, then move."""
+        x = state.x
+        grad = energy_and_grad(energy, x).grad
+        y = x - self.drift(grad, step_size) + self.sigma(step_size) * noise.normal
+        displacement = y - x
+        info = Info(torch.ones_like(x[:, :1].flatten(1)[:, 0]), row_dot(displacement, displacement))
+        return ChainState(y, state.energy, state.grad), info

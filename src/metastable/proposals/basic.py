@@ -1,0 +1,111 @@
+"""Gaussian and uniform proposals for any event shape."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import InputError, require
+from metastable.core.types import row_sum
+
+FULL_COVARIANCE_LIMIT = 128
+"""Above this many coordinates a fitted Gaussian keeps variances only: a full factor would cost d² numbers."""
+
+
+class Gaussian(nn.Module):
+    """N(mean, L Lᵀ) over events of any shape, with L lower triangular or diagonal.
+
+    Args:
+        mean: `(*event)`.
+        scale: a number or `(*event)` for independent coordinates, or `(d, d)` lower triangular with
+            d = numel(event).
+
+    >>> q = Gaussian(torch.zeros(3), 2.0)
+    >>> round(q.log_prob(torch.zeros(1, 3)).item(), 4)  # −3 log(2√(2π))
+    -4.8363
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, scale: Tensor | float = 1.0):
+        super().__init__()
+        mean = torch.as_tensor(mean)
+        scale = torch.as_tensor(scale, dtype=mean.dtype, device=mean.device)
+        self.event_shape = tuple(mean.shape)
+        self.full = scale.dim() == 2 and scale.shape == (mean.numel(), mean.numel()) and mean.dim() == 1
+        if not self.full:
+            scale = scale.expand(mean.shape).clone()
+        diagonal = scale.diagonal() if self.full else scale
+        require(bool((diagonal > 0).all()), "scale", "positive on its diagonal", diagonal.min().item())
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("scale", scale)
+
+    def _diagonal(self) -> Tensor:
+        return self.scale.diagonal() if self.full else self.scale
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        """`n` draws, `(n, *event)`."""
+        noise = torch.randn(
+            (n, *self.event_shape), generator=rng, device=self.mean.device, dtype=self.mean.dtype
+        )
+        return self.mean + (noise @ self.scale.T if self.full else noise * self.scale)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log-density, `(B, *event)` to `(B,)`."""
+        centred = x - self.mean
+        if self.full:
+            white = torch.linalg.solve_triangular(self.scale, centred.T, upper=False).T
+        else:
+            white = centred / self.scale
+        constant = self._diagonal().log().sum() + 0.5 * self.mean.numel() * math.log(2 * math.pi)
+        return -0.5 * row_sum(white.square()) - constant
+
+
+class Uniform(nn.Module):
+    """Uniform on the box [low, high]; −inf log-density outside."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, low: Tensor, high: Tensor):
+        super().__init__()
+        low, high = torch.as_tensor(low), torch.as_tensor(high)
+        if not bool((high > low).all()):
+            raise InputError(f"high: must be above low in every coordinate, got low={low}, high={high}")
+        self.event_shape = tuple(low.shape)
+        self.register_buffer("low", low.clone())
+        self.register_buffer("high", high.clone())
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        """`n` draws, `(n, *event)`."""
+        u = torch.rand((n, *self.event_shape), generator=rng, device=self.low.device, dtype=self.low.dtype)
+        return self.low + (self.high - self.low) * u
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """−Σ log(high − low) inside the box, −inf outside."""
+        inside = ((x >= self.low) & (x <= self.high)).flatten(1).all(1)
+        value = -(self.high - self.low).log().sum()
+        return torch.where(inside, value, torch.full_like(value, -math.inf))
+
+
+def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1.0) -> Gaussian:
+    """The Gaussian with the (weighted) mean and covariance of `x`, its standard deviations × `inflate`.
+
+    Small event dimensions get a full covariance; beyond `FULL_COVARIANCE_LIMIT`, or for images, variances.
+    """
+    p = torch.softmax(log_weight if log_weight is not None else x.new_zeros(len(x)), 0).to(x.dtype)
+    flat = x.flatten(1)
+    mean = p @ flat
+    centred = flat - mean
+    variance = p @ centred.square()
+    floor = 1e-6 * variance.mean().clamp(min=1e-12)
+    if x.dim() == 2 and flat.shape[1] <= FULL_COVARIANCE_LIMIT:
+        covariance = (centred * p[:, None]).T @ centred + floor * torch.eye(
+            len(mean), dtype=x.dtype, device=x.device
+        )
+        return Gaussian(mean, inflate * torch.linalg.cholesky(covariance))
+    scale = inflate * (variance + floor).sqrt()
+    return Gaussian(mean.view(x.shape[1:]), scale.view(x.shape[1:]))

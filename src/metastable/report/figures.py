@@ -1,0 +1,209 @@
+"""The look of every picture: one colour-blind-safe palette, one figure style, PNG and inline SVG.
+
+Figures are made with matplotlib's object interface, so nothing here touches pyplot or changes the settings
+of the process that draws.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+
+class Palette(NamedTuple):
+    """Okabe and Ito's colours, which people with any common colour blindness tell apart.
+
+    Index it for the n-th line of a plot, or name a colour.
+
+    >>> palette[0] == palette.blue, len(palette)
+    (True, 7)
+    """
+
+    blue: str = "#0072b2"
+    vermillion: str = "#d55e00"
+    green: str = "#009e73"
+    purple: str = "#cc79a7"
+    orange: str = "#e69f00"
+    sky: str = "#56b4e9"
+    grey: str = "#7a828e"
+
+
+palette = Palette()
+
+DATA = palette.blue
+"""What came from the data set."""
+MODEL = palette.vermillion
+"""What came from the model: negatives, samples, its density."""
+INK, MUTED, RULE = "#1d2129", "#5c6470", "#dfe2e7"
+"""Text, quiet text and hairlines."""
+
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
+
+_THEMED = {**{colour: name for name, colour in palette._asdict().items()}}
+_THEMED |= {INK: "ink", MUTED: "muted", RULE: "rule"}
+
+_STYLE: dict[str, Any] = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.labelsize": 9,
+    "axes.unicode_minus": True,
+    "axes.formatter.limits": (-3, 5),
+    "axes.xmargin": 0.01,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.5,
+    "lines.solid_capstyle": "round",
+    "patch.linewidth": 0.7,
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "text.parse_math": False,  # a metric's name may hold a dollar sign
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "xtick.major.width": 0.7,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The house style for whatever is drawn inside the `with`; the process's own settings come back after."""
+    import matplotlib
+    from cycler import cycler
+
+    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=palette)}):
+        yield
+
+
+@cache
+def _figure_class() -> type[Figure]:
+    from matplotlib.figure import Figure
+
+    class HouseFigure(Figure):
+        """Axes read their look when they are made, so they are made inside the style."""
+
+        def add_subplot(self, *args: Any, **kwargs: Any) -> Any:
+            with style():
+                return super().add_subplot(*args, **kwargs)
+
+    return HouseFigure
+
+
+def new_figure(width: float = 5.2, height: float = 3.0) -> Figure:
+    """An empty figure of `width` by `height` inches in the house style, apart from pyplot.
+
+    Axes made with `figure.subplots()` or `figure.add_subplot()` carry the style. A legend reads its look when
+    it is drawn, so draw it inside `with style():`.
+
+    >>> figure = new_figure(4, 3)
+    >>> axes = figure.subplots()
+    >>> lines = axes.plot([0, 1], [0, 1])
+    >>> lines[0].get_color() == palette.blue
+    True
+    """
+    with style():
+        return _figure_class()(figsize=(width, height), layout="constrained")
+
+
+def line_look(index: int) -> dict[str, Any]:
+    """Colour and dashes of the n-th of many lines: colours first, then dashes, so that no two agree."""
+    colour = palette[index % len(palette)]
+    return {"color": colour, "linestyle": _DASHES[index // len(palette) % len(_DASHES)]}
+
+
+def save_figure(figure: Figure, path: Path | str, dpi: int = 160) -> Path:
+    """Write `figure` as a PNG (or SVG, by the suffix) with a white ground; the same figure gives the same bytes.
+
+    Args:
+        figure: from `new_figure`, or any matplotlib figure.
+        path: where to; missing folders are made.
+        dpi: pixels per inch of the PNG.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    vector = path.suffix.lower() == ".svg"
+    with style(), _salted(path.stem):
+        figure.savefig(path, dpi=dpi, facecolor="white", metadata={"Date": None} if vector else {"Software": None})
+    return path
+
+
+def to_svg(figure: Figure, name: str, dpi: int = 180) -> str:
+    """`figure` as SVG for the inside of an HTML page, in the page's own fonts and colours.
+
+    Palette colours become CSS variables, so that one picture serves light and dark pages; identifiers are
+    salted with `name`, so that two pictures on a page do not share clip paths.
+    """
+    buffer = io.StringIO()
+    with style(), _salted(name):
+        figure.savefig(buffer, format="svg", dpi=dpi, metadata={"Date": None})
+    return _inline(buffer.getvalue())
+
+
+def to_png(figure: Figure, dpi: int = 160) -> bytes:
+    """`figure` as the bytes of a PNG with a white ground."""
+    buffer = io.BytesIO()
+    with style():
+        figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+@contextmanager
+def _salted(salt: str) -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
+        yield
+
+
+def _inline(svg: str) -> str:
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.S)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # axes_1, line2d_3, …: the same in every picture
+    svg = svg.replace("'DejaVu Sans'", "var(--sans)")
+    return re.sub(r"#[0-9a-f]{6}\b", _themed, svg).strip()
+
+
+def _themed(match: re.Match[str]) -> str:
+    name = _THEMED.get(match.group())
+    return f"var(--{name})" if name else match.group()
+
+
+@cache
+def density_colours() -> Colormap:
+    """A sequential map from near-white through the palette's blue to ink; lightness falls evenly."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    stops = ["#f7f9fb", "#cfe3f0", "#86bddb", "#3b8fc0", "#0d5f97", "#0b3563", "#0a1836"]
+    return LinearSegmentedColormap.from_list("metastable", stops)

@@ -23,7 +23,8 @@ def _invert(p: Tensor, u: Tensor) -> Tensor:
 
 
 def _uniform(p: Tensor, n: int, rng: torch.Generator) -> Tensor:
-    return torch.rand((*p.shape[:-1], n), generator=rng, device=p.device, dtype=p.dtype)
+    """Uniform on (0, 1]: a zero would draw the first row even where its weight is zero."""
+    return 1 - torch.rand((*p.shape[:-1], n), generator=rng, device=p.device, dtype=p.dtype)
 
 
 def _grid(p: Tensor, n: int) -> Tensor:

@@ -23,10 +23,12 @@ def _randn(n: int, d: int, rng: torch.Generator, like: Tensor) -> Tensor:
 
 def _store(module: nn.Module, trainable: bool, **tensors: Tensor) -> None:
     for name, value in tensors.items():
+        # Row-major, because a Cholesky factor is not and safetensors refuses it.
+        own = value.clone(memory_format=torch.contiguous_format)
         if trainable:
-            setattr(module, name, nn.Parameter(value.clone()))
+            setattr(module, name, nn.Parameter(own))
         else:
-            module.register_buffer(name, value.clone())
+            module.register_buffer(name, own)
 
 
 class Gaussian(nn.Module):
@@ -43,11 +45,10 @@ class Gaussian(nn.Module):
     def __init__(self, mean: Tensor, covariance: Tensor):
         super().__init__()
         require(mean.dim() == 1, "mean", "a vector", tuple(mean.shape))
-        require(
-            covariance.shape == (len(mean),) * 2, "covariance", "a d × d matrix", tuple(covariance.shape)
-        )
+        require(covariance.shape == (len(mean),) * 2, "covariance", "a d × d matrix", tuple(covariance.shape))
         factor, failed = torch.linalg.cholesky_ex(covariance)
-        require(not bool(failed), "covariance", "symmetric and positive definite", covariance.tolist())
+        sound = not bool(failed) and torch.allclose(covariance, covariance.T)
+        require(sound, "covariance", "symmetric and positive definite", covariance.tolist())
         _store(self, False, mean=mean, covariance=covariance, factor=factor)
         self.event_shape = tuple(mean.shape)
 
@@ -152,8 +153,10 @@ class DoubleWell(nn.Module):
         return self._along(x[:, 0]) + 0.5 * x[:, 1:].square().sum(1)
 
     def _grid(self) -> Tensor:
-        edge = self.separation * (2 + (40 / self.height) ** 0.25 + abs(self.tilt))
-        return torch.linspace(-edge, edge, 200_001, dtype=torch.float64)
+        # Beyond the lowest point, at most 1.2 + 0.63·pull away, the quartic rises by at least 40 to the edge.
+        pull = (abs(self.tilt) * self.separation / self.height) ** (1 / 3)
+        edge = self.separation * (2 + (40 / self.height) ** 0.25 + pull)
+        return edge / 100_000 * torch.arange(-100_000, 100_001, dtype=torch.float64)
 
     def log_partition(self) -> Tensor:
         """Trapezoid rule in x₁ (spectrally accurate here), closed form in the rest."""
@@ -172,9 +175,9 @@ class DoubleWell(nn.Module):
 
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` draws: inverse distribution function in x₁."""
-        t = self._grid()
+        t = self._grid().to(rng.device)
         cdf = torch.softmax(-self._along(t), 0).cumsum(0)
-        u = torch.rand(n, generator=rng, dtype=torch.float64)
+        u = torch.rand(n, generator=rng, device=rng.device, dtype=torch.float64)
         first = t[torch.searchsorted(cdf, u).clamp(max=len(t) - 1)].float()[:, None]
         return torch.cat([first, _randn(n, self.event_shape[0] - 1, rng, first)], 1)
 
@@ -198,13 +201,11 @@ class Banana(nn.Module):
 
     def log_partition(self) -> Tensor:
         """Closed form: the bend preserves volume."""
-        return torch.tensor(
-            0.5 * self.event_shape[0] * LOG_2PI + math.log(self.width), dtype=torch.float64
-        )
+        return torch.tensor(0.5 * self.event_shape[0] * LOG_2PI + math.log(self.width), dtype=torch.float64)
 
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` exact draws."""
-        x = torch.randn((n, self.event_shape[0]), generator=rng)
+        x = torch.randn((n, self.event_shape[0]), generator=rng, device=rng.device)
         x[:, 0] *= self.width
         x[:, 1] += self.bend * (x[:, 0].square() - self.width**2)
         return x
@@ -226,13 +227,11 @@ class Funnel(nn.Module):
 
     def log_partition(self) -> Tensor:
         """Closed form."""
-        return torch.tensor(
-            0.5 * self.event_shape[0] * LOG_2PI + math.log(self.width), dtype=torch.float64
-        )
+        return torch.tensor(0.5 * self.event_shape[0] * LOG_2PI + math.log(self.width), dtype=torch.float64)
 
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` exact draws."""
-        x = torch.randn((n, self.event_shape[0]), generator=rng)
+        x = torch.randn((n, self.event_shape[0]), generator=rng, device=rng.device)
         x[:, 0] *= self.width
         x[:, 1:] *= torch.exp(0.5 * x[:, :1])
         return x

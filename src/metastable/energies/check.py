@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import EnergyError
+from metastable.core.errors import EnergyError, InputError
 from metastable.core.types import Energy
 
 
@@ -22,10 +22,11 @@ def check_energy(energy: Any, example: Tensor) -> Energy:
         The same object, now known to be callable, one value per row, finite, differentiable in x, and with
         each row's energy independent of the other rows.
     """
-    if isinstance(energy, type):
-        raise EnergyError(f"energy: got the class {energy.__name__}; pass an instance, {energy.__name__}(…)")
-    if not callable(energy):
-        raise EnergyError(f"energy: must be callable, (B, *event) → (B,), got {type(energy).__name__}")
+    _check_kind(energy)
+    if not isinstance(example, Tensor) or not example.is_floating_point() or example.shape[:1] in ((), (0,)):
+        raise InputError(
+            f"example: must be a floating point tensor (B, *event) with B ≥ 1, got {_describe(example)}"
+        )
     x = torch.cat([example[:3]] * 3)[:3].detach().clone()
     if isinstance(energy, nn.Module):
         _check_placement(energy, x)
@@ -36,6 +37,17 @@ def check_energy(energy: Any, example: Tensor) -> Energy:
         _check_gradient(values, y)
     _check_rows(energy, x.detach(), values.detach())
     return energy
+
+
+def _check_kind(energy: Any) -> None:
+    if isinstance(energy, type):
+        raise EnergyError(f"energy: got the class {energy.__name__}; pass an instance, {energy.__name__}(…)")
+    if not callable(energy):
+        raise EnergyError(f"energy: must be callable, (B, *event) → (B,), got {type(energy).__name__}")
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _call(energy: Energy, x: Tensor) -> Any:
@@ -60,7 +72,8 @@ def _check_values(values: Any, x: Tensor) -> None:
         raise EnergyError(f"energy: must return a torch.Tensor of shape (B,), got {type(values).__name__}")
     if values.dim() == 0:
         raise EnergyError(
-            "energy: returned a scalar; it must return one energy per row, shape (B,): do not take a mean or sum over the batch"
+            "energy: returned a scalar; it must return one energy per row, shape (B,): "
+            "do not take a mean or sum over the batch"
         )
     if tuple(values.shape) == (B, 1):
         raise EnergyError(
@@ -92,12 +105,29 @@ def _check_gradient(values: Tensor, x: Tensor) -> None:
 
 
 def _check_rows(energy: Energy, x: Tensor, values: Tensor) -> None:
-    with torch.no_grad():
-        alone = _call(energy, x[:1])
     scale = 1e-3 * (1 + values.abs().max())
-    if (alone[0] - values[0]).abs() > scale:
+    for row, value in zip(x.split(1), values, strict=True):
+        alone = _call_alone(energy, row)[0]
+        if (alone - value).abs() > scale:
+            raise EnergyError(
+                "energy: the energy of a row changes with the other rows of its batch "
+                f"({value.item():.6g} in a batch of 3, {alone.item():.6g} alone): "
+                "remove BatchNorm and dropout, or put the module in eval mode"
+            )
+
+
+def _call_alone(energy: Energy, row: Tensor) -> Tensor:
+    try:
+        with torch.no_grad():
+            alone = energy(row)
+    except Exception as error:
         raise EnergyError(
-            "energy: the energy of a row changes with the other rows of its batch "
-            f"({values[0].item():.6g} in a batch of 3, {alone[0].item():.6g} alone): "
-            "remove BatchNorm and dropout, or put the module in eval mode"
+            f"energy: takes a batch of 3 rows, but on one row alone raised {type(error).__name__}: {error}; "
+            "remove BatchNorm, or put the module in eval mode"
+        ) from error
+    if tuple(alone.shape) != (1,):
+        raise EnergyError(
+            f"energy: returned shape {tuple(alone.shape)} for a batch of one row; it must be (1,): "
+            "use .squeeze(-1), which keeps the batch, not .squeeze()"
         )
+    return alone

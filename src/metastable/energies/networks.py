@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,17 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
 }
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Initial weights from `seed`, with the random state put back afterwards.
+
+    `torch.manual_seed` would also reseed every GPU, which nothing here would put back.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 class MLP(nn.Module):
@@ -46,10 +59,9 @@ class MLP(nn.Module):
             require_count(f"hidden.{i}", width)
         self.event_shape = (event_shape,) if isinstance(event_shape, int) else tuple(event_shape)
         widths = [math.prod(self.event_shape), *hidden]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _seeded(seed):
             layers: list[nn.Module] = []
-            for i, o in zip(widths, widths[1:], strict=False):
+            for i, o in itertools.pairwise(widths):
                 layers += [nn.Linear(i, o), ACTIVATIONS[activation]()]
             self.body = nn.Sequential(*layers)
             self.head = nn.Linear(widths[-1], 1)
@@ -68,8 +80,7 @@ class ConvNet(nn.Module):
         super().__init__()
         require(len(event_shape) == 3, "event_shape", "(channels, height, width)", tuple(event_shape))
         self.event_shape = tuple(event_shape)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _seeded(seed):
             self.body = nn.Sequential(
                 nn.Conv2d(event_shape[0], 16, 5, stride=2, padding=4),
                 nn.SiLU(),

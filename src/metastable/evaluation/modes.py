@@ -14,9 +14,11 @@ from ..core.random import generator
 from ..core.weights import ess_fraction
 
 LINEAR_DIMENSION = 10  # principal components kept before the metric is adapted
-DENSITY_DIMENSION = 5  # dimensions in which 2000 rows still give a usable density
+DENSITY_DIMENSION = 7  # eight modes span at most seven
+NEIGHBOURS = 0.7  # k of the density estimate is this times √rows
 SIGNIFICANT = 4.0  # standard errors by which a valley must lie under both of its peaks
-SEPARATED_BELOW = 0.05  # valley over lower peak: three nats of barrier
+SIGNIFICANT_ON_A_LINE = 5.0  # on a line no path leads around a chance gap
+SEPARATED_BELOW = 0.08  # valley over peak, as estimated; the estimate fills narrow valleys a little
 AGREEMENT = 0.9  # share of rows whose nearest centre must be that of their own mode
 
 
@@ -243,16 +245,29 @@ def _locally_round(x: Tensor, k: int = 15) -> Tensor:
 def _basins(x: Tensor, max_modes: int) -> tuple[Tensor, dict[str, Any]]:
     """Labels of the significant basins of attraction of the density of x, and the evidence."""
     n = len(x)
-    k = max(8, min(round(0.7 * math.sqrt(n)), n // 4))
+    k = min(max(10, round(NEIGHBOURS * math.sqrt(n))), n // 3)
     near = torch.cdist(x, x).topk(k + 1, largest=False)
-    radius = near.values[:, k]
-    smallest = radius[radius > 0].min() if bool((radius > 0).any()) else torch.tensor(1.0)
-    log_density = -x.shape[1] * radius.clamp(min=float(smallest)).log()
-    edges = _edges(near.indices[:, 1 : k // 2 + 1])
-    labels = torch.tensor(_flood(log_density.tolist(), edges, SIGNIFICANT * math.sqrt(2 / k)))
-    labels = _absorb(x, labels, least=k, most=max_modes)
+    dimension, log_density = _log_density(near.values[:, 1:])
+    edges = _edges(near.indices[:, 1:])
+    drop = (SIGNIFICANT_ON_A_LINE if dimension < 1.5 else SIGNIFICANT) * math.sqrt(2 / k)
+    labels = torch.tensor(_flood(log_density.tolist(), edges, drop))
+    labels = _absorb(x, labels, least=max(8, k // 2), most=max_modes)
     ratio = _valley_ratio(log_density, edges, labels)
-    return labels, {"rows": n, "neighbours": k, "valley_ratio": ratio, "parts": int(labels.max()) + 1}
+    parts = int(labels.max()) + 1
+    evidence = {"rows": n, "neighbours": k, "dimension": dimension, "valley_ratio": ratio, "parts": parts}
+    return labels, evidence
+
+
+def _log_density(distance: Tensor) -> tuple[float, Tensor]:
+    """(d, −d·log r_k), the log-density up to a constant, with d the dimension neighbourhoods really have.
+
+    For a law on a thin curve or sheet, the dimension of the space would exaggerate every fluctuation. The
+    maximum-likelihood dimension is 1/mean(log(r_k/r_j)).
+    """
+    positive = distance[distance > 0]
+    log_r = distance.clamp(min=float(positive.min()) if len(positive) else 1.0).log()
+    dimension = 1 / max(float((log_r[:, -1:] - log_r[:, :-1]).mean()), 1e-3)
+    return dimension, -dimension * log_r[:, -1]
 
 
 def _edges(neighbours: Tensor) -> list[set[int]]:

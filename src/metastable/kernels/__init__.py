@@ -9,4 +9,16 @@ from .ula import ULA
 
 KERNELS: dict[str, type[Kernel]] = {k.name: k for k in (ULA, MALA, HMC)}
 
-__all__ = ["HMC", "KERNELS", "MALA", "ULA", "ChainResult", "ChainState", "Info", "Kernel", "Noise", "run_chain", "warm_up"]
+__all__ = [
+    "HMC",
+    "KERNELS",
+    "MALA",
+    "ULA",
+    "ChainResult",
+    "ChainState",
+    "Info",
+    "Kernel",
+    "Noise",
+    "run_chain",
+    "warm_up",
+]

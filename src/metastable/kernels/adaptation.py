@@ -19,12 +19,12 @@ K = TypeVar("K", bound=Kernel)
 
 
 class DualAverage(NamedTuple):
-    """log step size, its running average, the summed error and the count: all tensors, nothing on the host."""
+    """log step size, its running average, the mean error and the number of updates: all on the device."""
 
     log_step: Tensor
     log_average: Tensor
     error: Tensor
-    count: Tensor
+    updates: Tensor
 
 
 def dual_average_init(step_size: Tensor) -> DualAverage:
@@ -37,7 +37,7 @@ def dual_average_update(
     s: DualAverage, acceptance: Tensor, target: float, anchor: Tensor, gamma: float = 0.05, t0: float = 10.0
 ) -> DualAverage:
     """One update: x = anchor − √t/γ · H̄, with Robbins–Monro weights t^{−0.75} in the average."""
-    t = s.count + 1
+    t = s.updates + 1
     error = (1 - 1 / (t + t0)) * s.error + (target - acceptance) / (t + t0)
     log_step = anchor - torch.sqrt(t) / gamma * error
     weight = t**-0.75

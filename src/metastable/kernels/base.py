@@ -1,7 +1,7 @@
 """What a kernel is: one Markov step as a pure function of tensors.
 
-`step(energy, state, noise, step_size) → (state, info)` draws nothing and changes nothing: the random numbers of
-a step are an argument, made beforehand by `draw`. State is what the next step needs, Info is diagnostics.
+`step(energy, state, noise, step_size) → (state, info)` draws nothing and changes nothing: the random numbers
+of a step are an argument, made beforehand by `draw`. State is what the next step needs, Info is diagnostics.
 The same function is therefore run eagerly, compiled, or captured on a GPU with the noise as an input buffer.
 """
 

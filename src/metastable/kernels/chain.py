@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
+import functools
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +18,14 @@ from .base import ChainState, Info, Kernel, Noise
 ENGINES = ("eager", "compile")
 UNROLL = 8
 """Gradients in one compiled call: enough to hide the call, few enough to compile in seconds."""
+VARIANTS = 256
+"""Kernels × energies × batch shapes that one process may compile; torch's own limit of 8 is an error here."""
 
 Advance = Callable[[ChainState, list[Noise], Tensor], tuple[ChainState, Info]]
 
 
 class ChainResult(NamedTuple):
-    """The final state, mean diagnostics over the run, and recorded positions `(draws, B, *event)` if asked."""
+    """The final state, mean diagnostics over the run, and positions `(draws, B, *event)` if recorded."""
 
     state: ChainState
     info: Info
@@ -78,26 +81,32 @@ def _no_info(x: Tensor) -> Info:
     return Info(zero, zero)
 
 
+def _advance(
+    kernel: Kernel, energy: Energy, state: ChainState, noises: list[Noise], h: Tensor
+) -> tuple[ChainState, Info]:
+    total = _no_info(state.x)
+    for noise in noises:
+        state, info = kernel.step(energy, state, noise, h)
+        total = Info(total.acceptance + info.acceptance, total.moved + info.moved)
+    return state, total
+
+
 def _eager(kernel: Kernel, energy: Energy) -> Advance:
-    def advance(state: ChainState, noises: list[Noise], h: Tensor) -> tuple[ChainState, Info]:
-        total = _no_info(state.x)
-        for noise in noises:
-            state, info = kernel.step(energy, state, noise, h)
-            total = Info(total.acceptance + info.acceptance, total.moved + info.moved)
-        return state, total
-
-    return advance
-
-
-_CACHE: weakref.WeakKeyDictionary[object, dict[Kernel, Advance]] = weakref.WeakKeyDictionary()
+    return functools.partial(_advance, kernel, energy)
 
 
 def compiled(kernel: Kernel, energy: Energy) -> Advance:
     """The compiled chain of this kernel on this energy; parameters may change, the code is kept."""
-    try:
-        kept = _CACHE.setdefault(energy, {})
-    except TypeError:
-        kept = {}
-    if kernel not in kept:
-        kept[kernel] = torch.compile(_eager(kernel, energy), fullgraph=True, dynamic=False)
-    return kept[kernel]
+    return functools.partial(_compiled_advance(), kernel, energy)
+
+
+@functools.cache
+def _compiled_advance() -> Callable[..., tuple[ChainState, Info]]:
+    """One compiled function for all chains: the compiler keeps its own code per kind of kernel and energy.
+
+    Energies are arguments, so that two networks of one architecture share code and nothing here keeps a
+    network alive.
+    """
+    known = inspect.signature(torch.compile).parameters
+    limit: dict[str, Any] = {"recompile_limit": VARIANTS} if "recompile_limit" in known else {}
+    return torch.compile(_advance, fullgraph=True, dynamic=False, **limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, require_count
@@ -35,7 +36,8 @@ class HMC(Kernel):
         require_count("hmc.leapfrog", self.leapfrog)
         if isinstance(self.mass, Tensor):
             object.__setattr__(self, "mass", _nested_tuple(self.mass.tolist()))
-        if isinstance(self.mass, (int, float)) and not self.mass > 0:
+        mass = torch.as_tensor(self.mass, dtype=torch.float64)
+        if not bool(((mass > 0) & mass.isfinite()).all()):
             raise ConfigError("hmc.mass", f"must be positive, got {self.mass!r}")
 
     @property
@@ -44,6 +46,8 @@ class HMC(Kernel):
         return self.leapfrog
 
     def _mass(self, x: Tensor) -> Tensor:
+        if isinstance(self.mass, (int, float)):
+            return x.new_full((), self.mass)  # filled on the device: nothing waits for the host
         return x.new_tensor(self.mass)
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:

@@ -45,5 +45,3 @@ class MALA(Kernel):
 def langevin_alpha(state: ChainState, y: Tensor, h: Tensor | float) -> Tensor:
     """α(x, y) = E(x) + ½(y−x)·∇E(x) + ¼h|∇E(x)|², (6) of the Jarzynski paper, shape `(B,)`."""
     return state.energy + row_dot(0.5 * (y - state.x) + 0.25 * h * state.grad, state.grad)
-
-

@@ -10,9 +10,7 @@ from metastable.core.types import per_row, row_dot
 from .base import ChainState, Info
 
 
-def accept(
-    old: ChainState, new: ChainState, log_ratio: Tensor, uniform: Tensor
-) -> tuple[ChainState, Info]:
+def accept(old: ChainState, new: ChainState, log_ratio: Tensor, uniform: Tensor) -> tuple[ChainState, Info]:
     """Take `new` with probability min(1, exp(log_ratio)), row by row; a non-finite ratio is a rejection.
 
     A proposal that left the region where the energy is finite has probability zero, and saying so here keeps

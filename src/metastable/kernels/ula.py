@@ -73,6 +73,27 @@ class ULA(Kernel):
         """
         return -row_sum((y - x + self.drift(grad)).square()) / (2 * float(self.sigma()) ** 2)
 
+    def log_weight_increment(
+        self, normal: Tensor, energy: Tensor, grad: Tensor, new_energy: Tensor, new_grad: Tensor
+    ) -> Tensor:
+        """log [e^{−U′(y)} q′(x | y)] − log [e^{−U(x)} q(y | x)] for the move y = x − b + σξ, shape `(B,)`.
+
+        U and q belong to the parameters the move was made with, U′ and q′ to those it is weighed with; where
+        they are the same this is the log of the Metropolis–Hastings ratio. With drifts b and b′, completing
+        the squares leaves U − U′ + ξ·s/σ − |s|²/(2σ²), s = b + b′: no large terms cancel, and for σ² = 2h
+        without clipping it is α_k(x, y) − α_{k+1}(y, x) of (5) and (6).
+
+        Args:
+            normal: ξ of the move, `(B, *event)`.
+            energy: U(x), `(B,)`.
+            grad: ∇U(x), `(B, *event)`.
+            new_energy: U′(y).
+            new_grad: ∇U′(y).
+        """
+        sigma = float(self.sigma())
+        s = self.drift(grad) + self.drift(new_grad)
+        return energy - new_energy + row_dot(normal, s) / sigma - row_dot(s, s) / (2 * sigma**2)
+
     def draw(self, x: Tensor, rng: torch.Generator) -> Noise:
         """Normals only: nothing is accepted or rejected."""
         return Noise(normal_like(x, rng), x.new_empty(0))

@@ -19,8 +19,8 @@ class Gaussian(nn.Module):
 
     Args:
         mean: `(*event)`.
-        scale: a number or `(*event)` for independent coordinates, or `(d, d)` lower triangular with
-            d = numel(event).
+        scale: a number or `(*event)` for independent coordinates; for vectors `(d,)` also `(d, d)`, lower
+            triangular.
 
     >>> q = Gaussian(torch.zeros(3), 2.0)
     >>> round(q.log_prob(torch.zeros(1, 3)).item(), 4)  # −3 log(2√(2π))
@@ -38,10 +38,15 @@ class Gaussian(nn.Module):
         self.full = scale.dim() == 2 and scale.shape == (mean.numel(), mean.numel()) and mean.dim() == 1
         if not self.full:
             scale = scale.expand(mean.shape).clone()
+        elif not torch.equal(scale, scale.tril()):
+            raise InputError(
+                "scale: a matrix must be lower triangular (torch.linalg.cholesky of a covariance)"
+            )
         diagonal = scale.diagonal() if self.full else scale
         require(bool((diagonal > 0).all()), "scale", "positive on its diagonal", diagonal.min().item())
         self.register_buffer("mean", mean.clone())
-        self.register_buffer("scale", scale)
+        # Row-major, because a Cholesky factor is not and safetensors refuses it.
+        self.register_buffer("scale", scale.clone(memory_format=torch.contiguous_format))
 
     def _diagonal(self) -> Tensor:
         return self.scale.diagonal() if self.full else self.scale
@@ -103,9 +108,10 @@ def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1
     variance = p @ centred.square()
     floor = 1e-6 * variance.mean().clamp(min=1e-12)
     if x.dim() == 2 and flat.shape[1] <= FULL_COVARIANCE_LIMIT:
-        covariance = (centred * p[:, None]).T @ centred + floor * torch.eye(
-            len(mean), dtype=x.dtype, device=x.device
-        )
-        return Gaussian(mean, inflate * torch.linalg.cholesky(covariance))
+        # In float64: columns that depend on each other leave only `floor`, less than float32's rounding.
+        centred, p = centred.double(), p.double()
+        covariance = (centred * p[:, None]).T @ centred
+        factor = torch.linalg.cholesky(covariance + floor * torch.eye(len(mean)).to(covariance))
+        return Gaussian(mean, inflate * factor.to(x.dtype))
     scale = inflate * (variance + floor).sqrt()
     return Gaussian(mean.view(x.shape[1:]), scale.view(x.shape[1:]))

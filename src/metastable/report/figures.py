@@ -69,6 +69,7 @@ _STYLE: dict[str, Any] = {
     "axes.labelsize": 9,
     "axes.unicode_minus": True,
     "axes.formatter.limits": (-3, 5),
+    "axes.formatter.useoffset": False,
     "axes.xmargin": 0.01,
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -100,18 +101,33 @@ def style() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=palette)}):
+    look: Any = {**_STYLE, "axes.prop_cycle": cycler(color=palette)}
+    with matplotlib.rc_context(look):
         yield
 
 
 @cache
 def _figure_class() -> type[Figure]:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    class HouseAxes(Axes):
+        """Titles and legends read their look when they are set, so they are set inside the style."""
+
+        def set_title(self, *args: Any, **kwargs: Any) -> Any:
+            with style():
+                return super().set_title(*args, **kwargs)
+
+        def legend(self, *args: Any, **kwargs: Any) -> Any:
+            with style():
+                return super().legend(*args, **kwargs)
 
     class HouseFigure(Figure):
         """Axes read their look when they are made, so they are made inside the style."""
 
         def add_subplot(self, *args: Any, **kwargs: Any) -> Any:
+            if not {"projection", "polar", "axes_class"} & set(kwargs):
+                kwargs["axes_class"] = HouseAxes
             with style():
                 return super().add_subplot(*args, **kwargs)
 
@@ -121,8 +137,7 @@ def _figure_class() -> type[Figure]:
 def new_figure(width: float = 5.2, height: float = 3.0) -> Figure:
     """An empty figure of `width` by `height` inches in the house style, apart from pyplot.
 
-    Axes made with `figure.subplots()` or `figure.add_subplot()` carry the style. A legend reads its look when
-    it is drawn, so draw it inside `with style():`.
+    Axes from `figure.subplots()` or `figure.add_subplot()` carry the style, their titles and legends too.
 
     >>> figure = new_figure(4, 3)
     >>> axes = figure.subplots()
@@ -141,18 +156,21 @@ def line_look(index: int) -> dict[str, Any]:
 
 
 def save_figure(figure: Figure, path: Path | str, dpi: int = 160) -> Path:
-    """Write `figure` as a PNG (or SVG, by the suffix) with a white ground; the same figure gives the same bytes.
+    """Write `figure` as a PNG (or SVG, by the suffix) on white; the same figure gives the same bytes.
 
     Args:
         figure: from `new_figure`, or any matplotlib figure.
         path: where to; missing folders are made.
         dpi: pixels per inch of the PNG.
+
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     vector = path.suffix.lower() == ".svg"
     with style(), _salted(path.stem):
-        figure.savefig(path, dpi=dpi, facecolor="white", metadata={"Date": None} if vector else {"Software": None})
+        figure.savefig(
+            path, dpi=dpi, facecolor="white", metadata={"Date": None} if vector else {"Software": None}
+        )
     return path
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from typing import Any
+import sys
+from typing import Any, TypeGuard
 
 ABSENT = "–"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -25,12 +26,25 @@ _NAMES = {
     "seconds": "time",
     "nll": "negative log-likelihood",
 }
-_WORDS = {"ess": "ESS", "kl": "KL", "z": "Z", "mmd": "MMD", "auc": "AUC", "fid": "FID", "nll": "NLL", "se": "s.e."}
+_WORDS = {
+    "ess": "ESS",
+    "kl": "KL",
+    "z": "Z",
+    "mmd": "MMD",
+    "auc": "AUC",
+    "fid": "FID",
+    "nll": "NLL",
+    "se": "s.e.",
+}
+
+_ABBREVIATIONS = {"cd", "pcd", "nce", "fce", "ace", "ibc", "jem", "dsm", "ssm", "brm", "ebm", "r", "i"}
 
 
-def is_number(value: Any) -> bool:
-    """Whether `value` is a real number; True and False are not."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether `value` is a real number; True and False are not, nor an integer beyond every float."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, numbers.Real)
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -46,7 +60,7 @@ def number(value: Any, digits: int = 4) -> str:
         return "not a number" if math.isnan(value) else ("−∞" if value < 0 else "∞")
     if value == int(value) and abs(value) < 1e12:
         return _minus(f"{int(value):,}")
-    size = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
+    size = _exponent(value, digits)
     if size < -4 or size >= 6:
         return _scientific(value, digits)
     return _minus(_trimmed(f"{value:,.{max(digits - 1 - size, 0)}f}"))
@@ -62,7 +76,7 @@ def plus_minus(value: Any, error: Any) -> str:
         return number(value) + (f" ± {number(error)}" if is_number(error) else "")
     if not 1e-6 <= error < 1e6:
         return f"{number(value)} ± {number(error, 2)}"
-    places = max(1 - math.floor(math.log10(float(f"{float(error):.1e}"))), 0)
+    places = max(1 - _exponent(error, 2), 0)
     return f"{_minus(f'{value:,.{places}f}')} ± {error:,.{places}f}"
 
 
@@ -87,7 +101,7 @@ def share(value: Any) -> str:
     >>> share(0.6234), share(812.0)
     ('62.3 %', '812')
     """
-    if is_number(value) and 0 <= value <= 1:
+    if is_number(value) and 0 <= value <= 1.001:  # rounding may pass 1
         return f"{_trimmed(f'{100 * value:.1f}')} %"
     return number(value)
 
@@ -122,6 +136,15 @@ def label(name: str) -> str:
     return " ".join(_WORDS.get(word, word) for word in name.replace("_", " ").split(" "))
 
 
+def method_title(name: str) -> str:
+    """A method's name for a heading: first letter raised, abbreviations in capitals.
+
+    >>> [method_title(name) for name in ("jarzynski", "pcd", "adaptive-nce", "PersistentCD")]
+    ['Jarzynski', 'PCD', 'Adaptive-NCE', 'PersistentCD']
+    """
+    return sentence("-".join(part.upper() if part in _ABBREVIATIONS else part for part in name.split("-")))
+
+
 def sentence(text: str) -> str:
     """The first letter raised, the rest left alone."""
     return text[:1].upper() + text[1:]
@@ -130,6 +153,11 @@ def sentence(text: str) -> str:
 def count(n: int, noun: str) -> str:
     """`1 problem`, `3 problems`."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def _exponent(value: float, digits: int) -> int:
+    """The power of ten of the leading digit, after rounding to `digits`."""
+    return int(f"{value:.{digits - 1}e}".split("e")[1])
 
 
 def _scientific(value: float, digits: int) -> str:

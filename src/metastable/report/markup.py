@@ -25,7 +25,7 @@ class Html(str):
     """Text that is markup already and is not escaped again."""
 
 
-def tag(name: str, *children: Any, **attributes: Any) -> Html:
+def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
     """An element. `class_` and `aria_label` lose their underscores; None and False drop an attribute.
 
     >>> tag("p", "a < b", tag("b", "c"), class_="x")
@@ -67,7 +67,8 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], class_: str = "") 
     """A table that scrolls sideways on a narrow screen. A cell is a value or a `<td>` of its own."""
     body = [tag("tr", [_cell(cell) for cell in row]) for row in rows]
     top = tag("thead", tag("tr", [tag("th", h, scope="col") for h in head])) if head else None
-    return tag("div", tag("table", top, tag("tbody", body), class_=class_ or None), class_="scroll")
+    width = "scroll narrow" if "narrow" in class_ else "scroll"
+    return tag("div", tag("table", top, tag("tbody", body), class_=class_ or None), class_=width)
 
 
 def _cell(cell: Any) -> Html:
@@ -89,7 +90,7 @@ def badge(text: str, tone: str) -> Html:
 
 def card(title: str, value: Any, *notes: Any, tone: str = "") -> Html:
     """A key number with quiet notes under it."""
-    lines = [tag("p", note, class_="note") for note in notes if note]
+    lines = [note if isinstance(note, Html) else tag("p", note, class_="note") for note in notes if note]
     return tag("div", tag("h3", title), tag("p", value, class_="value"), lines, class_=f"card {tone}".strip())
 
 
@@ -105,7 +106,7 @@ def png(data: bytes, alt: str, class_: str = "") -> Html:
 
 
 def document(title: str, *body: Any) -> str:
-    """A whole page. The content policy forbids every request, so a page that needs the network cannot work."""
+    """A whole page, with a content policy that forbids every request and every script but its own."""
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = join(
@@ -126,4 +127,4 @@ def document(title: str, *body: Any) -> str:
 
 @cache
 def _theme() -> str:
-    return resources.files(__package__).joinpath("theme.css").read_text("utf-8")
+    return resources.files("metastable.report").joinpath("theme.css").read_text("utf-8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +30,7 @@ class Run:
         summary: what the training concluded; empty while it runs or after it was killed.
         arrays: what `figures.npz` holds, with `samples` from `samples.npy` where only that exists.
         broken_tail: whether the last line of the log was cut short.
+
     """
 
     folder: Path
@@ -127,9 +130,12 @@ def read_folder(folder: Path) -> Run | Comparison | Reproduction:
 
     Raises:
         InputError: the folder is missing, is none of the three kinds, or holds a file that cannot be read.
+
     """
     if not folder.is_dir():
-        refuse(f"{folder}: is not a folder; give the folder that training, a comparison or a reproduction wrote")
+        refuse(
+            f"{folder}: is not a folder; give the folder that training, a comparison or a reproduction wrote"
+        )
     if (folder / "result.json").exists():
         return read_reproduction(folder)
     if (folder / "compare.json").exists():
@@ -227,7 +233,11 @@ def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     kept: list[dict[str, Any]] = []
     for i, row in enumerate(rows):
         step = row.get("step")
-        row = row if is_number(step) and math.isfinite(step) else {**row, "step": kept[-1]["step"] + 1 if kept else i}
+        row = (
+            row
+            if is_number(step) and math.isfinite(step)
+            else {**row, "step": kept[-1]["step"] + 1 if kept else i}
+        )
         while kept and kept[-1]["step"] >= row["step"]:
             kept.pop()
         kept.append(row)
@@ -240,10 +250,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def _float(value: Any) -> float:
-    try:
-        return float(value) if is_number(value) else math.nan
-    except OverflowError:
-        return math.inf
+    return float(value) if is_number(value) else math.nan
 
 
 def read_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -252,7 +259,9 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     path = folder / "figures.npz"
     if path.exists():
         with _readable(path), np.load(path, allow_pickle=False) as stored:
-            arrays = {k: np.asarray(stored[k], dtype=float) for k in stored.files if stored[k].dtype.kind in "fiub"}
+            arrays = {
+                k: np.asarray(stored[k], dtype=float) for k in stored.files if stored[k].dtype.kind in "fiub"
+            }
     path = folder / "samples.npy"
     if "samples" not in arrays and path.exists():
         with _readable(path):
@@ -265,18 +274,13 @@ def _some_rows(array: np.ndarray) -> np.ndarray:
     return np.array(array[::stride] if array.ndim else array[None], dtype=float)
 
 
-class _readable:
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     """Turn whatever a damaged array file raises into one error that names it."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception):
-            refuse(f"{self.path}: is not a readable NumPy file ({error}); write it again or remove it", error)
+    try:
+        yield
+    except Exception as error:
+        refuse(f"{path}: is not a readable NumPy file ({error}); write it again or remove it", error)
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -1,0 +1,441 @@
+"""The public functions: fit, sample, log_partition, continue_sampling, load_run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from metastable._version import __version__
+from metastable.core.configure import build_tagged, describe
+from metastable.core.errors import ConfigError, DivergenceError, InputError, require_count
+from metastable.core.random import derive, generator
+from metastable.core.types import Energy, LogPartition, Proposal, Walkers
+from metastable.data import Dataset, load_array
+from metastable.energies import check_energy
+from metastable.energies.build import ENERGIES, default_config
+from metastable.evaluation.log_partition import log_partition as estimate_log_partition
+from metastable.kernels import MALA, ULA, Kernel, run_chain, warm_up
+from metastable.methods import METHODS, Context, Method
+from metastable.methods.jarzynski import fixed_parameters
+from metastable.proposals import fit_gaussian
+from metastable.run import Run, read_config, read_history, require_run_folder, write_json
+from metastable.summary import evaluate_run, load_summary
+from metastable.training.checkpoints import CheckpointStore
+from metastable.training.config import Adam, TrainerConfig
+from metastable.training.engine import Engine
+from metastable.training.trainer import OnRow, Outcome, Trainer
+
+Progress = Callable[[int], Any]
+
+
+def fit(
+    energy: Energy | nn.Module | str | Mapping[str, Any] | None,
+    data: Tensor | np.ndarray | str | Path | Dataset,
+    method: Method | str | Mapping[str, Any] = "jarzynski",
+    steps: int | None = None,
+    *,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    held_out: float = 0.0,
+    learning_rate: float | None = None,
+    trainer: TrainerConfig | None = None,
+    evaluate: bool = True,
+    progress: bool | OnRow = False,
+    **options: Any,
+) -> Run:
+    """Train an energy on data and say what it is worth.
+
+    Args:
+        energy: any module or callable `(B, *event) → (B,)` with parameters, the name of a built-in energy
+            (`mlp`, `conv`, `mixture`), or None for the default: a network on top of a Gaussian fitted to the
+            data, so that the first walkers and log Z₀ are exact.
+        data: an array or tensor `(n, *event)`, a file, or `toy:NAME`.
+        method: a method (`ms.methods.Jarzynski(...)`) or its name.
+        steps: updates, 2000 by default.
+        seed: of every random number.
+        out: a folder for metrics, checkpoints, samples and the report; None keeps the run in memory.
+        resume: go on from the newest good checkpoint in `out`, if there is one.
+        held_out: share of the rows kept from training, on which scores are then computed.
+        learning_rate: of the default optimiser, Adam.
+        trainer: all training settings at once, instead of `options`.
+        evaluate: compute scores, samples and the diagnosis when training ends.
+        progress: show a progress bar, or call this with each row of metrics.
+        options: any other field of `TrainerConfig`, e.g. `batch_size=None`, `optimiser=`, `ema=0.999`.
+
+    >>> import metastable as ms
+    >>> x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+    >>> method = ms.methods.Jarzynski(walkers=256, step_size=0.05)
+    >>> run = ms.fit(None, x, method, steps=20, evaluate=False)
+    >>> run.log_partition.std_error < 0.1
+    True
+    """
+    dataset = data if isinstance(data, Dataset) else load_array(data)
+    config = _trainer_config(trainer, steps, learning_rate, options)
+    method = resolve_method(method)
+    engine = Engine(config.device, config.precision)
+    train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
+    x = engine.place(train.x)
+    module, energy_settings = _resolve_energy(energy, x, seed)
+    if isinstance(module, nn.Module):
+        engine.place_module(module)
+    check_energy(module, x)
+    folder = None if out is None else Path(out)
+    settings = {
+        "version": __version__,
+        "seed": seed,
+        "held_out": held_out,
+        "event_shape": list(dataset.event_shape),
+        "data": {"source": dataset.name, "rows": len(dataset), "sha256": dataset.digest},
+        "energy": energy_settings,
+        "method": describe(method),
+        "trainer": describe(config) | {"device": str(engine.device)},
+    }
+    if folder is not None:
+        _open_folder(folder, settings, resume)
+    trainer_ = Trainer(
+        module,
+        _players(module),
+        x,
+        method,
+        config,
+        noise=fit_gaussian(x),
+        engine=engine,
+        make_context=Context,
+        seed=seed,
+        folder=folder,
+    )
+    with _shown(progress, config.steps, method.name) as on_row:
+        trainer_.on_row = on_row
+        try:
+            outcome = trainer_.run(resume)
+        except DivergenceError as error:
+            if folder is not None:
+                _write_failure(folder, settings, trainer_, method, error)
+            raise
+    run = _run_of(module, method, outcome, settings, folder)
+    if evaluate:
+        evaluate_run(run, x, engine.place(validation.x), dataset.toy, seed=seed)
+    return run
+
+
+def _trainer_config(
+    trainer: TrainerConfig | None, steps: int | None, learning_rate: float | None, options: dict[str, Any]
+) -> TrainerConfig:
+    if learning_rate is not None:
+        if "optimiser" in options:
+            raise ConfigError("learning_rate", "give either learning_rate or optimiser, not both")
+        options["optimiser"] = Adam(learning_rate)
+    if steps is not None:
+        options["steps"] = steps
+    known = {f.name for f in dataclasses.fields(TrainerConfig)}
+    for name in options:
+        if name not in known:
+            from metastable.core.errors import nearest
+
+            raise ConfigError(f"trainer.{name}", f"unknown setting{nearest(name, known)}")
+    return dataclasses.replace(trainer or TrainerConfig(), **options)
+
+
+def resolve_method(method: Method | str | Mapping[str, Any]) -> Method:
+    """A method from itself, its name, or a mapping with a `name` and settings."""
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, type) and issubclass(method, Method):
+        return method()
+    if isinstance(method, Mapping) and isinstance(method.get("kernel"), (str, Mapping)):
+        from metastable.kernels import KERNELS
+
+        method = {**method, "kernel": build_tagged(KERNELS, method["kernel"], "method.kernel")}
+    return build_tagged(METHODS, method, "method")
+
+
+def _resolve_energy(energy: Any, x: Tensor, seed: int) -> tuple[Any, Any]:
+    """The energy, and its description: settings for a built-in one, a name for any other."""
+    if energy is None:
+        config = default_config(tuple(x.shape[1:]))
+    elif isinstance(energy, (str, Mapping)):
+        config = build_tagged(ENERGIES, energy, "energy")
+    elif dataclasses.is_dataclass(energy) and hasattr(energy, "build"):
+        config = energy
+    else:
+        return energy, {"name": "custom", "class": type(energy).__qualname__}
+    return config.build(x, seed), describe(config)  # pyright: ignore
+
+
+def _players(energy: Any) -> dict[str, nn.Module]:
+    if not isinstance(energy, nn.Module):
+        raise InputError(
+            "energy: to be trained it must be an nn.Module with parameters; a plain function can be sampled "
+            "(ms.sample) and normalised (ms.log_partition)"
+        )
+    return {"energy": energy}
+
+
+def _open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Make the run folder, or check that it is the run that is being resumed."""
+    config = folder / "config.json"
+    if config.exists():
+        if not resume:
+            raise InputError(
+                f"out: {folder} already holds a run; give --resume to go on, or another folder"
+            )
+        before = read_config(folder)
+        for key in ("seed", "data", "method", "energy", "held_out"):
+            if before.get(key) != settings[key]:
+                raise InputError(
+                    f"resume: {key} differs from the run in {folder}: it was {before.get(key)!r}, "
+                    f"now {settings[key]!r}"
+                )
+    elif folder.exists() and any(folder.iterdir()):
+        raise InputError(f"out: {folder} is not empty and not a run; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(config, settings)
+
+
+def _write_failure(
+    folder: Path, settings: dict[str, Any], trainer: Trainer, method: Method, error: DivergenceError
+) -> None:
+    """A run that diverged still gets a summary and a diagnosis, from what it logged."""
+    from metastable.evaluation.diagnosis import Facts, diagnose
+    from metastable.report import write_report
+
+    run = Run(trainer.energy, method.name, trainer.recorder.history, None, None, config=settings)
+    run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
+    run.diagnosis = diagnose(run.history, Facts(method=method.name))
+    write_json(folder / "summary.json", run.summary() | {"message": str(error)})
+    write_report(folder)
+
+
+def _run_of(
+    energy: Any, method: Method, outcome: Outcome, settings: dict[str, Any], folder: Path | None
+) -> Run:
+    return Run(
+        energy=energy,
+        method=method.name,
+        history=outcome.history,
+        walkers=outcome.walkers,
+        log_partition=outcome.log_partition,
+        config=settings,
+        status=outcome.status,
+        folder=folder,
+        ema=outcome.ema,
+        seconds=outcome.seconds,
+    )
+
+
+class _shown:  # noqa: N801
+    """A progress bar, a callback, or nothing, as a context."""
+
+    def __init__(self, progress: bool | OnRow, steps: int, name: str):
+        self.progress, self.steps, self.name, self.bar = progress, steps, name, None
+
+    def __enter__(self) -> OnRow | None:
+        if self.progress is True:
+            from metastable.progress import TrainingBar
+
+            self.bar = TrainingBar(self.steps, self.name)
+            return self.bar.__enter__()
+        return self.progress or None
+
+    def __exit__(self, *details: Any) -> None:
+        if self.bar is not None:
+            self.bar.__exit__(*details)
+
+
+def sample(
+    energy: Energy,
+    n: int,
+    *,
+    kernel: Kernel | None = None,
+    steps: int = 1000,
+    init: Tensor | np.ndarray | Proposal | None = None,
+    event_shape: int | tuple[int, ...] | None = None,
+    warmup: int = 0,
+    seed: int = 0,
+    engine: str = "eager",
+    record: int = 0,
+) -> Walkers:
+    """`n` chains of `steps` steps, run together.
+
+    Args:
+        energy: any callable `(B, *event) → (B,)`.
+        n: chains.
+        kernel: MALA with a warmed-up step size by default.
+        steps: steps of each chain.
+        init: positions `(m, *event)` to start from (drawn with replacement if m is not n), a proposal, or
+            None for a standard normal, in which case `event_shape` or the energy's own says the shape.
+        event_shape: shape of one event, or its dimension.
+        warmup: steps of step-size adaptation before the chains proper, whose moves are thrown away.
+        seed: of every random number.
+        engine: `eager` or `compile`.
+        record: keep every `record`-th position in `.trace`, for `.to_arviz()`.
+
+    Returns:
+        Walkers with `.x`, equal weights, and `.info`: `acceptance`, `distance` (RMS move of a step), `kernel`
+        (with its final step size) and `temperature`, the temperature at which the chain really samples.
+
+    >>> import metastable as ms
+    >>> w = ms.sample(ms.energies.DoubleWell(), 100, kernel=ms.kernels.MALA(step_size=0.05), steps=20)
+    >>> w.x.shape, w.info["temperature"]
+    (torch.Size([100, 1]), 1.0)
+    """
+    require_count("n", n)
+    rng_seed = derive(seed, "sample")
+    x = _initial(energy, n, init, event_shape, rng_seed)
+    rng = generator(rng_seed, x.device)
+    check_energy(energy, x)
+    if kernel is None:
+        kernel, warmup = MALA(0.1), warmup or 200
+    if warmup:
+        kernel, state = warm_up(kernel, energy, x, warmup, rng)
+    else:
+        state = kernel.init(energy, x)
+    began = time.perf_counter()
+    result = run_chain(kernel, energy, state, steps, rng, engine=engine, record=record)
+    if not torch.isfinite(result.state.x).all():
+        raise InputError(
+            f"kernel.step_size: chains left every finite region with {kernel}; try a smaller step_size, MALA, "
+            "or warmup=200"
+        )
+    info = {
+        "acceptance": float(result.info.acceptance.mean()),
+        "distance": float(result.info.moved.mean().sqrt()),
+        "kernel": kernel,
+        "temperature": kernel.temperature,
+        "seconds": time.perf_counter() - began,
+    }
+    return Walkers.equal(result.state.x, info=info, trace=result.trace)
+
+
+def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Tensor:
+    rng = generator(derive(seed, "init"))
+    if init is None:
+        shape = event_shape if event_shape is not None else getattr(energy, "event_shape", None)
+        if shape is None:
+            raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        like = next(iter(energy.parameters()), torch.empty(0)) if isinstance(energy, nn.Module) else torch.empty(0)
+        return torch.randn((n, *shape), generator=rng).to(device=like.device, dtype=like.dtype)
+    if isinstance(init, Proposal):
+        device = next((b.device for b in getattr(init, "buffers", list)()), torch.device("cpu"))
+        return init.sample(n, generator(derive(seed, "init"), device))
+    from metastable.data import check_data
+
+    dtype = init.dtype if isinstance(init, Tensor) and init.is_floating_point() else torch.float32
+    x = check_data(init, "init", dtype=dtype)
+    return x.clone() if len(x) == n else x[torch.randint(len(x), (n,), generator=rng).to(x.device)]
+
+
+def continue_sampling(
+    energy: Energy,
+    walkers: Walkers,
+    n: int,
+    *,
+    steps: int = 100,
+    step_size: float | None = None,
+    seed: int = 0,
+) -> Walkers:
+    """Weighted sampling that goes on at fixed θ, with as many walkers as you like.
+
+    `n` walkers are drawn in proportion to the weights, then move by ULA; each step's weight removes the bias of
+    its own step size (Proposition 1 with constant θ). The result is weighted: use `.resampled()` for equal
+    weights.
+
+    Args:
+        energy: the model.
+        walkers: weighted samples of it, e.g. `run.walkers`.
+        n: how many.
+        steps: ULA steps.
+        step_size: by default found by warm-up.
+        seed: of every random number.
+    """
+    require_count("n", n)
+    rng = generator(derive(seed, "continue"), walkers.x.device)
+    start = walkers.resampled(n, seed=derive(seed, "resample"))
+    if step_size is None:
+        kernel, _ = warm_up(ULA(0.05), energy, start.x[:1024], 100, rng)
+    else:
+        kernel = ULA(step_size)
+    return fixed_parameters(kernel, energy, start.x, steps, rng)
+
+
+def log_partition(
+    energy: Energy,
+    dim: int | None = None,
+    *,
+    event_shape: tuple[int, ...] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> LogPartition:
+    """log Z = log ∫ exp(−E) with a standard error and an interval that covers.
+
+    Sequential Monte Carlo from a fitted reference, in independent populations. See
+    `metastable.evaluation.log_partition` for every option: `reference`, `data` to fit it to, `samples` of the
+    model for the reverse estimate, `walkers`, `populations`.
+
+    >>> import metastable as ms
+    >>> z = ms.log_partition(ms.energies.Banana(), seed=0)
+    >>> z.interval(0.95)[0] < ms.energies.Banana().log_partition() < z.interval(0.95)[1]
+    tensor(True)
+    """
+    shape = event_shape or ((dim,) if dim is not None else getattr(energy, "event_shape", None))
+    if shape is not None:
+        x = _initial(energy, 3, None, shape, seed)
+        check_energy(energy, x)
+    return estimate_log_partition(energy, dim, event_shape=event_shape, seed=seed, **options)
+
+
+def load_run(folder: str | Path, energy: nn.Module | None = None, *, device: str = "cpu") -> Run:
+    """A run from its folder.
+
+    Args:
+        folder: the run.
+        energy: the module to load the weights into; needed when the energy was your own, made by the library
+            from `config.json` otherwise.
+        device: where to put it.
+    """
+    folder = require_run_folder(folder)
+    config = read_config(folder)
+    checkpoint = CheckpointStore(folder / "checkpoints").load()
+    if checkpoint is None:
+        raise InputError(f"run: {folder} holds no checkpoint")
+    if energy is None:
+        energy = _rebuilt_energy(config, folder)
+    weights = checkpoint.weights["energy"]
+    energy.to(dtype=next(iter(weights.values())).dtype).load_state_dict(dict(weights))
+    energy.to(device)
+    method = resolve_method(_method_settings(config["method"]))
+    state = method.load(checkpoint.state["method"])  # pyright: ignore
+    run = Run(
+        energy=energy,
+        method=method.name,
+        history=read_history(folder),
+        walkers=method.current_walkers(state),
+        log_partition=method.log_partition(state),
+        config=config,
+        folder=folder,
+    )
+    return load_summary(run)
+
+
+def _method_settings(described: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in described.items() if v is not None}
+
+
+def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
+    if config["energy"]["name"] == "custom":
+        raise InputError(
+            f"energy: the run in {folder} trained your own {config['energy']['class']}; pass an instance, "
+            "load_run(folder, energy=...)"
+        )
+    settings = build_tagged(ENERGIES, config["energy"], "energy")
+    probe = torch.randn((8, *config["event_shape"]), generator=generator(0))
+    return settings.build(probe, config["seed"])

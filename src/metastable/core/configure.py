@@ -1,0 +1,95 @@
+"""Frozen dataclasses from plain mappings: unknown keys are refused with a dotted path and the nearest name."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from .errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], settings: Mapping[str, Any], path: str) -> T:
+    """An instance of the dataclass `cls` from `settings`.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Walk:
+    ...     steps: int = 1
+    >>> build(Walk, {"step": 3}, "method")
+    Traceback (most recent call last):
+    ...
+    metastable.core.errors.ConfigError: method.step: unknown setting (did you mean 'steps'?)
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(path, f"must be a table of settings, got {settings!r}")
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # pyright: ignore
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in settings.items():
+        if key not in fields:
+            raise ConfigError(f"{path}.{key}", f"unknown setting{nearest(key, fields)}")
+        values[key] = _convert(value, hints.get(key, Any), f"{path}.{key}")
+    return cls(**values)
+
+
+def build_tagged(choices: Mapping[str, type], settings: Any, path: str) -> Any:
+    """One of `choices`, named by the key `name` (or by a bare string), from the other keys."""
+    if isinstance(settings, str):
+        settings = {"name": settings}
+    if not isinstance(settings, Mapping) or "name" not in settings:
+        raise ConfigError(path, f"must have a 'name', one of {', '.join(sorted(choices))}, got {settings!r}")
+    name = settings["name"]
+    if name not in choices:
+        raise ConfigError(f"{path}.name", f"unknown value {name!r}{nearest(str(name), choices)}")
+    return build(choices[name], {k: v for k, v in settings.items() if k != "name"}, path)
+
+
+def describe(config: Any) -> Any:
+    """The inverse: a JSON-able description, with `name` where the class has one."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        named = {"name": config.name} if isinstance(getattr(config, "name", None), str) else {}
+        return named | {f.name: describe(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(k): describe(v) for k, v in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [describe(v) for v in config]
+    if isinstance(config, (str, int, float, bool)) or config is None:
+        return config
+    return f"<{getattr(config, '__qualname__', type(config).__qualname__)}>"
+
+
+def _convert(value: Any, hint: Any, path: str) -> Any:
+    """Numbers, tuples and optional values as the field's type asks; anything else is refused by name."""
+    options = _options(hint)
+    if value is None:
+        if type(None) in options or hint is Any:
+            return None
+        raise ConfigError(path, "must not be empty")
+    if isinstance(value, list):
+        value = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    plain = [o for o in options if o in (int, float, bool, str)]
+    takes_more = any(o not in (int, float, bool, str, type(None)) for o in options)
+    if not plain or (takes_more and isinstance(value, tuple)):
+        return value
+    for wanted in (bool, int, float, str):
+        if wanted in plain and _is(value, wanted):
+            return wanted(value)
+    if takes_more:
+        return value
+    raise ConfigError(path, f"must be {' or '.join(o.__name__ for o in plain)}, got {value!r}")
+
+
+def _options(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [o for arg in typing.get_args(hint) for o in _options(arg)]
+    return [hint]
+
+
+def _is(value: Any, wanted: type) -> bool:
+    if wanted is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))

@@ -1,0 +1,357 @@
+"""Arrays from memory, files or toy sets: what gets through is finite, floating and shaped `(n, *event)`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, nearest, require
+from ..core.random import derive, generator
+from .toy import TOY_SETS, ToySet, toy_set
+
+PICKLED = {".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"}
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+READABLE = (".npy", ".npz", ".csv", ".tsv")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Rows to learn from.
+
+    Attributes:
+        x: the rows, `(n, *event)`, finite.
+        name: where they came from, for people.
+        digest: sixteen hexadecimal digits of the sha256 of dtype, shape and bytes of `x`.
+        toy: the toy set they were drawn from, where they were.
+    """
+
+    x: Tensor
+    name: str
+    digest: str
+    toy: ToySet | None = None
+
+    @classmethod
+    def of(cls, x: Tensor, name: str, toy: ToySet | None = None) -> Dataset:
+        """A dataset of rows that are known to be good, with its digest."""
+        return cls(x, name, _digest(x), toy)
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return tuple(self.x.shape[1:])
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {len(self)} rows of shape {self.event_shape}, sha256 {self.digest}"
+
+    def split(self, fraction: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """(train, held_out): `fraction` of the rows, chosen by `seed`, is held out.
+
+        Both parts have at least one row and no row is in both.
+
+        >>> train, held_out = load_array("toy:two-modes?n=50").split(0.2, seed=0)
+        >>> len(train), len(held_out)
+        (40, 10)
+        """
+        require(0 < fraction < 1, "fraction", "a number between 0 and 1 (the share held out)", fraction)
+        held = min(max(round(fraction * len(self)), 1), len(self) - 1)
+        rng = generator(derive(seed, "split"))
+        rows = torch.randperm(len(self), generator=rng).to(self.x.device)
+        train, held_out = self.x[rows[held:]], self.x[rows[:held]]
+        return (
+            Dataset.of(train, f"{self.name} (train)", self.toy),
+            Dataset.of(held_out, f"{self.name} (held out)", self.toy),
+        )
+
+
+def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype = torch.float32) -> Dataset:
+    """Read and check rows from memory, a file or a toy set.
+
+    Args:
+        source: an array or tensor; `toy:NAME`, `toy:NAME?n=5000` or `toy:NAME?n=5000&seed=1`; or the path
+            of a `.npy`, `.npz` (one array, or one named `x` or `data`), `.csv` or `.tsv` file, with or
+            without a header. Pickled files are refused: reading one runs whatever code is in it.
+        dtype: floating dtype of the rows.
+
+    Example:
+        >>> print(load_array("toy:eight-gaussians?n=100").event_shape)
+        (2,)
+        >>> print(load_array(np.arange(6).reshape(3, 2)).x.dtype)
+        torch.float32
+    """
+    if not isinstance(source, (str, Path)):
+        return Dataset.of(check_data(source, dtype=dtype), "array")
+    if str(source).startswith("toy:"):
+        return _load_toy(str(source), dtype)
+    path = Path(source).expanduser()
+    return Dataset.of(check_data(_read(path), path.name, dtype=dtype), path.name)
+
+
+def check_data(x: Any, name: str = "data", *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`x` as a finite floating tensor `(n, *event)` with at least two rows, or an `InputError` that says why.
+
+    A one-dimensional array is n rows of one number, `(n, 1)`. Integers and booleans become floating. Memory
+    is shared with `x` where nothing had to change.
+
+    >>> check_data([1, 2, 3]).shape
+    torch.Size([3, 1])
+    """
+    require(dtype.is_floating_point, "dtype", "a floating dtype such as torch.float32", dtype)
+    values = _tensor(x, name)
+    if values.dim() == 1:
+        values = values[:, None]
+    _check_shape(values, name)
+    _check_finite(values, name)
+    narrow = values.to(dtype)
+    if not bool(torch.isfinite(narrow).all()):
+        largest = float(values.abs().max())
+        raise InputError(
+            f"{name}: must fit in {dtype}, got values up to {largest:.3g}; rescale them or pass "
+            "dtype=torch.float64"
+        )
+    return narrow.contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class Standardiser:
+    """u = (x − mean)/scale, coordinate by coordinate.
+
+    A density of u is one of x through log p(x) = log p(u) + `log_det`. A coordinate that never changes keeps
+    scale 1.
+
+    Attributes:
+        mean: `(*event)`.
+        scale: `(*event)`, above zero.
+
+    Example:
+        >>> s = Standardiser.fit(torch.tensor([[0.0], [2.0]]))
+        >>> s.forward(torch.tensor([[3.0]])).item(), s.inverse(torch.tensor([[2.0]])).item()
+        (2.0, 3.0)
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    @classmethod
+    def fit(cls, x: Tensor) -> Standardiser:
+        """Mean and standard deviation of the rows of `x`, `(n, *event)`."""
+        wide = x.double()
+        mean, scale = wide.mean(0), wide.std(0, correction=0)
+        # A constant column is off its own mean by rounding only.
+        constant = scale <= 4 * torch.finfo(x.dtype).eps * mean.abs()
+        return cls(mean.to(x.dtype), torch.where(constant, 1.0, scale).to(x.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From x to u."""
+        return (x - self.mean.to(x)) / self.scale.to(x)
+
+    def inverse(self, u: Tensor) -> Tensor:
+        """From u to x."""
+        return u * self.scale.to(u) + self.mean.to(u)
+
+    @property
+    def log_det(self) -> float:
+        """The log-Jacobian log |du/dx| = −Σ log scale, the same for every row."""
+        return -float(self.scale.double().log().sum())
+
+
+def _digest(x: Tensor) -> str:
+    label = f"{x.dtype} {tuple(x.shape)} ".encode()
+    raw = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(label + raw.numpy().tobytes()).hexdigest()[:16]
+
+
+def _load_toy(source: str, dtype: torch.dtype) -> Dataset:
+    name, _, query = source.removeprefix("toy:").partition("?")
+    toy = toy_set(name)
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for key in given.keys() - {"n", "seed"}:
+        raise InputError(f"{source}: unknown setting {key!r}{nearest(key, ['n', 'seed'])}")
+    n = _whole(source, "n", given.get("n", toy.default_rows))
+    x = toy.sample(n, seed=_whole(source, "seed", given.get("seed", 0)))
+    return Dataset.of(check_data(x, source, dtype=dtype), name, toy)
+
+
+def _whole(source: str, key: str, text: str | int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{source}: {key} must be an integer, got {text!r}") from None
+
+
+def _tensor(x: Any, name: str) -> Tensor:
+    """A dense real tensor of the numbers in `x`."""
+    if not isinstance(x, Tensor):
+        return _from_numpy(x, name)
+    if x.layout != torch.strided or x.is_quantized:
+        raise InputError(f"{name}: must be a dense tensor, got layout {x.layout}; call .to_dense() first")
+    if x.is_complex():
+        raise InputError(f"{name}: must be real, got {x.dtype}; stack x.real and x.imag as coordinates")
+    return x.detach() if x.is_floating_point() else x.detach().double()
+
+
+def _from_numpy(x: Any, name: str) -> Tensor:
+    if np.ma.is_masked(x):
+        raise InputError(
+            f"{name}: must have no masked values; fill or drop them, for they would count as data"
+        )
+    try:
+        array = np.asarray(x)
+    except ValueError as error:
+        raise InputError(f"{name}: must be rows of equal length: {error}") from error
+    if array.dtype.kind not in "fiub":
+        raise InputError(
+            f"{name}: must hold numbers, got dtype {array.dtype}; convert text, dates, objects or complex "
+            "values to floating numbers first"
+        )
+    kept = array.dtype in (np.float16, np.float32)
+    native = array.dtype.newbyteorder("=") if kept else np.dtype(np.float64)
+    array = np.ascontiguousarray(array, dtype=native) if array.ndim else array.astype(native)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _check_shape(x: Tensor, name: str) -> None:
+    if x.dim() == 0:
+        raise InputError(f"{name}: must have shape (n, *event), got a single number")
+    if x.shape[0] < 2:
+        raise InputError(f"{name}: must have at least 2 rows, got shape {tuple(x.shape)}")
+    if x.numel() == 0:
+        raise InputError(f"{name}: must have at least one number in a row, got shape {tuple(x.shape)}")
+
+
+def _check_finite(x: Tensor, name: str) -> None:
+    bad = ~torch.isfinite(x)
+    if not bool(bad.any()):
+        return
+    row, *rest = bad.nonzero()[0].tolist()
+    place = f"column {rest[0]}" if len(rest) == 1 else f"index {tuple(rest)}"
+    value = float(x[(row, *rest)])
+    raise InputError(
+        f"{name}: must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, the first at "
+        f"row {row}, {place} (counting from 0): {value}; drop or fill those rows"
+    )
+
+
+def _read(path: Path) -> np.ndarray:
+    _check_path(path)
+    suffix = path.suffix.lower()
+    if suffix in DELIMITERS:
+        return _read_table(path, DELIMITERS[suffix])
+    return _read_numpy(path)
+
+
+def _check_path(path: Path) -> None:
+    suffix = path.suffix.lower()
+    if suffix in PICKLED:
+        raise InputError(
+            f"{path}: {suffix} files are pickles, and reading a pickle runs the code in it; save the array "
+            "with numpy.save('data.npy', x.numpy()) and give that file"
+        )
+    if not path.exists():
+        raise InputError(f"{path}: no such file{_near_path(path)}")
+    if path.is_dir() or suffix not in READABLE:
+        what = "is a folder" if path.is_dir() else f"has the unknown ending {suffix!r}"
+        raise InputError(f"{path}: {what}; give a file ending in {', '.join(READABLE)}, or toy:NAME")
+
+
+def _near_path(path: Path) -> str:
+    if str(path) in TOY_SETS:
+        return f" (did you mean 'toy:{path}'?)"
+    around = [p.name for p in path.parent.iterdir() if p.is_file()] if path.parent.is_dir() else []
+    hint = nearest(path.name, around)
+    return hint if hint.startswith(" (did") else "; give a path, or toy:NAME for a toy set"
+
+
+def _read_numpy(path: Path) -> np.ndarray:
+    # zipfile, zlib and the .npy header parser each have errors of their own for a damaged file.
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return loaded[_pick_key(path, loaded.files)]
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{path}: is not a readable array file ({error}); save plain numbers with numpy.save"
+        ) from error
+
+
+def _pick_key(path: Path, keys: list[str]) -> str:
+    if len(keys) == 1:
+        return keys[0]
+    for key in ("x", "data"):
+        if key in keys:
+            return key
+    raise InputError(
+        f"{path}: must hold one array, or one named 'x' or 'data'; it holds {', '.join(keys) or 'none'}"
+    )
+
+
+def _read_table(path: Path, delimiter: str) -> np.ndarray:
+    """Numbers of a delimited file; its first row is a header when no cell of it is a number."""
+    rows = _table_rows(path, delimiter)
+    line, first = next(rows, (0, []))
+    header = first if first and not any(map(_is_number, first)) else None
+    table = [] if header is not None or not first else [_numbers(path, line, first, None)]
+    for line, row in rows:
+        if len(row) != len(first):
+            raise InputError(f"{path}: row {line} has {len(row)} cells, but the first row has {len(first)}")
+        table.append(_numbers(path, line, row, header))
+    array = np.array(table, dtype=np.float64).reshape(len(table), len(first))
+    _refuse_row_index(path, array, header)
+    return array
+
+
+def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of each row that is not blank; utf-8-sig drops the mark that spreadsheets write first."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, delimiter=delimiter)
+            for row in reader:
+                if len(row) > 1 or (row and row[0].strip()):
+                    yield reader.line_num, row
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: is not a text table in UTF-8 ({error})") from error
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(path: Path, line: int, row: list[str], header: list[str] | None) -> list[float]:
+    try:
+        return [float(cell) for cell in row]
+    except ValueError:
+        column = next(i for i, cell in enumerate(row) if not _is_number(cell))
+    named = f" ({header[column]!r})" if header else ""
+    cell = row[column]
+    what = f"{cell!r} is not a number" if cell.strip() else "the cell is empty"
+    hint = "; separate the cells with commas" if ";" in cell else "; drop the column or encode it as numbers"
+    raise InputError(f"{path}: row {line}, column {column + 1}{named}: {what}{hint}")
+
+
+def _refuse_row_index(path: Path, table: np.ndarray, header: list[str] | None) -> None:
+    """A nameless first column that counts rows is an index that pandas wrote, not a coordinate."""
+    if header is None or header[0].strip() or not len(table):
+        return
+    if np.array_equal(table[:, 0], np.arange(len(table))):
+        raise InputError(
+            f"{path}: column 1 has no name and only counts the rows; save with to_csv(index=False)"
+        )

@@ -1,0 +1,103 @@
+"""Energies by name, for configuration files, the command line and the estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import require_choice, require_count, require_positive
+from metastable.core.random import derive
+from metastable.proposals import fit_gaussian
+
+from .analytic import GaussianMixture
+from .networks import MLP, ConvNet, Tilted
+
+REFERENCES = ("gaussian", "none")
+
+
+@dataclass(frozen=True)
+class EnergyConfig:
+    """Base: a network on top of a reference that is fitted to the data.
+
+    Attributes:
+        reference: `gaussian` gives E = −log q + f with q fitted to the data and f zero at the start, so that
+            the first walkers and log Z₀ are exact; `none` gives the bare network.
+        inflate: the reference's standard deviations are the data's times this.
+    """
+
+    reference: str = "gaussian"
+    inflate: float = 1.2
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        require_choice("energy.reference", self.reference, REFERENCES)
+        require_positive("energy.inflate", self.inflate)
+
+    def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
+        """The network f."""
+        raise NotImplementedError
+
+    def build(self, data: Tensor, seed: int) -> nn.Module:
+        """The energy for this data."""
+        network = self.network(tuple(data.shape[1:]), derive(seed, "energy"))
+        if self.reference == "none":
+            return network
+        return Tilted(fit_gaussian(data, inflate=self.inflate), network)
+
+
+@dataclass(frozen=True)
+class MLPConfig(EnergyConfig):
+    """A multilayer perceptron."""
+
+    hidden: tuple[int, ...] = (128, 128)
+    activation: str = "silu"
+
+    name: ClassVar[str] = "mlp"
+
+    def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
+        """See `MLP`."""
+        return MLP(event_shape, tuple(self.hidden), self.activation, seed)
+
+
+@dataclass(frozen=True)
+class ConvConfig(EnergyConfig):
+    """The small convolutional network, for `(C, H, W)` images."""
+
+    name: ClassVar[str] = "conv"
+
+    def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
+        """See `ConvNet`."""
+        return ConvNet(event_shape, seed)
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """A trainable mixture of Gaussians with the data's overall scale, means starting near the centre."""
+
+    components: int = 2
+    scale: float = 1.0
+
+    name: ClassVar[str] = "mixture"
+
+    def __post_init__(self) -> None:
+        require_count("energy.components", self.components)
+        require_positive("energy.scale", self.scale)
+
+    def build(self, data: Tensor, seed: int) -> nn.Module:
+        """Means at random around the data's mean, a tenth of its spread apart."""
+        rng = torch.Generator().manual_seed(derive(seed, "energy"))
+        noise = torch.randn((self.components, data.shape[1]), generator=rng).to(data)
+        return GaussianMixture(data.mean(0) + 0.1 * data.std(0) * noise, self.scale, trainable=True)
+
+
+ENERGIES: dict[str, type] = {c.name: c for c in (MLPConfig, ConvConfig, MixtureConfig)}
+
+
+def default_config(event_shape: tuple[int, ...]) -> EnergyConfig:
+    """A convolutional network for images, a perceptron for everything else."""
+    image = len(event_shape) == 3 and event_shape[0] in (1, 3) and min(event_shape[1:]) >= 8
+    return ConvConfig() if image else MLPConfig()

@@ -1,0 +1,139 @@
+"""A paper as data: settings by scale, published numbers and tolerances, and one function that runs it."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metastable._version import __version__
+from metastable.core.errors import InputError, nearest, require_choice
+from metastable.run import write_json
+
+RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
+SCALES = ("smoke", "cpu", "gpu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of an experiment, with what it should be and what the paper has.
+
+    A row without a relation is reported and cannot fail.
+    """
+
+    metric: str
+    value: float
+    relation: str | None = None
+    target: float | None = None
+    paper: float | str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the number is where it should be; not a number never is."""
+        if self.relation is None or self.target is None:
+            return True
+        return bool(RELATIONS[self.relation](self.value, self.target))
+
+    def as_json(self) -> dict[str, Any]:
+        """As `result.json` holds it."""
+        return {
+            "metric": self.metric,
+            "value": self.value,
+            "relation": self.relation,
+            "target": self.target,
+            "paper": self.paper,
+            "ok": self.ok,
+        }
+
+
+@dataclass
+class Bench:
+    """What an experiment's body is given: its settings, seed, device, a folder for pictures, and a voice."""
+
+    settings: Mapping[str, Any]
+    scale: str
+    seed: int
+    device: str
+    folder: Path
+    say: Callable[[str], None] = field(default=lambda text: None)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.settings[name]
+        except KeyError:
+            raise AttributeError(f"the settings of this scale have no {name!r}") from None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A name, where it comes from, settings for each scale, and the body that turns them into rows."""
+
+    name: str
+    title: str
+    paper: str
+    scales: Mapping[str, Mapping[str, Any]]
+    body: Callable[[Bench], list[Row]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rows of one run of an experiment."""
+
+    experiment: str
+    scale: str
+    seed: int
+    device: str
+    seconds: float
+    rows: list[Row]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every row is."""
+        return all(row.ok for row in self.rows)
+
+    def as_json(self) -> dict[str, Any]:
+        """As `result.json` holds it."""
+        return {
+            "experiment": self.experiment,
+            "scale": self.scale,
+            "seed": self.seed,
+            "version": __version__,
+            "device": self.device,
+            "seconds": round(self.seconds, 2),
+            "rows": [row.as_json() for row in self.rows],
+        }
+
+
+def find(experiments: Mapping[str, Experiment], name: str) -> Experiment:
+    """The experiment of that name; a near miss is named."""
+    if name not in experiments:
+        raise InputError(f"experiment: unknown name {name!r}{nearest(name, experiments)}")
+    return experiments[name]
+
+
+def reproduce(
+    experiment: Experiment,
+    scale: str,
+    seed: int,
+    out: Path,
+    *,
+    device: str = "auto",
+    say: Callable[[str], None] | None = None,
+) -> Result:
+    """Run one experiment, and write `result.json`, its pictures and a report into `out`."""
+    from metastable.report import write_report
+    from metastable.training.engine import Engine
+
+    require_choice("scale", scale, experiment.scales)
+    out.mkdir(parents=True, exist_ok=True)
+    place = str(Engine(device).device)
+    bench = Bench(experiment.scales[scale], scale, seed, place, out, say or (lambda text: None))
+    began = time.perf_counter()
+    rows = experiment.body(bench)
+    result = Result(experiment.name, scale, seed, place, time.perf_counter() - began, rows)
+    write_json(out / "result.json", result.as_json())
+    write_report(out)
+    return result

@@ -1,0 +1,183 @@
+"""Contrastive divergence, persistent contrastive divergence and short-run training.
+
+The three differ only in where a chain begins. Algorithms 3 and 4 of Carbone, Hua, Coste and Vanden-Eijnden,
+*Efficient training of energy-based models using Jarzynski equality*, NeurIPS 2023, write down CD and PCD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from metastable.core.errors import require, require_choice, require_count
+from metastable.core.types import Walkers
+from metastable.kernels import run_chain
+from metastable.walkers.starts import ReplayBuffer, from_data, from_noise
+
+from .base import ChainMethod, Context, Metrics, Negatives, Nothing, chain_metrics
+from .exact_start import start_populations
+
+
+def move(method: ChainMethod, context: Context, x: Tensor) -> tuple[Tensor, Metrics]:
+    """`method.steps` kernel steps from `x` under the current energy."""
+    kernel = method.moves
+    state = kernel.init(context.energy, x)
+    result = run_chain(kernel, context.energy, state, method.steps, context.rng, engine=context.engine)
+    acceptance = result.info.acceptance if kernel.invariant else None
+    return result.state.x, chain_metrics(context, method.steps * result.info.moved, acceptance)
+
+
+@dataclass(frozen=True)
+class ContrastiveDivergence(ChainMethod[Nothing]):
+    """Algorithm 3: chains restart at data points before every update and make `steps` steps.
+
+    Biased: with frequent restarts it follows the Fisher divergence, which cannot see the weights of
+    separated modes.
+
+    Attributes:
+        walkers: number of chains; by default one for each row of the data batch.
+
+    | symbol | here |
+    |---|---|
+    | N | `walkers` |
+    | P | `steps` |
+    | h | `step_size` |
+    """
+
+    walkers: int | None = None
+    steps: int = 4
+
+    name: ClassVar[str] = "cd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.walkers is not None:
+            require_count("cd.walkers", self.walkers)
+
+    def start(self, context: Context) -> Nothing:
+        """Nothing is carried."""
+        return Nothing()
+
+    def negatives(
+        self, context: Context, state: Nothing, batch: Tensor
+    ) -> tuple[Negatives, Nothing, Metrics]:
+        """Lines 3–8."""
+        x = from_data(batch, self.walkers or len(batch), context.rng)
+        x, metrics = move(self, context, x)
+        return Negatives(x), state, metrics
+
+    def load(self, tree: dict[str, Any]) -> Nothing:
+        """Nothing was saved."""
+        return Nothing()
+
+
+@dataclass(frozen=True)
+class ShortRun(ChainMethod[Nothing]):
+    """Chains from noise, `steps` long, at every update (Nijkamp and others, 2019).
+
+    The noise is the Gaussian with the data's mean and covariance. What is learned is the short chain as a
+    generator; its energy is in general not a density model of the data.
+    """
+
+    walkers: int | None = None
+    steps: int = 60
+
+    name: ClassVar[str] = "short-run"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.walkers is not None:
+            require_count("short-run.walkers", self.walkers)
+
+    def start(self, context: Context) -> Nothing:
+        """Nothing is carried."""
+        return Nothing()
+
+    def negatives(
+        self, context: Context, state: Nothing, batch: Tensor
+    ) -> tuple[Negatives, Nothing, Metrics]:
+        """Fresh noise, then the chain."""
+        x = from_noise(context.noise, self.walkers or len(batch), context.rng).to(batch.dtype)
+        x, metrics = move(self, context, x)
+        return Negatives(x), state, metrics
+
+    def load(self, tree: dict[str, Any]) -> Nothing:
+        """Nothing was saved."""
+        return Nothing()
+
+
+class PersistentState(NamedTuple):
+    """The buffer, and the chains in flight with the rows they belong to."""
+
+    buffer: Tensor
+    x: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class PersistentCD(ChainMethod[PersistentState]):
+    """Algorithm 4: chains go on from where they stood at the last update.
+
+    Attributes:
+        walkers: chains in the buffer; by default one for each data point, at most 10,000.
+        batch: chains that move in one update; by default all of them.
+        start_at: `data` (Algorithm 4), `noise`, or `model`: draws of the first model, the paper's "unweighted"
+            procedure (Appendix C.1.2).
+        rejuvenation: share of chains that begin afresh from noise at each update.
+
+    Deviations: an update first moves the chains and then takes the gradient at their new positions, both under
+    the current parameters; Algorithm 4 takes the gradient first. The sequence of moves and gradients is the
+    same, shifted by half an update.
+    """
+
+    walkers: int | None = None
+    batch: int | None = None
+    start_at: str = "data"
+    rejuvenation: float = 0.0
+
+    name: ClassVar[str] = "pcd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.walkers is not None:
+            require_count("pcd.walkers", self.walkers)
+        if self.batch is not None:
+            require_count("pcd.batch", self.batch)
+        require_choice("pcd.start_at", self.start_at, ("data", "noise", "model"))
+        require(0 <= self.rejuvenation <= 1, "pcd.rejuvenation", "between 0 and 1", self.rejuvenation)
+
+    def start(self, context: Context) -> PersistentState:
+        """Line 2."""
+        N = self.walkers or min(len(context.data), 10_000)
+        if self.start_at == "data":
+            x = from_data(context.data, N, context.rng)
+        elif self.start_at == "model":
+            x = start_populations(context, N, 0, 1)[0].x
+        else:
+            x = from_noise(context.noise, N, context.rng).to(context.data.dtype)
+        return PersistentState(x, x[:0], x.new_empty(0).long())
+
+    def negatives(
+        self, context: Context, state: PersistentState, batch: Tensor
+    ) -> tuple[Negatives, PersistentState, Metrics]:
+        """Read, rejuvenate, move."""
+        buffer = ReplayBuffer(state.buffer)
+        n = min(self.batch or len(state.buffer), len(state.buffer))
+        reading = buffer.read(n, context.rng, self.rejuvenation, context.noise)
+        x, metrics = move(self, context, reading.x)
+        return Negatives(x), PersistentState(state.buffer, x, reading.rows), metrics
+
+    def advance(self, context: Context, state: PersistentState) -> tuple[PersistentState, Metrics]:
+        """Write the chains back to the rows they were read from."""
+        buffer = ReplayBuffer(state.buffer).write(state.rows, state.x)
+        return PersistentState(buffer.x, state.x, state.rows), {}
+
+    def current_walkers(self, state: PersistentState) -> Walkers:
+        """The buffer, with equal weights."""
+        return Walkers.equal(state.buffer)
+
+    def load(self, tree: dict[str, Any]) -> PersistentState:
+        """From a checkpoint."""
+        return PersistentState(**tree)

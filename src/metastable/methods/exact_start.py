@@ -1,0 +1,57 @@
+"""The first walkers must follow the first model: exactly where that can be had, by SMC where it cannot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from metastable.core.types import energy_and_grad
+from metastable.walkers.population import Population
+from metastable.walkers.smc import smc
+
+from .base import Context
+
+
+def start_populations(
+    context: Context, steering: int, following: int, groups: int
+) -> tuple[Population, Population | None]:
+    """Walkers of the current model: `steering` in one population, `following` in `groups`.
+
+    Exact where the energy says how (`exact_start`, or `sample` with `log_partition`). Otherwise every population comes from its own run of sequential Monte Carlo from `context.noise`
+    and carries its own log Z₀, so that the spread between populations holds the error of the start for good.
+    """
+    exact = _exact(context, steering + following)
+    if exact is not None:
+        x, log_z0 = exact
+        first = _population(context, x[:steering], log_z0.expand(1))
+        rest = _population(context, x[steering:], log_z0.expand(groups)) if following else None
+        return first, rest
+    first = _by_smc(context, steering, 1)
+    return first, _by_smc(context, following, groups) if following else None
+
+
+def _exact(context: Context, n: int) -> tuple[Tensor, Tensor] | None:
+    energy, data = context.energy, context.data
+    as_tensor = {"dtype": torch.float64, "device": data.device}
+    if hasattr(energy, "exact_start"):
+        probe = torch.cat([data[:64], context.noise.sample(64, context.rng).to(data.dtype)])
+        density = energy.exact_start(probe)  # pyright: ignore
+        if density is not None:
+            return density.sample(n, context.rng).to(data.dtype), torch.zeros((), **as_tensor)
+    if hasattr(energy, "sample") and hasattr(energy, "log_partition"):
+        log_z0 = torch.as_tensor(energy.log_partition()).detach().to(**as_tensor)  # pyright: ignore
+        return energy.sample(n, context.rng).detach().to(data.dtype), log_z0  # pyright: ignore
+    return None
+
+
+def _by_smc(context: Context, n: int, groups: int) -> Population:
+    """Weighted walkers of the first model; their raw log-weights carry each population's own log Z₀."""
+    start = smc(context.energy, context.noise, groups, n // groups, context.rng)
+    nothing_yet = torch.zeros(groups, dtype=torch.float64, device=context.data.device)
+    population = _population(context, start.x.to(context.data.dtype), nothing_yet)
+    return population._replace(log_weight=start.log_weight)
+
+
+def _population(context: Context, x: Tensor, log_z: Tensor) -> Population:
+    U, dU = energy_and_grad(context.energy, x)
+    return Population.start(x, U, dU, log_z)

@@ -1,0 +1,304 @@
+"""The page of one training run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from . import plots
+from .figures import DATA, INK, MODEL, palette
+from .formatting import clock, count, is_number, label, method_title, number, plus_minus, sentence, share
+from .markup import Html, card, document, empty, join, number_cell, section, table, tag
+from .model_section import model
+from .parts import contents, findings, key, masthead, picture, pictures, settings, status_badge
+from .read import Run, mapping, sequence
+
+_MOST_MODES = 24
+_DRAWN_TOGETHER = {
+    "step",
+    "seconds",
+    "energy_data",
+    "energy_negatives",
+    "energy_gap",
+    "grad_norm",
+    "ess",
+    "ess_held_out",
+    "log_z",
+    "log_z_se",
+    "cross_entropy",
+    "resamplings",
+}
+
+
+def run_page(run: Run) -> str:
+    """The whole page."""
+    sections = [
+        section("diagnosis", "Diagnosis", findings(run)),
+        section("training", "Training", training(run)),
+        section("weights", "Weights and log Z", weights(run)),
+        section("model", "What the model learned", model(run)),
+        section("modes", "Mode weights", modes(run)),
+        section("scores", "Scores", scores(run)),
+        section("other", "Other metrics", other_metrics(run)),
+        settings(run.config),
+    ]
+    return document(f"{title(run)} · metastable", header(run), contents(sections), cards(run), *sections)
+
+
+# ----------------------------------------------------------------------------------------------- top
+
+
+def title(run: Run) -> str:
+    """Method and data."""
+    data = run.data_name
+    return f"{method_title(run.method)} on {data}" if data else method_title(run.method)
+
+
+def header(run: Run) -> Html:
+    """Title, status, what the run was made with, and its last words."""
+    config = run.config
+    facts = [
+        tag("code", run.folder.resolve().name),
+        f"version {config['version']}" if "version" in config else None,
+        f"seed {config['seed']}" if "seed" in config else None,
+        *(f"{k} {config[k]}" for k in ("device", "precision") if isinstance(config.get(k), str)),
+        f"event shape {tuple(run.event_shape)}" if run.event_shape is not None else None,
+    ]
+    message = run.summary.get("message")
+    words = tag("p", message, class_=f"message {run.status}") if message else None
+    return join([masthead("run", title(run), status_badge(run.status), facts), words])
+
+
+def cards(run: Run) -> Html:
+    """The numbers that matter."""
+    found = [_log_z_card(run), _cross_entropy_card(run), _ess_card(run), _modes_card(run), _cost_card(run)]
+    return tag("div", *[c for c in found if c], class_="cards")
+
+
+def _log_z_card(run: Run) -> Html | None:
+    z = run.log_partition
+    if z is None:
+        return _no_log_z_card(run)
+    interval = sequence(z.get("interval"))
+    warnings = [str(w) for w in sequence(z.get("warnings"))]
+    span = f"95 %: {number(interval[0])} … {number(interval[1])}" if len(interval) == 2 else None
+    trust = [tag("p", "Do not trust it: ", w, class_="note doubt") for w in warnings]
+    notes = [span, _reverse_note(z), *(trust or ["Nothing speaks against it."])]
+    tone = "wide caution" if warnings else "wide"
+    return card("log Z", plus_minus(z["value"], z.get("std_error")), *notes, tone=tone)
+
+
+def _no_log_z_card(run: Run) -> Html | None:
+    if not run.summary:
+        running = run.last("log_z")
+        value = plus_minus(running, run.last("log_z_se"))
+        return None if running is None else card("log Z", value, "at the last logged step", tone="wide")
+    note = "No estimate was made: densities are known up to a factor."
+    return card("log Z", "not estimated", note, tone="wide quiet")
+
+
+def _reverse_note(z: dict[str, Any]) -> str | None:
+    if not is_number(z.get("reverse")):
+        return None
+    value = plus_minus(z["reverse"], z.get("reverse_std_error"))
+    return f"Reverse estimate, which tends to lie above: {value}"
+
+
+def _cross_entropy_card(run: Run) -> Html | None:
+    value = run.summary.get("cross_entropy")
+    value = value if is_number(value) else run.last("cross_entropy")
+    return None if value is None else card("Cross-entropy", number(value), "nats per data point; low is good")
+
+
+def _ess_card(run: Run) -> Html | None:
+    last, walkers = run.last("ess"), mapping(run.log_partition).get("ess")
+    known = is_number(walkers) and math.isfinite(walkers)
+    behind = "walkers behind log Z"
+    if last is None:
+        return card("Effective sample size", number(walkers, 3), behind) if known else None
+    column = run.metrics["ess"]
+    low = float(column[np.isfinite(column)].min())
+    notes = [f"lowest {share(low)}", f"{number(walkers, 3)} {behind}" if known else None]
+    return card("Effective sample size", share(last), *notes)
+
+
+def _modes_card(run: Run) -> Html | None:
+    found = run.modes
+    if not found or "data" not in found:
+        return None
+    gaps = np.abs(np.subtract(found["samples"], found["data"]))
+    worst = int(gaps.argmax())
+    note = f"mode {worst + 1}: {number(found['samples'][worst], 3)}, data {number(found['data'][worst], 3)}"
+    return card("Largest mode error", number(float(gaps[worst]), 3), note, count(len(gaps), "mode"))
+
+
+def _cost_card(run: Run) -> Html | None:
+    steps, seconds = run.summary.get("steps"), run.summary.get("seconds")
+    steps = steps if is_number(steps) else run.last("step")
+    seconds = seconds if is_number(seconds) else run.last("seconds")
+    if seconds is None and steps is None:
+        return None
+    pace = f"{number(1000 * seconds / steps, 3)} ms a step" if is_number(seconds) and steps else None
+    return card("Time", clock(seconds), f"{number(steps)} steps" if steps is not None else None, pace)
+
+
+# -------------------------------------------------------------------------------------------- curves
+
+
+def training(run: Run) -> Html:
+    """Energies, their gap, the gradient and the cross-entropy over the steps."""
+    if not run.metrics:
+        return empty("No steps were logged (metrics.jsonl is missing or empty).")
+    drawn = [
+        _energies(run),
+        single(
+            run,
+            "energy_gap",
+            "Energy gap",
+            f"{_gap_order(run)} Settles near zero where negatives come from chains.",
+            level=0,
+        ),
+        single(run, "grad_norm", "Gradient norm", log=True),
+        single(
+            run,
+            "cross_entropy",
+            "Cross-entropy",
+            "Estimated with the running log Z; low is good.",
+            unit="nats",
+        ),
+    ]
+    cut = tag("p", "The last line of metrics.jsonl was cut short and is left out.", class_="empty")
+    return join([cut if run.broken_tail else None, pictures([d for d in drawn if d])])
+
+
+def weights(run: Run) -> Html:
+    """What the walkers' weights say: effective sample size and log Z over the steps."""
+    return pictures([d for d in (_ess_trace(run), _log_z_trace(run)) if d])
+
+
+def _has(run: Run, metric: str) -> bool:
+    return metric in run.metrics and bool(np.isfinite(run.metrics[metric]).any())
+
+
+def _series(run: Run, metric: str, color: str, name: str = "", **kwargs: Any) -> plots.Series:
+    return plots.Series(name or label(metric), run.metrics["step"], run.metrics[metric], color, **kwargs)
+
+
+def single(
+    run: Run, metric: str, heading: str, caption: str = "", *, unit: str = "", **kwargs: Any
+) -> Html | None:
+    """One metric as a picture, or None where it was not logged."""
+    if not _has(run, metric):
+        return None
+    drawing = plots.curves(
+        metric, [_series(run, metric, palette.blue)], y_label=unit or label(metric), **kwargs
+    )
+    return picture(heading, drawing, caption)
+
+
+def _gap_order(run: Run) -> str:
+    """Which way round the gap was logged, read off the energies themselves."""
+    if not {"energy_data", "energy_negatives", "energy_gap"} <= set(run.metrics):
+        return ""
+    data, negatives, gap = (run.metrics[k] for k in ("energy_data", "energy_negatives", "energy_gap"))
+    kept = np.isfinite(data) & np.isfinite(negatives) & np.isfinite(gap)
+    difference = (negatives - data)[kept]
+    forward, backward = (np.abs(gap[kept] - sign * difference).sum() for sign in (1, -1))
+    return "Negatives minus data." if forward < backward else "Data minus negatives."
+
+
+def _energies(run: Run) -> Html | None:
+    parts = [("energy_data", "data", DATA), ("energy_negatives", "negatives", MODEL)]
+    parts = [part for part in parts if _has(run, part[0])]
+    if not parts:
+        return None
+    drawing = plots.curves("energies", [_series(run, m, c, n) for m, n, c in parts], y_label="mean energy")
+    return picture("Energy of data and of negatives", drawing, keys=[key(n, c) for _, n, c in parts])
+
+
+def _ess_trace(run: Run) -> Html | None:
+    parts = [("ess", "walkers", palette.blue), ("ess_held_out", "held out", palette.green)]
+    parts = [part for part in parts if _has(run, part[0])]
+    if not parts:
+        return None
+    fraction = all(np.nanmax(run.metrics[m]) <= 1.001 for m, _, _ in parts)  # rounding may pass 1
+    unit, ceiling = ("fraction", 1.02) if fraction else ("walkers", None)
+    ticks, lines = resampled_at(run), [_series(run, m, c, n) for m, n, c in parts]
+    drawing = plots.curves("ess", lines, y_label=unit, ticks=ticks, floor=0, ceiling=ceiling)
+    marked = 0 < len(ticks) <= plots.MOST_TICKS
+    keys = [key(n, c) for _, n, c in parts] + ([key("resampled", INK, "tick")] if marked else [])
+    caption = "How evenly the weight is spread over the walkers; high is good."
+    if len(ticks) and not marked:
+        caption += f" Resampled at {number(len(ticks))} of {number(len(run.metrics['step']))} logged steps."
+    return picture("Effective sample size", drawing, caption, keys)
+
+
+def resampled_at(run: Run) -> np.ndarray:
+    """Logged steps at which the walkers had been resampled since the step before.
+
+    `resamplings` may be a running count or the number since the last logged step: a column that never falls
+    is read as a running count.
+    """
+    if "resamplings" not in run.metrics:
+        return np.empty(0)
+    times = np.nan_to_num(run.metrics["resamplings"])
+    rises = np.diff(times, prepend=0.0)
+    return run.metrics["step"][(rises if (rises >= 0).all() else times) > 0]
+
+
+def _log_z_trace(run: Run) -> Html | None:
+    if not _has(run, "log_z"):
+        return None
+    band = 2 * run.metrics["log_z_se"] if _has(run, "log_z_se") else None
+    drawing = plots.curves("log-z", [_series(run, "log_z", palette.blue, band=band)], y_label="log Z")
+    keys = (
+        [key("log Z", palette.blue), key("± 2 standard errors", palette.blue, "block")]
+        if band is not None
+        else []
+    )
+    return picture("log Z along training", drawing, "The energy moves, so log Z moves with it.", keys)
+
+
+def other_metrics(run: Run) -> Html:
+    """Every numeric metric that no other picture shows."""
+    names = [m for m in run.metrics if m not in _DRAWN_TOGETHER and _has(run, m)]
+    drawn = [single(run, m, sentence(label(m)), log=True, small=True) for m in names]
+    return pictures([d for d in drawn if d], "third")
+
+
+# -------------------------------------------------------------------------------------------- numbers
+
+
+def modes(run: Run) -> Html:
+    """Every mode's weight among samples against the data."""
+    found = run.modes
+    if not found:
+        return Html()
+    data, samples, error = found.get("data", []), found["samples"], found.get("std_error")
+    drawing = plots.mode_weights("modes", data, DATA, [plots.Weights("samples", samples, MODEL, error)])
+    keys = [key("data", DATA, "block")] if data else []
+    keys.append(key("samples ± 2 s.e." if error else "samples", MODEL, "dot"))
+    drawn = picture("Share of each mode", drawing, "", keys)
+    return pictures([drawn, _mode_table(data, samples, error)] if len(samples) <= _MOST_MODES else [drawn])
+
+
+def _mode_table(data: list[float], samples: list[float], error: list[float] | None) -> Html:
+    head = ["mode", *(["data"] if data else []), "samples", *(["difference"] if data else [])]
+    rows = []
+    for i, weight in enumerate(samples):
+        row: list[Any] = [tag("td", i + 1), *([number_cell(data[i])] if data else [])]
+        row.append(number_cell(weight, plus_minus(weight, error[i]) if error else None))
+        rows.append(
+            row
+            + ([number_cell(weight - data[i], f"{weight - data[i]:+.3f}".replace("-", "−"))] if data else [])
+        )
+    return table(head, rows, class_="numbers")
+
+
+def scores(run: Run) -> Html:
+    """Named numbers of the summary."""
+    found = mapping(run.summary.get("scores"))
+    rows = [(tag("td", sentence(label(name))), number_cell(value)) for name, value in found.items()]
+    return table((), rows, class_="numbers narrow") if rows else Html()

@@ -1,0 +1,153 @@
+"""A run: the folder with everything a training produced, and the objects in memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import InputError
+from metastable.core.types import Energy, LogPartition, Walkers
+from metastable.evaluation.diagnosis import Finding
+from metastable.training.records import Row, read_jsonl
+
+
+@dataclass
+class Run:
+    """What `fit` returns and `load_run` reads back.
+
+    Attributes:
+        energy: the trained energy.
+        method: the method's name.
+        history: one row per line of metrics.
+        walkers: weighted samples of the model.
+        log_partition: log Z with its error, from the method where it gives one, else from SMC.
+        diagnosis: findings in words.
+        scores: numbers about the model, e.g. `cross_entropy` on held-out data.
+        config: the resolved settings.
+        status: `finished`, `interrupted` or `diverged`.
+        folder: where it is on disk, if anywhere.
+        ema: the averaged energy, where one was asked for. log Z belongs to `energy`, not to it.
+    """
+
+    energy: Energy
+    method: str
+    history: list[Row]
+    walkers: Walkers | None
+    log_partition: LogPartition | None
+    diagnosis: list[Finding] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    status: str = "finished"
+    folder: Path | None = None
+    ema: nn.Module | None = None
+    seconds: float = 0.0
+    modes: dict[str, Any] | None = None
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """Shape of one event."""
+        return tuple(self.config["event_shape"])
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log-density −E(x) − log Z, `(B,)`."""
+        if self.log_partition is None:
+            raise InputError("log_partition: this run has none; call metastable.log_partition on its energy")
+        with torch.no_grad():
+            return -self.energy(x) - self.log_partition.value
+
+    def sample(self, n: int, *, steps: int = 100, step_size: float | None = None, seed: int = 0) -> Walkers:
+        """`n` weighted walkers of the model: weighted sampling that goes on from the run's own walkers.
+
+        See `metastable.continue_sampling`.
+        """
+        from metastable.api import continue_sampling
+
+        if self.walkers is None:
+            raise InputError("walkers: this run kept none; use metastable.sample on its energy")
+        return continue_sampling(self.energy, self.walkers, n, steps=steps, step_size=step_size, seed=seed)
+
+    def report(self) -> Path:
+        """Write `report.html` into the folder."""
+        from metastable.report import write_report
+
+        if self.folder is None:
+            raise InputError("folder: this run was not written to disk; fit with out='runs/name'")
+        return write_report(self.folder)
+
+    def summary(self) -> dict[str, Any]:
+        """As `summary.json` holds it."""
+        z = self.log_partition
+        return {
+            "status": self.status,
+            "message": "",
+            "steps": int(self.history[-1]["step"]) if self.history else 0,
+            "seconds": self.seconds,
+            "event_shape": list(self.event_shape),
+            "method": self.method,
+            "log_partition": None if z is None else {**asdict(z), "interval": list(z.interval(0.95))},
+            "cross_entropy": self.scores.get("cross_entropy"),
+            "diagnosis": [asdict(f) for f in self.diagnosis],
+            "modes": self.modes,
+            "scores": self.scores,
+        }
+
+    def __str__(self) -> str:
+        from metastable.evaluation.diagnosis import format_findings
+
+        lines = [f"{self.method}: {self.status} after {len(self.history)} lines, {self.seconds:.1f} s"]
+        if self.log_partition is not None:
+            lines.append(str(self.log_partition))
+        return "\n".join([*lines, format_findings(self.diagnosis)])
+
+
+def require_run_folder(folder: str | Path) -> Path:
+    """The folder, if it is a run."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"run: no such folder: {folder}")
+    if not (folder / "config.json").is_file() or not (folder / "checkpoints").is_dir():
+        raise InputError(
+            f"run: {folder} is not a run (it should hold config.json, metrics.jsonl and checkpoints/)"
+        )
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The resolved settings of a run."""
+    try:
+        return json.loads((folder / "config.json").read_text())
+    except json.JSONDecodeError as error:
+        raise InputError(f"{folder / 'config.json'}: is not valid JSON: {error}") from error
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run, empty where it has none yet."""
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def read_history(folder: Path) -> list[Row]:
+    """The metrics of a run."""
+    path = folder / "metrics.jsonl"
+    return read_jsonl(path) if path.is_file() else []
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON whole or not at all."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(json.dumps(value, indent=2, default=_plain) + "\n")
+    partial.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return str(value)

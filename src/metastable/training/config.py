@@ -1,0 +1,145 @@
+"""Settings of the trainer: frozen, one class per choice, so that a setting nothing uses is not a field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from metastable.core.errors import require, require_choice, require_count, require_positive
+
+OptimiserFactory = Callable[[Iterable], Optimizer]
+ScheduleFactory = Callable[[Optimizer], LRScheduler]
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, decoupled weight decay if any."""
+
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+
+    name: ClassVar[str] = "adam"
+
+    def __post_init__(self) -> None:
+        require_positive("optimiser.learning_rate", self.learning_rate)
+        object.__setattr__(self, "betas", tuple(self.betas))
+
+    def __call__(self, parameters: Iterable) -> Optimizer:
+        """The torch optimiser."""
+        return torch.optim.AdamW(
+            parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
+        )
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent."""
+
+    learning_rate: float = 1e-2
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    name: ClassVar[str] = "sgd"
+
+    def __post_init__(self) -> None:
+        require_positive("optimiser.learning_rate", self.learning_rate)
+
+    def __call__(self, parameters: Iterable) -> Optimizer:
+        """The torch optimiser."""
+        return torch.optim.SGD(
+            parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over time: a linear warm-up, then `constant`, `linear` or `cosine` down to `final`."""
+
+    shape: str = "constant"
+    warmup: int = 0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_choice("schedule.shape", self.shape, ("constant", "linear", "cosine"))
+        require_count("schedule.warmup", self.warmup, 0)
+        require(0 <= self.final <= 1, "schedule.final", "a fraction between 0 and 1", self.final)
+
+    def factor(self, step: int, steps: int) -> float:
+        """What the learning rate is multiplied with at `step` of `steps`."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.shape == "constant":
+            return 1.0
+        t = min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
+        fall = 1 - t if self.shape == "linear" else 0.5 * (1 + math.cos(math.pi * t))
+        return self.final + (1 - self.final) * fall
+
+    def build(self, optimiser: Optimizer, steps: int) -> LRScheduler:
+        """As a torch scheduler, stepped once per update."""
+        return LambdaLR(optimiser, lambda step: self.factor(step, steps))
+
+
+OPTIMISERS: dict[str, type] = {"adam": Adam, "sgd": SGD}
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How training runs, whatever the method.
+
+    Attributes:
+        steps: updates.
+        batch_size: data rows per update; None takes all of them.
+        optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser.
+        schedule: `Schedule`, or any callable from an optimiser to a torch scheduler.
+        clip_grad_norm: cut the gradient's norm at this value.
+        ema: decay of an exponential moving average of the weights; None keeps none.
+        log_every: updates between lines of metrics (and guard checks).
+        checkpoint_every: updates between checkpoints.
+        keep: checkpoints kept.
+        on_divergence: `stop`, or `rollback` to the last good checkpoint with half the learning rate.
+        max_rollbacks: rollbacks before stopping after all.
+        energy_limit: a mean energy beyond ± this counts as exploded.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        precision: `32-true`, `64-true` or `bf16-mixed`.
+        engine: how chains run, `eager` or `compile`.
+        tensorboard: also write TensorBoard event files.
+    """
+
+    steps: int = 2000
+    batch_size: int | None = 512
+    optimiser: Adam | SGD | OptimiserFactory = field(default_factory=Adam)
+    schedule: Schedule | ScheduleFactory = field(default_factory=Schedule)
+    clip_grad_norm: float | None = None
+    ema: float | None = None
+    log_every: int = 10
+    checkpoint_every: int = 500
+    keep: int = 3
+    on_divergence: str = "stop"
+    max_rollbacks: int = 3
+    energy_limit: float = 1e6
+    device: str = "auto"
+    precision: str = "32-true"
+    engine: str = "eager"
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        require_count("trainer.steps", self.steps)
+        if self.batch_size is not None:
+            require_count("trainer.batch_size", self.batch_size)
+        for name in ("log_every", "checkpoint_every", "keep"):
+            require_count(f"trainer.{name}", getattr(self, name))
+        require_count("trainer.max_rollbacks", self.max_rollbacks, 0)
+        if self.clip_grad_norm is not None:
+            require_positive("trainer.clip_grad_norm", self.clip_grad_norm)
+        if self.ema is not None:
+            require(0 < self.ema < 1, "trainer.ema", "above 0 and below 1", self.ema)
+        require_positive("trainer.energy_limit", self.energy_limit)
+        require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
+        require_choice("trainer.engine", self.engine, ("eager", "compile"))

@@ -1,0 +1,353 @@
+"""The training loop: three moments an update, for every method alike."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from metastable.core.errors import CheckpointError, InputError
+from metastable.core.random import derive, generator
+from metastable.core.types import LogPartition, Proposal, Walkers
+
+from .batches import Batches
+from .checkpoints import Checkpoint, CheckpointStore
+from .config import Schedule, TrainerConfig
+from .engine import Engine
+from .guard import Guard
+from .records import Gather, Recorder, Row
+
+OnRow = Callable[[Row], None]
+"""Told of every line of metrics, e.g. a progress bar."""
+
+
+class TrainableMethod(Protocol):
+    """What the trainer needs of a method (`metastable.methods.base.Method` is one)."""
+
+    name: Any
+
+    def start(self, context: Any) -> Any: ...
+    def turns(self, context: Any) -> Any: ...
+    def loss(self, context: Any, state: Any, player: str, batch: Tensor) -> Any: ...
+    def advance(self, context: Any, state: Any) -> Any: ...
+    def current_walkers(self, state: Any) -> Walkers | None: ...
+    def log_partition(self, state: Any) -> LogPartition | None: ...
+    def save(self, state: Any) -> dict[str, Any]: ...
+    def load(self, tree: dict[str, Any]) -> Any: ...
+
+
+@dataclass
+class Outcome:
+    """What training left in memory."""
+
+    status: str
+    step: int
+    seconds: float
+    history: list[Row]
+    walkers: Walkers | None
+    log_partition: LogPartition | None
+    ema: nn.Module | None
+    state: Any
+    message: str = ""
+    refused: list[str] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains `players` with `method` on `data`; everything random follows from `seed`.
+
+    Args:
+        energy: the energy, already checked.
+        players: modules that are trained, by name; empty for an energy without parameters is refused.
+        data: `(n, *event)`, on the engine's device.
+        method: a training method.
+        config: how training runs.
+        noise: a normalised density around the data.
+        engine: device and precision.
+        make_context: builds the method's context; kept out of here so that the loop knows no method.
+        seed: of every random number in the run.
+        folder: where to write metrics and checkpoints; None keeps everything in memory.
+        on_row: told of every line of metrics.
+    """
+
+    def __init__(
+        self,
+        energy: Callable[[Tensor], Tensor],
+        players: Mapping[str, nn.Module],
+        data: Tensor,
+        method: TrainableMethod,
+        config: TrainerConfig,
+        *,
+        noise: Proposal,
+        engine: Engine,
+        make_context: Callable[..., Any],
+        seed: int = 0,
+        folder: Path | None = None,
+        on_row: OnRow | None = None,
+    ):
+        self.energy, self.players, self.method, self.config = energy, dict(players), method, config
+        self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
+        self.batches = Batches(data, config.batch_size, seed)
+        self.context = make_context(
+            energy=energy,
+            players=self.players,
+            data=data,
+            noise=noise,
+            rng=generator(derive(seed, "method"), data.device),
+            engine=config.engine,
+            data_scale=max(float(data.flatten(1).var(0).sum().sqrt()), 1e-12),
+        )
+        self.optimisers = {name: self._optimiser(module) for name, module in self.players.items()}
+        self.schedules = {name: self._schedule(o) for name, o in self.optimisers.items()}
+        self.ema = self._averaged(config.ema)
+        self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep)
+        self.recorder = Recorder(folder, config.tensorboard)
+        self.guard = Guard(config.energy_limit, seed)
+        self.gather = Gather()
+        self.state: Any = None
+        self.seconds = 0.0
+        self.rollbacks = 0
+        self.row: Row = {}
+        self._interrupted = False
+
+    def _optimiser(self, module: nn.Module) -> Optimizer:
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        if not parameters:
+            raise InputError("energy: has no trainable parameters; there is nothing to fit")
+        made = self.config.optimiser(module if _wants_module(self.config.optimiser) else parameters)
+        if not isinstance(made, Optimizer):
+            raise InputError(f"optimiser: must make a torch.optim.Optimizer, got {type(made).__name__}")
+        return made
+
+    def _schedule(self, optimiser: Optimizer) -> LRScheduler:
+        schedule = self.config.schedule
+        if isinstance(schedule, Schedule):
+            return schedule.build(optimiser, self.config.steps)
+        return schedule(optimiser)
+
+    def _averaged(self, decay: float | None) -> AveragedModel | None:
+        if decay is None:
+            return None
+        return AveragedModel(
+            self.players["energy"], multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True
+        )
+
+    # ---- the loop
+
+    def run(self, resume: bool = False) -> Outcome:
+        """Train to the configured number of steps, or until interrupted; a guard error propagates."""
+        if not (resume and self._resume()):
+            self._begin()
+        began = time.perf_counter() - self.seconds
+        with self._stop_on_interrupt():
+            while self.context.step < self.config.steps and not self._interrupted:
+                self._update()
+                self.seconds = time.perf_counter() - began
+                self._after_update()
+        if self.store is not None and self.store.latest_step() != self.context.step:
+            self._checkpoint()
+        self.recorder.close()
+        return self._outcome("interrupted" if self._interrupted else "finished")
+
+    def _update(self) -> None:
+        """One update: losses and optimiser steps, then the method follows, then numbers are gathered."""
+        batch = self.batches.at(self.context.step)
+        averaged: dict[str, Tensor] = {}
+        for player in self.method.turns(self.context):
+            with self.engine.autocast():
+                loss, self.state, metrics = self.method.loss(self.context, self.state, player, batch)
+            averaged |= metrics
+            averaged |= self._descend(player, loss)
+        if self.ema is not None:
+            self.ema.update_parameters(self.players["energy"])
+        with self.engine.autocast():
+            self.state, latest = self.method.advance(self.context, self.state)
+        if "log_z" in latest and "energy_data" in averaged:
+            latest = {**latest, "cross_entropy": latest["log_z"] + averaged["energy_data"]}
+        self.gather.add(averaged, latest)
+        self.context.step += 1
+
+    def _descend(self, player: str, loss: Tensor) -> dict[str, Tensor]:
+        module, optimiser = self.players[player], self.optimisers[player]
+        optimiser.zero_grad(set_to_none=True)
+        self.engine.backward(loss)
+        limit = self.config.clip_grad_norm
+        norm = nn.utils.clip_grad_norm_(module.parameters(), float("inf") if limit is None else limit)
+        optimiser.step()
+        self.schedules[player].step()
+        return {"grad_norm" if player == "energy" else f"grad_norm_{player}": norm}
+
+    def _after_update(self) -> None:
+        step, config = self.context.step, self.config
+        last = step == config.steps or self._interrupted
+        save = self.store is not None and (step % config.checkpoint_every == 0 or last)
+        if (step % config.log_every == 0 or save or last) and not self._log():
+            return
+        if save:
+            self._checkpoint()
+
+    def _log(self) -> bool:
+        """Write a line; False when the guard rolled training back."""
+        values = self.gather.read()
+        if values:
+            rate = self.optimisers["energy"].param_groups[0]["lr"]
+            self.row = {
+                "step": self.context.step,
+                "seconds": self.seconds,
+                "learning_rate": rate,
+                **values,
+            }
+            reason = self.guard.reason(self.row)
+            if reason is not None:
+                self._diverged(reason)
+                return False
+            self.recorder.write(self.row)
+            if self.on_row is not None:
+                self.on_row(self.row)
+        return True
+
+    # ---- divergence
+
+    def _diverged(self, reason: str) -> None:
+        step = self.context.step
+        good = None if self.store is None else self.store.latest_step()
+        path = None if self.store is None or good is None else self.store.folder / f"step-{good:08d}"
+        may_roll_back = self.config.on_divergence == "rollback" and self.rollbacks < self.config.max_rollbacks
+        if not may_roll_back or path is None:
+            self.recorder.write(self.row)
+            raise self.guard.error(reason, step, None if path is None else str(path))
+        count = self.rollbacks + 1
+        self._resume()
+        factor = 0.5 ** (count - self.rollbacks)  # the checkpoint may have been made before earlier rollbacks
+        self.rollbacks = count
+        self._slow_down(factor, count)
+
+    def _slow_down(self, factor: float, count: int) -> None:
+        """A smaller learning rate and other random numbers: the same course would end the same way."""
+        for optimiser, schedule in zip(self.optimisers.values(), self.schedules.values(), strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] *= factor
+            schedule.base_lrs = [rate * factor for rate in schedule.base_lrs]
+        self.context.rng.manual_seed(derive(self.seed, "rollback", count))
+
+    # ---- beginning, checkpoints, resuming
+
+    def _begin(self) -> None:
+        if self.store is not None and self.store.steps():
+            raise CheckpointError(
+                f"{self.store.folder}: already holds checkpoints; resume the run, or choose another folder"
+            )
+        if self.recorder.path is not None:
+            self.recorder.rewind(-1)
+        self.state = self.method.start(self.context)
+        if self.store is not None:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        assert self.store is not None
+        weights = {name: module.state_dict() for name, module in self.players.items()}
+        if self.ema is not None:
+            weights["ema"] = self.ema.state_dict()
+        self.store.save(self.context.step, weights, self._tree())
+
+    def _tree(self) -> dict[str, Any]:
+        return {
+            "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
+            "schedules": {name: _plain(s.state_dict()) for name, s in self.schedules.items()},
+            "method": self.method.save(self.state),
+            "rng": self.context.rng.get_state(),
+            "gather": self.gather.save(),
+            "seconds": self.seconds,
+            "rollbacks": self.rollbacks,
+        }
+
+    def _resume(self) -> bool:
+        """Go on from the newest good checkpoint; False where there is none."""
+        checkpoint = self.store.load() if self.store is not None else None
+        if checkpoint is None:
+            return False
+        self._restore(checkpoint)
+        self.store.rewind(checkpoint.step)  # pyright: ignore
+        self.recorder.rewind(checkpoint.step)
+        return True
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        tree: Any = checkpoint.state
+        for name, module in self.players.items():
+            _load_weights(module, checkpoint.weights[name], name)
+        if self.ema is not None:
+            self.ema.load_state_dict(dict(checkpoint.weights["ema"]))
+        for name, optimiser in self.optimisers.items():
+            optimiser.load_state_dict(tree["optimisers"][name])
+            self.schedules[name].load_state_dict(tree["schedules"][name])
+        self.state = self.method.load(_to(tree["method"], self.engine.device))
+        self.context.rng.set_state(tree["rng"])
+        self.context.step = checkpoint.step
+        self.gather.load(_to(tree["gather"], self.engine.device))
+        self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
+
+    def _outcome(self, status: str) -> Outcome:
+        return Outcome(
+            status=status,
+            step=self.context.step,
+            seconds=self.seconds,
+            history=self.recorder.history,
+            walkers=self.method.current_walkers(self.state),
+            log_partition=self.method.log_partition(self.state),
+            ema=None if self.ema is None else self.ema.module,
+            state=self.state,
+            refused=[] if self.store is None else self.store.refused,
+        )
+
+    @contextmanager
+    def _stop_on_interrupt(self):
+        """The first Ctrl-C ends training after the update in flight; the second one raises at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def interrupt(number: int, frame: Any) -> None:
+            self._interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _wants_module(factory: Any) -> bool:
+    """A factory marked with `per_module = True` is given the module, e.g. to make parameter groups."""
+    return bool(getattr(factory, "per_module", False))
+
+
+def _plain(tree: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler's state without the functions it holds, which are made anew on resume."""
+    return {k: v for k, v in tree.items() if not callable(v)}
+
+
+def _to(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {k: _to(v, device) for k, v in tree.items()}
+    return [_to(v, device) for v in tree] if isinstance(tree, list) else tree
+
+
+def _load_weights(module: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
+    try:
+        module.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        raise CheckpointError(f"the checkpoint's {name!r} does not fit this module: {error}") from error

@@ -1,0 +1,117 @@
+"""Independent populations of weighted walkers, each with its own running log Z."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.errors import require_choice
+from metastable.core.resampling import resample_indices
+from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp
+
+ORDERS = ("none", "principal", "energy")
+
+
+class Population(NamedTuple):
+    """G populations of n walkers each, stored flat: row i belongs to population i // n.
+
+    Attributes:
+        x: positions, `(G·n, *event)`.
+        log_weight: A, raw log-weights since the last resampling, `(G·n,)`, float64.
+        energy: U at `x` under the parameters the weights refer to, `(G·n,)`.
+        grad: ∇U at `x` under the same parameters, `(G·n, *event)`; empty where it is not kept.
+        log_z: log Z as of each population's last resampling, log Z₀ included, `(G,)`, float64.
+        resamplings: how often each population was resampled, `(G,)`.
+    """
+
+    x: Tensor
+    log_weight: Tensor
+    energy: Tensor
+    grad: Tensor
+    log_z: Tensor
+    resamplings: Tensor
+
+    @classmethod
+    def start(cls, x: Tensor, energy: Tensor, grad: Tensor, log_z: Tensor) -> Population:
+        """Walkers of equal weight; `log_z` is `(G,)` and says how many populations there are."""
+        A = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        count = torch.zeros(len(log_z), dtype=torch.int64, device=x.device)
+        return cls(x, A, energy, grad, log_z.double(), count)
+
+    @property
+    def groups(self) -> int:
+        """G."""
+        return len(self.log_z)
+
+    def by_group(self, values: Tensor) -> Tensor:
+        """`(G·n, …)` viewed as `(G, n, …)`."""
+        return values.view(self.groups, -1, *values.shape[1:])
+
+    def ess(self) -> Tensor:
+        """Effective sample size of each population as a fraction, `(G,)`."""
+        return ess_fraction(self.by_group(self.log_weight))
+
+    def entropy(self) -> Tensor:
+        """exp(entropy of the weights)/n for each population, `(G,)`."""
+        return entropy_fraction(self.by_group(self.log_weight))
+
+    def log_partition(self) -> Tensor:
+        """log Z as each population sees it now, `(G,)`: (12), continued through resampling."""
+        return self.log_z + log_mean_exp(self.by_group(self.log_weight))
+
+    def resample(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Population:
+        """Resample the populations marked in `need` `(G,)` and set their weights to one.
+
+        log Z moves into `log_z`, energies and gradients move with their walkers. On the CPU nothing is done
+        when no population needs it; elsewhere the host is not asked, and unmarked rows map to themselves.
+        """
+        if self.x.device.type == "cpu" and not bool(need.any()):
+            return self
+        rows = self._rows(need, scheme, order, rng)
+        keep_grad = self.grad.numel() > 0
+        return Population(
+            x=self.x[rows],
+            log_weight=torch.where(need[:, None], 0.0, self.by_group(self.log_weight)).flatten(),
+            energy=self.energy[rows],
+            grad=self.grad[rows] if keep_grad else self.grad,
+            log_z=torch.where(need, self.log_partition(), self.log_z),
+            resamplings=self.resamplings + need,
+        )
+
+    def _rows(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Tensor:
+        A = self.by_group(self.log_weight)
+        G, n = A.shape
+        chosen = resample_indices(A, scheme=scheme, rng=rng, order=self._order(order))
+        same = torch.arange(n, device=A.device).expand(G, n)
+        local = torch.where(need[:, None], chosen, same)
+        return (local + n * torch.arange(G, device=A.device)[:, None]).flatten()
+
+    def _order(self, order: str) -> Tensor | None:
+        require_choice("order", order, ORDERS)
+        if order == "none":
+            return None
+        if order == "energy":
+            return self.by_group(self.energy).argsort(-1)
+        p = torch.softmax(self.by_group(self.log_weight), -1)
+        return principal_scores(self.by_group(self.x.flatten(1)), p).argsort(-1)
+
+    def save(self) -> dict[str, Any]:
+        """As a tree of tensors."""
+        return self._asdict()
+
+
+def principal_scores(x: Tensor, p: Tensor, iterations: int = 12) -> Tensor:
+    """Positions along the direction of largest weighted variance; `x` is `(G, n, D)`, `p` is `(G, n)`.
+
+    Power iteration without forming a covariance. Walkers in different modes end up at different ends of such
+    a direction, so that sorting by it puts modes side by side before stratified or systematic resampling.
+    """
+    p = p.to(x.dtype)[..., None]
+    centred = x - (p * x).sum(1, keepdim=True)
+    v = (p * centred.square()).sum(1).sqrt()[..., None]
+    for _ in range(iterations):
+        v = torch.einsum("gnd,gn->gd", centred, (p * (centred @ v))[..., 0])[..., None]
+        v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    return (centred @ v)[..., 0]

@@ -1,0 +1,455 @@
+"""Annealed importance sampling and sequential Monte Carlo from a normalised reference q to exp(−E).
+
+Everything here walks the geometric path
+
+    E_β(x) = (1 − β)·(−log q(x)) + β·E(x),    0 = β₀ < β₁ < … < β_K = 1,
+
+and is one loop, `anneal`: reweight from β to β′ by exp(−(β′ − β)·(E(x) + log q(x))), resample where the weights
+have become uneven, move with a kernel that leaves exp(−E_β′) invariant. The raw log-weights carry the partition
+function: the mean of exp(log_weight) over a population is an unbiased estimate of Z, whatever the number of
+walkers, temperatures or moves (Neal 2001; Del Moral, Doucet and Jasra 2006). This holds only while nothing in
+the loop was chosen by looking at those walkers, so temperatures and step sizes are learnt by a pilot that is
+then thrown away (`find_schedule`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.errors import InputError, UnsupportedError, require, require_count
+from metastable.core.random import normal_like
+from metastable.core.resampling import resample_indices
+from metastable.core.types import Energy, EnergyGrad, Proposal, Walkers, energy_and_grad, per_row
+from metastable.core.weights import ess_fraction, log_mean_exp
+from metastable.kernels import HMC, ChainState, Kernel, run_chain
+
+RESAMPLE_BELOW = 0.5
+"""A population whose effective sample size falls under this share of its walkers is resampled."""
+CONDITIONAL_ESS = 0.9
+"""Effective share that one change of temperature leaves: sets the number of temperatures."""
+STEP_JITTER = 0.4
+"""Standard deviation of each walker's log step size, so that no chain is locked to one scale."""
+MAX_TEMPERATURES = 500
+"""A pilot that needs more jumps to β = 1, and says so."""
+ENDLESS = 1e-9
+"""A pilot that is still not there at 1 − β below this follows walkers that run away: it jumps too."""
+
+
+class Schedule(NamedTuple):
+    """Inverse temperatures from one end of the path to the other, and the step size of the moves at each.
+
+    Attributes:
+        betas: `(K + 1,)`, float64.
+        step_sizes: `(K + 1,)`; entry k belongs to the kernel that leaves exp(−E_{β_k}) invariant.
+    """
+
+    betas: Tensor
+    step_sizes: Tensor
+
+    def reversed(self) -> Schedule:
+        """The same path walked from the other end."""
+        return Schedule(self.betas.flip(0), self.step_sizes.flip(0))
+
+    def refined(self) -> Schedule:
+        """Twice as many changes of temperature: every gap is halved, step sizes between are geometric means."""
+        betas = torch.stack([self.betas[:-1], (self.betas[:-1] + self.betas[1:]) / 2], 1).flatten()
+        between = (self.step_sizes[:-1] * self.step_sizes[1:]).sqrt()
+        steps = torch.stack([self.step_sizes[:-1], between], 1).flatten()
+        return Schedule(torch.cat([betas, self.betas[-1:]]), torch.cat([steps, self.step_sizes[-1:]]))
+
+
+@dataclass(frozen=True)
+class Annealed(Walkers):
+    """Walkers at the end of a path, in `populations` independent groups of equal size.
+
+    `log_weight` is raw and stays so through resampling, so that `log_partitions` can be read off it.
+    `info` holds `acceptance` (mean probability of each temperature's moves, `(K,)`), `ess` (effective share of
+    each population after each change of temperature, `(K, G)`) and `non_finite` (how many energies were met
+    that are not numbers or infinite).
+
+    Attributes:
+        populations: G, how many independent groups the rows form.
+        schedule: the path that was walked.
+        complete: whether the schedule reached its end with even weights (false for a pilot that gave up).
+    """
+
+    populations: int = 1
+    schedule: Schedule | None = None
+    complete: bool = True
+
+    @property
+    def log_partitions(self) -> Tensor:
+        """log of the mean weight of each population, `(G,)`: exp of it is unbiased for Z."""
+        return log_mean_exp(self.log_weight.view(self.populations, -1), 1)
+
+
+class Tempered:
+    """E_β(x) = (1 − β)·(−log q(x)) + β·E(x) as an energy with its own gradient."""
+
+    def __init__(self, energy: Energy, reference: Proposal, beta: Tensor):
+        self.energy, self.reference = energy, ReferenceEnergy(reference)
+        self.beta, self.rest = beta, 1 - beta
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Energies, `(B,)`."""
+        return self.beta * self.energy(x) + self.rest * self.reference(x)
+
+    def value_and_grad(self, x: Tensor) -> EnergyGrad:
+        """Both ends' values and gradients, mixed."""
+        return self.mixed(_Ends(energy_and_grad(self.energy, x), energy_and_grad(self.reference, x)))
+
+    def mixed(self, ends: _Ends) -> EnergyGrad:
+        """Values and gradients of E_β from those of both ends; 0·inf is NaN, which every kernel rejects."""
+        return EnergyGrad(*(self.beta * m + self.rest * r for m, r in zip(*ends, strict=True)))
+
+
+class ReferenceEnergy:
+    """−log q(x) as an energy; a density that is constant in x, as a uniform one, has gradient zero."""
+
+    def __init__(self, reference: Proposal):
+        self.reference = reference
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """−log q(x), `(B,)`."""
+        return -self.reference.log_prob(x)
+
+    def value_and_grad(self, x: Tensor) -> EnergyGrad:
+        """The reference's own closed form where it has one, else automatic differentiation."""
+        own = getattr(self.reference, "value_and_grad", None)
+        if own is not None:
+            return EnergyGrad(*own(x))
+        with torch.enable_grad():
+            y = x.detach().requires_grad_(True)
+            values = self(y)
+            grad = (
+                torch.autograd.grad(values.sum(), y, allow_unused=True)[0] if values.requires_grad else None
+            )
+        return EnergyGrad(values.detach(), torch.zeros_like(x) if grad is None else grad)
+
+
+class _Ends(NamedTuple):
+    """Energies and gradients of both ends of the path at the same positions."""
+
+    model: EnergyGrad
+    reference: EnergyGrad
+
+    def gap(self) -> Tensor:
+        """E(x) + log q(x) in float64, `(B,)`; what is not a number has no probability, so +inf."""
+        gap = self.model.energy.double() - self.reference.energy.double()
+        return torch.where(gap.isnan(), torch.inf, gap)
+
+    def rows(self, index: Tensor) -> _Ends:
+        return _Ends(*(EnergyGrad(e.energy[index], e.grad[index]) for e in self))
+
+
+def _evaluate(energy: Energy, reference: Proposal, x: Tensor) -> _Ends:
+    return _Ends(energy_and_grad(energy, x), energy_and_grad(ReferenceEnergy(reference), x))
+
+
+def anneal(
+    energy: Energy,
+    reference: Proposal,
+    x: Tensor,
+    schedule: Schedule,
+    kernel: Kernel,
+    rng: torch.Generator,
+    *,
+    steps: int = 1,
+    populations: int = 1,
+    resample_below: float = RESAMPLE_BELOW,
+    jitter: float = STEP_JITTER,
+) -> Annealed:
+    """Carry walkers along `schedule`, from whichever end of the path it begins at.
+
+    For k = 1…K: log w += −(β_k − β_{k−1})·(E(x) + log q(x)); populations whose ESS is under `resample_below` of
+    their size are resampled and each walker gets the population's mean weight; `steps` moves at β_k.
+    Nothing in the loop waits for the host.
+
+    Args:
+        energy: E, `(B, *event)` to `(B,)`.
+        reference: q, normalised.
+        x: draws from exp(−E_{β₀})/Z_{β₀}, `(G·n, *event)`, population after population.
+        schedule: inverse temperatures and step sizes.
+        kernel: leaves its target exactly invariant.
+        rng: source of randomness.
+        steps: moves at each temperature.
+        populations: G.
+        resample_below: 0 never resamples, which is annealed importance sampling.
+        jitter: standard deviation of each walker's log step size around the schedule's.
+    """
+    _require_invariant(kernel)
+    require_count("populations", populations)
+    require(x.shape[0] % populations == 0, "x", f"a multiple of {populations} rows", x.shape[0])
+    betas, sizes = schedule.betas.to(x.device), schedule.step_sizes.to(x.device, x.dtype)
+    log_weight = torch.zeros(populations, x.shape[0] // populations, dtype=torch.float64, device=x.device)
+    bad = torch.zeros((), dtype=torch.int64, device=x.device)
+    acceptance, ess = [], []
+    for k in range(1, len(betas)):
+        ends = _evaluate(energy, reference, x)
+        gap = ends.gap()
+        bad = bad + (~torch.isfinite(gap)).sum()
+        log_weight = log_weight - ((betas[k] - betas[k - 1]) * gap).view_as(log_weight)
+        ess.append(ess_fraction(log_weight))
+        if resample_below > 0:
+            rows, log_weight = _resample(log_weight, ess[-1] < resample_below, rng)
+            x, ends = x[rows], ends.rows(rows)
+        tempered = Tempered(energy, reference, betas[k])
+        state = ChainState(x, *tempered.mixed(ends))
+        h = _jittered(sizes[k], x, jitter, rng)
+        state, info, _ = run_chain(kernel, tempered, state, steps, rng, step_size=h)
+        x = state.x
+        acceptance.append(info.acceptance.mean())
+    info = {"acceptance": torch.stack(acceptance), "ess": torch.stack(ess), "non_finite": bad}
+    return Annealed(x, log_weight.flatten(), info, populations=populations, schedule=schedule)
+
+
+def _resample(log_weight: Tensor, uneven: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rows that each walker continues from, `(G·n,)`, and the new raw log-weights, `(G, n)`."""
+    G, n = log_weight.shape
+    stay = torch.arange(n, device=log_weight.device)
+    # a population that has lost every walker has no weights to draw from: it stays, and its Z is 0
+    drawn = resample_indices(log_weight.nan_to_num(neginf=-1e300), rng=rng)
+    rows = torch.where(uneven[:, None], drawn, stay) + n * torch.arange(G, device=stay.device)[:, None]
+    mean = log_mean_exp(log_weight)[:, None]
+    return rows.flatten(), torch.where(uneven[:, None], mean, log_weight)
+
+
+def _jittered(step_size: Tensor, x: Tensor, jitter: float, rng: torch.Generator) -> Tensor:
+    """One step size per walker, drawn without looking at the walker, so that the kernel stays invariant."""
+    if jitter == 0:
+        return step_size
+    rows = normal_like(x.flatten(1)[:, 0], rng)
+    return per_row(step_size * torch.exp(jitter * rows), x)
+
+
+def _require_invariant(kernel: Kernel) -> None:
+    if not kernel.invariant:
+        raise UnsupportedError(
+            f"kernel: {kernel.name!r} does not leave its target invariant, so the estimate of Z would be biased; "
+            "use MALA or HMC"
+        )
+
+
+def ais(
+    energy: Energy,
+    reference: Proposal,
+    n: int,
+    betas: Tensor | int,
+    kernel: Kernel,
+    steps_per_beta: int,
+    rng: torch.Generator,
+) -> Annealed:
+    """Annealed importance sampling (Neal 2001): n independent walkers, mean of exp(log_weight) unbiased for Z.
+
+    Args:
+        energy: E, `(B, *event)` to `(B,)`.
+        reference: q, normalised; walkers start as its draws.
+        n: walkers.
+        betas: increasing from 0 to 1, `(K + 1,)`, or the number K of equal gaps.
+        kernel: leaves its target invariant; its own step size is used at every temperature.
+        steps_per_beta: moves at each temperature.
+        rng: source of randomness.
+
+    >>> from metastable.kernels import MALA
+    >>> from metastable.proposals import Gaussian
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> w = ais(lambda x: 2 * x.square().sum(1), Gaussian(torch.zeros(1)), 2000, 20, MALA(0.2), 2, rng)
+    >>> round(w.log_partitions.item(), 1)  # ½ log(π/2) = 0.226
+    0.2
+    """
+    require_count("n", n)
+    grid = torch.linspace(0, 1, betas + 1, dtype=torch.float64) if isinstance(betas, int) else betas.double()
+    _require_path(grid)
+    schedule = Schedule(grid, torch.full_like(grid, kernel.step_size))
+    x = reference.sample(n, rng)
+    return anneal(
+        energy, reference, x, schedule, kernel, rng, steps=steps_per_beta, resample_below=0, jitter=0
+    )
+
+
+def reverse_ais(
+    energy: Energy,
+    reference: Proposal,
+    samples: Tensor,
+    betas: Tensor,
+    step_sizes: Tensor | float,
+    kernel: Kernel,
+    rng: torch.Generator,
+    *,
+    steps: int = 1,
+    populations: int = 1,
+    resample_below: float = 0.0,
+    jitter: float = STEP_JITTER,
+) -> Annealed:
+    """The path walked backwards, from draws of the model to the reference.
+
+    The mean weight is unbiased for 1/Z, so −log of it lies above log Z in expectation, as the forward estimate
+    lies below it: together they bracket log Z (Grosse, Ghahramani and Adams 2015). Read `−log_partitions`.
+
+    Args:
+        energy: E, `(B, *event)` to `(B,)`.
+        reference: q, normalised.
+        samples: draws of exp(−E)/Z, `(G·n, *event)`.
+        betas: increasing from 0 to 1, `(K + 1,)`, as in the forward run.
+        step_sizes: one for each of `betas`, or one for all.
+        kernel: leaves its target invariant.
+        rng: source of randomness.
+        steps: moves at each temperature.
+        populations: G, groups whose estimates are kept apart.
+        resample_below: 0 never resamples.
+        jitter: standard deviation of each walker's log step size.
+    """
+    _require_path(betas)
+    sizes = torch.as_tensor(step_sizes, dtype=torch.float64, device=betas.device).expand(betas.shape)
+    backwards = Schedule(betas.double(), sizes).reversed()
+    options = {"steps": steps, "populations": populations, "resample_below": resample_below, "jitter": jitter}
+    return anneal(energy, reference, samples.detach(), backwards, kernel, rng, **options)
+
+
+def _require_path(betas: Tensor) -> None:
+    ends = len(betas) > 1 and float(betas[0]) == 0 and float(betas[-1]) == 1
+    require(ends and bool((betas.diff() > 0).all()), "betas", "increasing from 0 to 1", betas.tolist())
+
+
+def find_schedule(
+    energy: Energy,
+    reference: Proposal,
+    walkers: int,
+    kernel: Kernel,
+    rng: torch.Generator,
+    *,
+    steps: int = 4,
+    conditional_ess: float = CONDITIONAL_ESS,
+    max_temperatures: int = MAX_TEMPERATURES,
+) -> Annealed:
+    """A pilot run that chooses each next β so that the change leaves `conditional_ess`, and tunes step sizes.
+
+    Its own weights are a good guess but not unbiased, because the path looked at them: use its `schedule` on
+    fresh walkers. `complete` is false where `max_temperatures` were not enough and the last change was a jump.
+    """
+    _require_invariant(kernel)
+    require_count("walkers", walkers, 2)
+    x = reference.sample(walkers, rng)
+    log_weight = torch.zeros(1, walkers, dtype=torch.float64, device=x.device)
+    at_rest = ReferenceEnergy(reference)
+    h, x, _ = _tuned(at_rest, kernel.init(at_rest, x), kernel, rng, kernel.step_size, 10)
+    betas, sizes, acceptance, ess, bad, jumped = [0.0], [h], [], [], 0, False
+    while betas[-1] < 1:
+        ends = _evaluate(energy, reference, x)
+        gap = ends.gap()
+        bad += int((~torch.isfinite(gap)).sum())
+        jumped = len(betas) >= max_temperatures or 1 - betas[-1] < ENDLESS
+        gain = 1 - betas[-1] if jumped else _next_gap(log_weight[0], gap, 1 - betas[-1], conditional_ess)
+        betas.append(1.0 if gain >= 1 - betas[-1] else betas[-1] + gain)
+        log_weight = log_weight - (betas[-1] - betas[-2]) * gap
+        ess.append(ess_fraction(log_weight))
+        rows, log_weight = _resample(log_weight, ess[-1] < RESAMPLE_BELOW, rng)
+        tempered = Tempered(energy, reference, gap.new_tensor(betas[-1]))
+        state = ChainState(x[rows], *tempered.mixed(ends.rows(rows)))
+        h, x, accepted = _tuned(tempered, state, kernel, rng, h, steps)
+        sizes.append(h)
+        acceptance.append(accepted)
+    info = {"acceptance": torch.tensor(acceptance), "ess": torch.stack(ess), "non_finite": torch.tensor(bad)}
+    schedule = Schedule(log_weight.new_tensor(betas), log_weight.new_tensor(sizes))
+    return Annealed(x, log_weight.flatten(), info, schedule=schedule, complete=not jumped)
+
+
+def _next_gap(log_weight: Tensor, gap: Tensor, left: float, target: float) -> float:
+    """The largest change of β up to `left` that keeps the conditional ESS at `target`.
+
+    (Σ W w)²/(Σ W w²) with W the weights so far and w = exp(−Δβ·gap): one number for each candidate Δβ of a
+    grid over ten decades, then of a finer one between the two that enclose the answer.
+    """
+    tries = left * torch.logspace(-10, 0, 61, dtype=torch.float64, device=gap.device)
+    for _ in range(2):
+        good = _conditional_ess(log_weight, gap, tries) >= target
+        last = int(good.cumprod(0).sum()) - 1
+        if last == len(tries) - 1:
+            return float(tries[-1])
+        low, high = float(tries[max(last, 0)]), float(tries[last + 1])
+        tries = torch.linspace(low, high, 33, dtype=torch.float64, device=gap.device)
+    return low
+
+
+def _conditional_ess(log_weight: Tensor, gap: Tensor, change: Tensor) -> Tensor:
+    step = -change[:, None] * gap
+    once, twice = (torch.logsumexp(log_weight + k * step, 1) for k in (1, 2))
+    return torch.exp(2 * once - twice - torch.logsumexp(log_weight, 0))
+
+
+def _tuned(
+    energy: Energy, state: ChainState, kernel: Kernel, rng: torch.Generator, step_size: float, steps: int
+) -> tuple[float, Tensor, float]:
+    """`steps` moves while the step size follows the acceptance: step size, positions and acceptance after them."""
+    log_step = state.x.new_tensor(step_size).log()
+    for _ in range(steps):
+        h = _jittered(log_step.exp(), state.x, STEP_JITTER, rng)
+        state, info, _ = run_chain(kernel, energy, state, 1, rng, step_size=h)
+        accepted = info.acceptance.mean()
+        # the acceptance is a mean over all walkers, so the gain can be large and constant
+        log_step = log_step + 1.5 * (accepted - kernel.target_acceptance)
+    return float(log_step.exp()), state.x, float(accepted)
+
+
+def smc(
+    energy: Energy,
+    reference: Proposal,
+    populations: int,
+    walkers: int,
+    rng: torch.Generator,
+    *,
+    kernel: Kernel | None = None,
+    schedule: Schedule | None = None,
+    steps: int = 4,
+    pilot_walkers: int | None = None,
+    conditional_ess: float = CONDITIONAL_ESS,
+    resample_below: float = RESAMPLE_BELOW,
+) -> Annealed:
+    """Sequential Monte Carlo on a path that a pilot found: G independent unbiased estimates of Z in one batch.
+
+    Args:
+        energy: E, `(B, *event)` to `(B,)`.
+        reference: q, normalised.
+        populations: G, independent groups; they share the schedule, which the pilot fixed beforehand.
+        walkers: n in each population.
+        rng: source of randomness.
+        kernel: leaves its target invariant; HMC by default. Its step size is where the pilot starts.
+        schedule: skip the pilot and use this path.
+        steps: moves at each temperature.
+        pilot_walkers: of the pilot, by default as many as one population has, at least 256.
+        conditional_ess: share of effective walkers that one change of temperature leaves.
+        resample_below: populations with a smaller effective share are resampled.
+    """
+    require_count("populations", populations)
+    require_count("walkers", walkers, 2)
+    require(0 < conditional_ess < 1, "conditional_ess", "between 0 and 1", conditional_ess)
+    kernel = default_kernel() if kernel is None else kernel
+    if schedule is None:
+        size = max(walkers, 256) if pilot_walkers is None else pilot_walkers
+        pilot = find_schedule(
+            energy, reference, size, kernel, rng, steps=steps, conditional_ess=conditional_ess
+        )
+        schedule = pilot.schedule
+    if schedule is None:
+        raise InputError("schedule: the pilot found none")
+    x = reference.sample(populations * walkers, rng)
+    return anneal(
+        energy,
+        reference,
+        x,
+        schedule,
+        kernel,
+        rng,
+        steps=steps,
+        populations=populations,
+        resample_below=resample_below,
+    )
+
+
+def default_kernel() -> Kernel:
+    """Short Hamiltonian trajectories: they forget their start in fewer gradients than Langevin steps."""
+    return HMC(step_size=0.3, leapfrog=4)

@@ -1,0 +1,61 @@
+"""Where chains begin: noise, data, or where they stood before."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.types import Proposal, per_row
+
+
+def from_noise(noise: Proposal, n: int, rng: torch.Generator) -> Tensor:
+    """`n` positions drawn from a proposal, `(n, *event)`."""
+    return noise.sample(n, rng)
+
+
+def random_rows(total: int, n: int, rng: torch.Generator, device: torch.device) -> Tensor:
+    """`n` row numbers: without replacement while there are enough rows, with replacement beyond."""
+    if n == total:
+        return torch.arange(total, device=device)
+    if n < total:
+        return torch.randperm(total, generator=rng, device=device)[:n]
+    return torch.randint(total, (n,), generator=rng, device=device)
+
+
+def from_data(data: Tensor, n: int, rng: torch.Generator) -> Tensor:
+    """`n` rows of the data, `(n, *event)`: all of them, in order, when n is their number."""
+    return data[random_rows(len(data), n, rng, data.device)].clone()
+
+
+class Reading(NamedTuple):
+    """What was read from a replay buffer: the positions and the rows they came from."""
+
+    x: Tensor
+    rows: Tensor
+
+
+class ReplayBuffer(NamedTuple):
+    """Persistent chains, `(capacity, *event)`. Chains go back to the rows they were read from.
+
+    A buffer that is read at random rows and written back in another order loses chains: a hundred fell to
+    three in a measured case. Here `write` needs the rows that `read` gave.
+    """
+
+    x: Tensor
+
+    def read(
+        self, n: int, rng: torch.Generator, rejuvenation: float = 0.0, fresh: Proposal | None = None
+    ) -> Reading:
+        """`n` chains; each is replaced by a fresh start with probability `rejuvenation`."""
+        rows = random_rows(len(self.x), n, rng, self.x.device)
+        x = self.x[rows]
+        if rejuvenation > 0 and fresh is not None:
+            u = torch.rand(len(rows), generator=rng, device=x.device)
+            x = torch.where(per_row(u < rejuvenation, x), fresh.sample(len(rows), rng).to(x.dtype), x)
+        return Reading(x, rows)
+
+    def write(self, rows: Tensor, x: Tensor) -> ReplayBuffer:
+        """A buffer in which `rows` hold `x` and every other row is untouched."""
+        return ReplayBuffer(self.x.index_copy(0, rows, x))

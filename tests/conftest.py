@@ -1,0 +1,65 @@
+"""One false-alarm rate for every statistical test, and the comparisons that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FALSE_ALARM = 1e-6
+"""Chance that one correct comparison fails under a new seed; every statistical tolerance follows from it."""
+
+
+def z_limit(comparisons: int = 1) -> float:
+    """The |z| that `comparisons` standard normal scores together exceed with probability `FALSE_ALARM`."""
+    return NormalDist().inv_cdf(1 - FALSE_ALARM / (2 * comparisons))
+
+
+def z_scores(value: Tensor | float, truth: Tensor | float, std_error: Tensor | float) -> Tensor:
+    """|value − truth| in standard errors; rounding in float64 is forgiven where the error bar is zero."""
+    value, truth, error = (torch.as_tensor(v, dtype=torch.float64) for v in (value, truth, std_error))
+    rounding = 1e-12 * (1 + truth.abs())
+    return (value - truth).abs() / (error + rounding)
+
+
+def assert_within(value: Tensor | float, truth: Tensor | float, std_error: Tensor | float) -> None:
+    """Every `value` lies within the z-limit of its `truth`, corrected for how many there are."""
+    scores = z_scores(value, truth, std_error)
+    limit = z_limit(scores.numel())
+    assert bool((scores <= limit).all()), (
+        f"{float(scores.max()):.1f} standard errors, limit {limit:.1f}: "
+        f"got {value}, expected {truth} ± {std_error}"
+    )
+
+
+def mean_and_error(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean over independent rows of `values`, `(N, ...)`, and its standard error."""
+    values = values.double()
+    return values.mean(0), values.std(0) / len(values) ** 0.5
+
+
+class Quadrature(NamedTuple):
+    """Points `(M, d)` of a regular grid and the log of the mass exp(−E) of the cell around each."""
+
+    points: Tensor
+    log_mass: Tensor
+
+    @property
+    def log_partition(self) -> Tensor:
+        return torch.logsumexp(self.log_mass, 0)
+
+    def mean(self, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Expectation of `f`, `(M, d)` to `(M, ...)`, under exp(−E)/Z."""
+        return torch.tensordot(torch.softmax(self.log_mass, 0), f(self.points), dims=1)
+
+
+def quadrature(energy: Callable[[Tensor], Tensor], box: Sequence[tuple[float, float, int]]) -> Quadrature:
+    """Trapezoid rule on a box, one (low, high, points) per axis, for masses that vanish at its border."""
+    axes = [torch.linspace(*side, dtype=torch.float64) for side in box]
+    points = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+    log_cell = sum(torch.log(axis[1] - axis[0]) for axis in axes)
+    log_mass = torch.cat([-energy(part) for part in points.split(500_000)]) + log_cell
+    return Quadrature(points, log_mass)

@@ -1,0 +1,199 @@
+"""Running chains: the generator is the only randomness, and compiling changes nothing but the speed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from metastable.core.errors import ConfigError
+from metastable.energies import MLP, Banana
+from metastable.kernels import HMC, MALA, ULA, Kernel, chain, run_chain
+
+F64 = torch.float64
+ALL = [ULA(0.05), MALA(0.3), HMC(0.3, leapfrog=3)]
+over = pytest.mark.parametrize
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Counted:
+    """A banana that counts how often it is evaluated."""
+
+    def __init__(self):
+        self.calls, self.energy = 0, Banana(2, 1.0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.energy(x)
+
+
+def start(kernel: Kernel, chains: int = 20):
+    energy = Banana(2, 1.0)
+    return energy, kernel.init(energy, energy.sample(chains, rng(5)).double())
+
+
+@over("kernel", ALL)
+def test_the_same_generator_state_gives_the_same_chain(kernel):
+    energy, state = start(kernel)
+    before = torch.get_rng_state()
+    first, second = (run_chain(kernel, energy, state, 9, rng(1)) for _ in range(2))
+    assert torch.equal(first.state.x, second.state.x)
+    assert torch.equal(first.info.acceptance, second.info.acceptance)
+    assert not torch.equal(first.state.x, run_chain(kernel, energy, state, 9, rng(2)).state.x)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@over("kernel", ALL)
+def test_two_runs_in_a_row_are_one_long_run(kernel):
+    energy, state = start(kernel)
+    whole = run_chain(kernel, energy, state, 9, rng(1))
+    source = rng(1)
+    half = run_chain(kernel, energy, state, 4, source)
+    rest = run_chain(kernel, energy, half.state, 5, source)
+    assert torch.equal(rest.state.x, whole.state.x)
+    moved = (4 * half.info.moved + 5 * rest.info.moved) / 9
+    assert torch.allclose(moved, whole.info.moved, rtol=1e-12)
+
+
+@over("kernel", ALL)
+def test_the_start_is_not_overwritten(kernel):
+    energy, state = start(kernel)
+    kept = [part.clone() for part in state]
+    run_chain(kernel, energy, state, 3, rng())
+    assert all(torch.equal(a, b) for a, b in zip(state, kept, strict=True))
+
+
+@over(("kernel", "init", "step"), [(ULA(0.05), 0, 1), (MALA(0.3), 1, 1), (HMC(0.3, leapfrog=3), 1, 3)])
+def test_a_step_costs_the_gradients_it_says(kernel, init, step):
+    energy = Counted()
+    state = kernel.init(energy, torch.zeros(4, 2))
+    run_chain(kernel, energy, state, 5, rng())
+    assert kernel.gradients_per_step == step
+    assert energy.calls == init + 5 * step
+
+
+@over("kernel", ALL)
+@over(("steps", "record", "draws"), [(6, 1, 6), (6, 2, 3), (7, 3, 2), (2, 3, 0)])
+def test_positions_are_recorded_as_asked(kernel, steps, record, draws):
+    energy, state = start(kernel)
+    result = run_chain(kernel, energy, state, steps, rng(1), record=record)
+    if draws == 0:
+        assert result.trace is None
+        return
+    assert result.trace.shape == (draws, 20, 2)
+    for k, position in enumerate(result.trace, 1):
+        assert torch.equal(position, run_chain(kernel, energy, state, k * record, rng(1)).state.x)
+
+
+@over("kernel", ALL)
+def test_nothing_is_kept_unless_asked(kernel):
+    energy, state = start(kernel)
+    assert run_chain(kernel, energy, state, 6, rng()).trace is None
+
+
+@over("kernel", ALL)
+def test_a_step_size_given_overrides_the_kernels(kernel):
+    from dataclasses import replace
+
+    energy, state = start(kernel)
+    other = run_chain(kernel, energy, state, 3, rng(), step_size=torch.tensor(0.01)).state.x
+    assert torch.equal(
+        other,
+        run_chain(replace(kernel, step_size=torch.tensor(0.01).item()), energy, state, 3, rng()).state.x,
+    )
+
+
+@over(
+    ("arguments", "field", "hint"),
+    [({"engine": "complie"}, "engine", "did you mean 'compile'"), ({"steps": -1}, "steps", "at least 0")],
+)
+def test_a_bad_argument_is_named(arguments, field, hint):
+    energy, state = start(ALL[0])
+    with pytest.raises(ConfigError, match=hint) as raised:
+        run_chain(ALL[0], energy, state, **{"steps": 2, "rng": rng(), **arguments})
+    assert raised.value.path == field
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch):
+    """Few steps a call, and no code left from or for another test."""
+    monkeypatch.setattr(chain, "UNROLL", 2)
+    chain._compiled_advance.cache_clear()
+    torch._dynamo.reset()
+    yield
+    chain._compiled_advance.cache_clear()
+    torch._dynamo.reset()
+
+
+# The default backend generates and builds C++; one kernel through it is enough at every commit.
+COMPILED = [
+    (ULA(0.05, drift_clip=0.2), None),
+    (MALA(0.3), "aot_eager"),
+    (HMC(0.3, leapfrog=2, mass=(1.0, 2.0)), "aot_eager"),
+]
+
+
+@over(("kernel", "backend"), COMPILED)
+def test_compiled_chains_are_the_eager_ones(kernel, backend, fresh_compiler, monkeypatch):
+    if backend is not None:
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    energy = MLP(2, (8,), seed=1).double()
+    x = torch.randn((6, 2), generator=rng(3), dtype=F64)
+
+    def both() -> Tensor:
+        eager, fast = (
+            run_chain(kernel, energy, kernel.init(energy, x), 5, rng(4), engine=engine)
+            for engine in chain.ENGINES
+        )
+        for a, b in zip((*eager.state, *eager.info), (*fast.state, *fast.info), strict=True):
+            assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
+        return fast.state.x
+
+    first = both()
+    with torch.no_grad():
+        for parameter in energy.parameters():
+            parameter.mul_(2.0)
+    assert (both() - first).abs().max() > 1e-3  # the code is kept, the parameters are not
+
+
+def test_networks_share_code_and_none_is_kept_alive(fresh_compiler, monkeypatch):
+    frames: list[object] = []
+
+    def backend(graph, inputs):
+        frames.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    x = torch.zeros(3, 2, dtype=F64)
+
+    def used_once(seed: int) -> weakref.ref:
+        energy = MLP(2, (4,), seed=seed).double()
+        kernel = ULA(0.1 + 0.01 * seed)
+        run_chain(kernel, energy, kernel.init(energy, x), 2, rng(), engine="compile")
+        return weakref.ref(energy)
+
+    networks = [used_once(seed) for seed in range(3)]
+    gc.collect()
+    assert len(frames) == 1
+    assert all(network() is None for network in networks)
+
+
+@pytest.mark.skipif(
+    "recompile_limit" not in inspect.signature(torch.compile).parameters, reason="needs a newer torch"
+)
+def test_more_batch_shapes_than_the_compilers_own_limit(fresh_compiler, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    energy, kernel = Banana(2, 1.0), ULA(0.05)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for chains in (2, 3, 4, 5):
+            state = kernel.init(energy, torch.zeros(chains, 2))
+            x = run_chain(kernel, energy, state, 1, rng(), engine="compile").state.x
+            assert x.shape == (chains, 2)

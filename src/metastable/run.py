@@ -90,7 +90,7 @@ class Run:
             "seconds": self.seconds,
             "event_shape": list(self.event_shape),
             "method": self.method,
-            "log_partition": None if z is None else {**asdict(z), "interval": list(z.interval(0.95))},
+            "log_partition": None if z is None else z.as_json(),
             "cross_entropy": self.scores.get("cross_entropy"),
             "diagnosis": [asdict(f) for f in self.diagnosis],
             "modes": self.modes,

@@ -1,1 +1,187 @@
 """What a finished run is worth: samples, log Z, scores, modes, diagnosis, and the files that keep them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.core.random import derive
+from metastable.core.types import LogPartition, Walkers
+from metastable.data import ToySet
+from metastable.evaluation.diagnosis import Facts, Finding, diagnose
+from metastable.evaluation.distances import energy_distance
+from metastable.evaluation.log_partition import log_partition
+from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
+from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
+from metastable.run import Run, read_summary, write_json
+
+SHOWN = 2000
+"""Rows of data and samples that a report shows."""
+GRID = 161
+
+
+def evaluate_run(run: Run, train: Tensor, validation: Tensor, toy: ToySet | None, *, seed: int) -> Run:
+    """Fill in what the run is worth, and write it to its folder where it has one.
+
+    log Z and samples come from the method's own walkers where it has weighted ones (Jarzynski). For the others
+    both come from sequential Monte Carlo on the trained energy: chains that start at the data would show the
+    data's mode weights, not the model's.
+    """
+    if run.log_partition is None:
+        z = log_partition(run.energy, data=train, seed=derive(seed, "evaluate"))
+        run.log_partition, run.walkers = z, z.walkers or run.walkers
+    run.modes = _modes(run, train, toy, seed)
+    run.scores = _scores(run, validation, toy)
+    run.diagnosis = _diagnosis(run, train)
+    if run.folder is not None:
+        _write(run, train, toy, seed)
+    return run
+
+
+def _equal_weights(run: Run, n: int, seed: int) -> Tensor:
+    assert run.walkers is not None
+    return run.walkers.resampled(n, seed=derive(seed, "samples")).x
+
+
+def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> dict[str, Any] | None:
+    """Mode weights of data and model, around the toy set's centres or the modes found in the data."""
+    if toy is not None and toy.centers is not None:
+        centers, separated = toy.centers.to(train), True
+        truth = None if toy.weights is None else toy.weights.tolist()
+    else:
+        found = find_modes(train, seed=derive(seed, "modes") % 2**31)
+        centers, separated, truth = found.centers.to(train), found.separated, None
+    if run.walkers is None or len(centers) < 2:
+        return None
+    in_data = mode_weights(train, centers)
+    spread = (in_data * (1 - in_data) / len(train)).sqrt()
+    errors = mode_weight_errors(
+        run.walkers.x, centers, in_data, run.walkers.log_weight, target_std_error=spread
+    )
+    return {
+        "centers": centers.flatten(1).tolist() if centers[0].numel() <= 64 else None,
+        "data": in_data.tolist(),
+        "truth": truth,
+        "samples": errors.weights.tolist(),
+        "std_error": errors.std_error.tolist(),
+        "separated": separated,
+    }
+
+
+def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float]:
+    scores: dict[str, float] = {}
+    z = run.log_partition
+    if z is not None:
+        with torch.no_grad():
+            energies = run.energy(validation).double()
+        scores["log_likelihood"] = float(-energies.mean()) - z.value
+        scores["log_likelihood_se"] = math.hypot(float(energies.std()) / math.sqrt(len(energies)), z.std_error)
+        scores["cross_entropy"] = -scores["log_likelihood"]
+    if run.walkers is not None:
+        w = run.walkers.resampled(min(2000, len(run.walkers)))
+        scores["energy_distance"] = float(energy_distance(w.x.flatten(1), validation[:2000].flatten(1)))
+    if toy is not None and toy.log_density is not None and z is not None:
+        own = toy.log_density(validation.cpu().float()).double().mean()
+        scores["kl_estimated"] = scores["cross_entropy"] + float(own)
+        scores |= _exact_scores(run, validation, toy)
+    return scores
+
+
+def _exact_scores(run: Run, data: Tensor, toy: ToySet) -> dict[str, float]:
+    """In two dimensions everything can be had exactly, by quadrature: log Z, KL and mode weights."""
+    if data.dim() != 2 or data.shape[1] > 2 or toy.log_density is None:
+        return {}
+    box = bounding_box(data, 1.0)
+    density = grid_density(run.energy, box, 401)
+    scores = {
+        "log_z_exact": density.log_partition,
+        "kl_exact": kl_on_grid(toy.log_density, run.energy, box, 401, mass_tolerance=1e-2),
+        "edge_mass": density.edge_mass,
+    }
+    return scores
+
+
+def exact_mode_weights(run: Run, data: Tensor, centers: Tensor) -> list[float]:
+    """The model's own mode weights by quadrature, for data in one or two dimensions."""
+    density = grid_density(run.energy, bounding_box(data, 1.0), 401)
+    points = torch.cartesian_prod(*density.axes).view(-1, len(density.axes))
+    return mode_weights(points, centers.double().cpu(), density.density.flatten().log()).tolist()
+
+
+def _diagnosis(run: Run, train: Tensor) -> list[Finding]:
+    modes = run.modes or {}
+    z = run.log_partition
+    sd_ratio = None
+    if run.walkers is not None:
+        x = run.walkers.resampled(min(4000, len(run.walkers))).x
+        sd_ratio = float(x.flatten(1).var(0).sum().sqrt() / train.flatten(1).var(0).sum().sqrt().clamp(min=1e-12))
+    facts = Facts(
+        method=run.method,
+        data_mode_weights=modes.get("data"),
+        sample_mode_weights=modes.get("samples"),
+        mode_weight_se=modes.get("std_error"),
+        separated=modes.get("separated"),
+        sample_std_ratio=sd_ratio,
+        steps=int(run.history[-1]["step"]) if run.history else None,
+    )
+    findings = diagnose(run.history, facts)
+    if z is not None and z.warnings:
+        text = "log Z should not be trusted: " + "; ".join(z.warnings) + "."
+        evidence: dict[str, Any] = {"log_z": z.value, "std_error": z.std_error}
+        findings.append(Finding("log-z-doubtful", "warning", text, evidence, "Use more walkers."))
+    return findings
+
+
+def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> None:
+    from metastable.report import write_report
+
+    assert run.folder is not None
+    figures: dict[str, Any] = {"data": train[:SHOWN].cpu().numpy()}
+    if run.walkers is not None:
+        x = _equal_weights(run, max(SHOWN, min(len(run.walkers), 10_000)), seed).cpu().numpy()
+        np.save(run.folder / "samples.npy", x)
+        figures["samples"] = x[np.random.default_rng(seed).permutation(len(x))[:SHOWN]]
+    figures |= _grids(run, train, toy)
+    np.savez_compressed(run.folder / "figures.npz", **figures)
+    write_json(run.folder / "summary.json", run.summary())
+    write_report(run.folder)
+
+
+def _grids(run: Run, train: Tensor, toy: ToySet | None) -> dict[str, Any]:
+    """Log-densities for pictures of one- and two-dimensional models."""
+    if train.dim() != 2 or train.shape[1] > 2:
+        return {}
+    density = grid_density(run.energy, bounding_box(train, 0.2), GRID)
+    offset = 0.0 if run.log_partition is None else density.log_partition - run.log_partition.value
+    log_density = (density.density.clamp(min=1e-300).log() + offset).numpy()
+    grids = {"grid_x": density.axes[0].numpy()}
+    if train.shape[1] == 1:
+        return grids | {"log_density": log_density}
+    grids |= {"grid_y": density.axes[1].numpy(), "log_density": log_density.T}
+    if toy is not None and toy.log_density is not None:
+        points = torch.cartesian_prod(*density.axes).float()
+        grids["truth_log_density"] = toy.log_density(points).view(GRID, GRID).numpy().T
+    return grids
+
+
+def load_summary(run: Run) -> Run:
+    """What a run's `summary.json` knows, put back into the run."""
+    assert run.folder is not None
+    kept = read_summary(run.folder)
+    if kept.get("log_partition") and run.log_partition is None:
+        run.log_partition = LogPartition.from_json(kept["log_partition"])
+    run.status = kept.get("status", "unfinished")
+    run.scores = kept.get("scores", {})
+    run.modes = kept.get("modes")
+    run.seconds = kept.get("seconds", 0.0)
+    names = {f.name for f in dataclasses.fields(Finding)}
+    run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]
+    samples = run.folder / "samples.npy"
+    if run.walkers is None and samples.is_file():
+        run.walkers = Walkers.equal(torch.from_numpy(np.load(samples, allow_pickle=False)))
+    return run

@@ -141,6 +141,7 @@ class LogPartition:
         reverse: the estimate from samples of the model towards the reference, which tends to lie above
             log Z as `value` tends to lie below, where samples were available.
         reverse_std_error: standard error of `reverse`.
+        walkers: the weighted samples of the model that gave the estimate, where they were kept.
     """
 
     value: float
@@ -150,6 +151,7 @@ class LogPartition:
     warnings: tuple[str, ...] = ()
     reverse: float | None = None
     reverse_std_error: float | None = None
+    walkers: Walkers | None = field(default=None, repr=False, compare=False)
 
     @property
     def trusted(self) -> bool:
@@ -170,6 +172,18 @@ class LogPartition:
         """The same estimate for an energy lowered by `by`."""
         reverse = None if self.reverse is None else self.reverse + by
         return replace(self, value=self.value + by, reverse=reverse)
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers, with the 95 % interval."""
+        names = ("value", "std_error", "ess", "degrees", "reverse", "reverse_std_error")
+        numbers = {name: getattr(self, name) for name in names}
+        return {**numbers, "warnings": list(self.warnings), "interval": list(self.interval(0.95))}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> LogPartition:
+        """The inverse of `as_json`."""
+        fields = {k: v for k, v in values.items() if k != "interval"}
+        return cls(**{**fields, "warnings": tuple(fields.get("warnings", ()))})
 
     def __str__(self) -> str:
         low, high = self.interval()

@@ -104,7 +104,9 @@ class GaussianMixture(nn.Module):
     def _logits(self, x: Tensor) -> Tensor:
         """log w_k + log N(x; m_k, s_k²), shape (B, K), with |x−m|² expanded so that no (B, K, d) is made."""
         precision = self.scales**-2
-        square = x.square().sum(1, keepdim=True) - 2 * x @ self.means.T + self.means.square().sum(1)
+        centre = self.means.detach().mean(0)  # keeps the digits of data far from the origin
+        x, means = x - centre, self.means - centre
+        square = x.square().sum(1, keepdim=True) - 2 * x @ means.T + means.square().sum(1)
         constant = self.log_weights - x.shape[1] * (self.scales.log() + 0.5 * LOG_2PI)
         return constant - 0.5 * precision * square
 

@@ -212,11 +212,22 @@ def _dithered(sample: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _principal(x: Tensor, most: int) -> Tensor:
-    """Leading principal components, without those that are constant."""
+    """Leading principal components, `(N, at most most)`, without those that are constant."""
     x = x - x.mean(0)
+    if min(x.shape) > 256:  # an exact decomposition of images would take seconds
+        x = x @ _leading_directions(x, 4 * most)
     u, s, _ = torch.linalg.svd(x, full_matrices=False)
     kept = min(most, max(1, int((s > 1e-6 * s[0]).sum())))
     return u[:, :kept] * s[:kept]
+
+
+def _leading_directions(x: Tensor, count: int, sweeps: int = 10) -> Tensor:
+    """Orthonormal directions near the leading singular ones, by subspace iteration: `(D, count)`."""
+    start = torch.randn(x.shape[1], count, generator=generator(0), dtype=x.dtype)
+    q = torch.linalg.qr(start).Q
+    for _ in range(sweeps):
+        q = torch.linalg.qr(x.T @ (x @ q)).Q
+    return q
 
 
 def _coordinates(sample: Tensor) -> Tensor:

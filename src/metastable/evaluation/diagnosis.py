@@ -1,0 +1,670 @@
+"""Diagnosis in words: what a training log and a few facts about the samples say went wrong, and what to try.
+
+Everything here is arithmetic on logged numbers; nothing needs the model or its data. Thresholds are
+constants with the reason beside them. A finding carries the numbers it rests on.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Row = Mapping[str, Any]
+Evidence = dict[str, float | str | list]
+
+SEVERITIES = ("problem", "warning", "note")
+
+LEAST_ROWS = 20  # four rows in each fifth: below that no trend can be told from noise
+CLEAR = 5.0  # standard errors, with noise estimated from few rows, before a difference counts as real
+IMPROVED = 3.0  # standard errors by which learning must show
+GAP_FLOOR = 0.05  # nats: a smaller energy gap is no reason to say that samples are far from data
+WORSE_FLOOR = 0.05  # nats of cross-entropy
+WEIGHT_SE = 4.0  # standard errors
+WEIGHT_FLOOR = 0.03  # of the total mass
+WEIGHT_PROBLEM = 0.1  # of the total mass
+WEIGHT_UNKNOWN_SE = 0.1  # floor where no standard error was given
+COLLAPSE_LEAST_WEIGHT = 0.05  # a data mode below this may be missed by chance
+COLLAPSE_KEPT = 0.2  # share of its mass below which a mode is lost
+ESS_PROBLEM, ESS_WARNING = 0.1, 0.2
+STUCK = 1e-3  # of the data's standard deviation in one update
+SLOW = 1e-2
+ENERGY_FLOOR = 50.0  # nats: no barrier that a chain can cross is this high
+GAP_GROWTH_FLOOR = 10.0  # nats
+
+# Methods whose negatives are meant to be draws from the model: only there does a lasting gap mean anything.
+GAP_VANISHES = {"contrastivedivergence", "cd", "persistentcd", "pcd", "shortrun", "jarzynski", "jem"}
+# Methods that learn from the inside of each mode only.
+BLIND_TO_WEIGHTS = {
+    "contrastivedivergence": "contrastive divergence",
+    "cd": "contrastive divergence",
+    "persistentcd": "persistent contrastive divergence",
+    "pcd": "persistent contrastive divergence",
+    "shortrun": "short-run training",
+    "scorematching": "score matching",
+    "denoisingscorematching": "denoising score matching",
+    "slicedscorematching": "sliced score matching",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the numbers say.
+
+    Attributes:
+        name: what was found, in kebab-case.
+        severity: `problem` (the model should not be used as it is), `warning` or `note`.
+        text: what was seen, in words.
+        evidence: the numbers behind it.
+        advice: what to try; empty where there is nothing to do.
+    """
+
+    name: str
+    severity: str
+    text: str
+    evidence: Evidence = field(default_factory=dict)
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known beside the log; every field may be left out.
+
+    Attributes:
+        method: name of the training method.
+        data_mode_weights: weight of each mode in the data.
+        sample_mode_weights: weight of each mode in the model's samples.
+        mode_weight_se: standard error of the difference of the two, one number or one for each mode.
+        separated: whether gaps of low density lie between the modes.
+        held_out_energy_gap: mean energy of held-out data minus that of training data, in nats. As log Z
+            cancels, this is exactly how much more likely training data are.
+        held_out_energy_gap_se: its standard error.
+        sample_std_ratio: RMS standard deviation of the samples over that of the data.
+        duplicates: share of walkers that have an identical twin.
+        step_size: of the kernel, h.
+        steps: updates made; by default the last logged step.
+    """
+
+    method: str | None = None
+    data_mode_weights: Sequence[float] | None = None
+    sample_mode_weights: Sequence[float] | None = None
+    mode_weight_se: Sequence[float] | float | None = None
+    separated: bool | None = None
+    held_out_energy_gap: float | None = None
+    held_out_energy_gap_se: float | None = None
+    sample_std_ratio: float | None = None
+    duplicates: float | None = None
+    step_size: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.data_mode_weights is None or self.sample_mode_weights is None:
+            return
+        modes, given = len(self.data_mode_weights), len(self.sample_mode_weights)
+        errors = self.mode_weight_se
+        count = modes if errors is None or isinstance(errors, (int, float)) else len(errors)
+        if given != modes or count != modes:
+            from ..core.errors import InputError
+
+            raise InputError(
+                f"sample_mode_weights, mode_weight_se: must have one number for each of the {modes} "
+                f"data_mode_weights, got {given} and {count}"
+            )
+
+    @property
+    def method_key(self) -> str:
+        """The method's name in lower case without punctuation."""
+        return "".join(c for c in (self.method or "").lower() if c.isalnum())
+
+    @property
+    def gap_should_vanish(self) -> bool:
+        """Whether negatives are meant to follow the model, so that the energy gap ends at zero."""
+        return self.method is None or self.method_key in GAP_VANISHES
+
+    @property
+    def weight_differences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Data weights, sample weights and standard errors of the difference, each `(M,)`."""
+        if self.data_mode_weights is None or self.sample_mode_weights is None:
+            return None
+        data = np.asarray(self.data_mode_weights, float)
+        error = np.nan if self.mode_weight_se is None else self.mode_weight_se
+        errors = np.broadcast_to(np.asarray(error, float), data.shape)
+        return data, np.asarray(self.sample_mode_weights, float), errors
+
+
+def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding]:
+    """Findings, worst first; one `healthy` note where nothing speaks against the run.
+
+    Args:
+        history: rows of `metrics.jsonl`. Keys that are used where present: step, energy_data,
+            energy_negatives, energy_gap, grad_norm, cross_entropy, ess, ess_held_out, resamplings,
+            displacement, acceptance.
+        facts: what is known beside the log.
+
+    >>> rows = [{"step": k, "energy_gap": 0.0, "acceptance": 0.02} for k in range(100)]
+    >>> [finding.name for finding in diagnose(rows)]
+    ['stuck-chains']
+    """
+    history, facts = list(history), facts or Facts()
+    checks = (
+        _energies_drifting(history, facts),
+        _mode_collapse(facts),
+        _wrong_mode_weights(facts),
+        _spread(facts),
+        _no_learning(history, facts),
+        _weight_degeneracy(history, facts),
+        _stuck_chains(history, facts),
+        _overfitting(facts),
+        _unseen_weights(facts),
+        _too_short(history),
+    )
+    found = [finding for finding in checks if finding is not None]
+    if not any(finding.severity != "note" for finding in found) and len(history) >= LEAST_ROWS:
+        found.append(_healthy(history, facts))
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+# ---------------------------------------------------------------------------------------------- the log
+
+
+def _number(value: Any) -> float | None:
+    """A logged value as a float, or None where there is none; text such as 'NaN' is read as a number."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _series(history: Sequence[Row], key: str) -> np.ndarray:
+    """The finite values of one key, in order."""
+    values = [_number(row.get(key)) for row in history]
+    return np.array([v for v in values if v is not None and math.isfinite(v)])
+
+
+def _gap(history: Sequence[Row]) -> np.ndarray:
+    """The energy gap, from the two energies where it was not logged itself."""
+    logged = _series(history, "energy_gap")
+    if len(logged):
+        return logged
+    pairs = [(_number(r.get("energy_data")), _number(r.get("energy_negatives"))) for r in history]
+    gaps = np.array([a - b for a, b in pairs if a is not None and b is not None])
+    return gaps[np.isfinite(gaps)]
+
+
+def _steps(history: Sequence[Row], facts: Facts) -> float:
+    logged = _series(history, "step")
+    return float(facts.steps or (logged[-1] if len(logged) else len(history)))
+
+
+@dataclass(frozen=True)
+class _Trend:
+    """Means over each fifth of the log, and the standard error of one, from the second half's noise."""
+
+    fifths: tuple[float, ...]
+    se: float
+
+    @property
+    def first(self) -> float:
+        return self.fifths[0]
+
+    @property
+    def last(self) -> float:
+        return self.fifths[-1]
+
+    @property
+    def change_se(self) -> float:
+        return math.sqrt(2) * self.se
+
+
+def _trend(values: np.ndarray) -> _Trend | None:
+    if len(values) < LEAST_ROWS:
+        return None
+    fifths = tuple(float(part.mean()) for part in np.array_split(values, 5))
+    return _Trend(fifths, _mean_error(values[len(values) // 2 :], len(values) // 5))
+
+
+def _mean_error(values: np.ndarray, count: int) -> float:
+    """Standard error of a mean over `count` successive rows: σ/√count · √((1+ρ)/(1−ρ)).
+
+    σ and the lag-one correlation ρ are those of the residuals around a line; ρ is corrected for the bias
+    (1+4ρ)/n that fitting the line gives it, since rows logged from persistent chains follow each other.
+    """
+    time = np.arange(len(values), dtype=float)
+    residual = values - np.polyval(np.polyfit(time, values, 1), time)
+    variance = float(residual @ residual) / max(len(values) - 2, 1)
+    if variance == 0:
+        return 0.0
+    rho = float(residual[1:] @ residual[:-1]) / float(residual @ residual)
+    rho = min(max(rho + (1 + 4 * max(rho, 0.0)) / len(values), 0.0), 0.98)
+    return math.sqrt(variance / count * (1 + rho) / (1 - rho))
+
+
+def _bins(values: np.ndarray, count: int = 10) -> np.ndarray:
+    return np.array([np.median(part) for part in np.array_split(values, count)])
+
+
+# ----------------------------------------------------------------------------------------- the findings
+
+
+def _energies_drifting(history: Sequence[Row], facts: Facts) -> Finding | None:
+    return _non_finite(history) or _gap_growing(history, facts) or _offset_growing(history)
+
+
+def _non_finite(history: Sequence[Row]) -> Finding | None:
+    watched = ("energy_data", "energy_negatives", "energy_gap", "grad_norm", "log_z", "cross_entropy")
+    for place, row in enumerate(history):
+        for key in watched:
+            value = _number(row.get(key))
+            if value is not None and not math.isfinite(value):
+                step = _number(row.get("step")) or float(place)
+                return Finding(
+                    "energies-drifting",
+                    "problem",
+                    f"{key} became {value} at step {step:g}: from there on the numbers mean nothing.",
+                    {"step": step, "key": key, "value": str(value)},
+                    "Go back to the last checkpoint before that step, with a smaller learning rate or a "
+                    "smaller kernel step_size; clip gradients if grad_norm jumped just before.",
+                )
+    return None
+
+
+def _keeps_growing(bins: np.ndarray, floor: float) -> bool:
+    """Whether ten successive medians run away from zero without settling.
+
+    The end must be past `floor` and three times the start, most steps must go the same way, and the last
+    third must be as steep as the whole (0.6 of it: a logarithm settles, a straight line does not).
+    """
+    start, end = bins[1], bins[-1]
+    direction = math.copysign(1.0, end - start)
+    onward = float(np.mean(np.diff(bins[1:]) * direction > 0))
+    late, whole = (end - bins[-4]) / 3, (end - start) / 8
+    return abs(end) > max(floor, 3 * abs(start)) and onward >= 0.75 and late * direction >= 0.6 * abs(whole)
+
+
+def _gap_growing(history: Sequence[Row], facts: Facts) -> Finding | None:
+    gap = _gap(history)
+    if len(gap) < LEAST_ROWS or not facts.gap_should_vanish:
+        return None
+    bins = _bins(gap)
+    if not _keeps_growing(bins, GAP_GROWTH_FLOOR):
+        return None
+    side = "below" if bins[-1] < 0 else "above"
+    return Finding(
+        "energies-drifting",
+        "problem",
+        f"The energy of data runs ever further {side} that of the negatives (gap {bins[1]:.3g} early, "
+        f"{bins[-1]:.3g} at the end); at equilibrium the gap is about 0.",
+        {"gap_early": float(bins[1]), "gap_late": float(bins[-1]), "gap_bins": bins.tolist()},
+        "The chains do not follow the energy: take more chain steps for each update or a smaller learning "
+        "rate, or penalise the squares of the energies.",
+    )
+
+
+def _offset_growing(history: Sequence[Row]) -> Finding | None:
+    sides = [_series(history, key) for key in ("energy_data", "energy_negatives")]
+    sides = [values for values in sides if len(values) >= LEAST_ROWS]
+    if not sides:
+        return None
+    bins = np.mean([_bins(values) for values in sides], axis=0)
+    if not _keeps_growing(bins, ENERGY_FLOOR):
+        return None
+    accelerating = abs(bins[-1] - bins[-4]) > 2 * abs(bins[-4] - bins[-7])
+    pace = "faster and faster" if accelerating else "steadily"
+    return Finding(
+        "energies-drifting",
+        "problem" if accelerating else "warning",
+        f"Energies move away from zero {pace}, from {bins[1]:.4g} to {bins[-1]:.4g}, and have not settled.",
+        {"energy_early": float(bins[1]), "energy_late": float(bins[-1]), "energy_bins": bins.tolist()},
+        "A common offset does not change the model but costs precision: penalise the squares of the energies "
+        "a little, or lower the learning rate. If training simply is not finished, train on.",
+    )
+
+
+def _lost_modes(facts: Facts) -> list[int]:
+    """Data modes of substantial weight that kept less than a fifth of it, beyond chance."""
+    differences = facts.weight_differences
+    if differences is None:
+        return []
+    data, sample, error = differences
+    certain = (data - sample > WEIGHT_SE * error) | np.isnan(error)
+    lost = (data >= COLLAPSE_LEAST_WEIGHT) & (sample < COLLAPSE_KEPT * data) & certain
+    return np.flatnonzero(lost).tolist()
+
+
+def _shares(values: Iterable[float]) -> list[float]:
+    return [round(float(v), 4) for v in values]
+
+
+def _weights_evidence(facts: Facts) -> Evidence:
+    differences = facts.weight_differences
+    assert differences is not None
+    data, sample, error = differences
+    evidence: Evidence = {"data_mode_weights": _shares(data), "sample_mode_weights": _shares(sample)}
+    if not np.isnan(error).any():
+        evidence["mode_weight_se"] = _shares(error)
+    return evidence
+
+
+def _blindness(facts: Facts) -> str:
+    """The sentence that is owed to the user of a method that cannot see mode weights."""
+    name = BLIND_TO_WEIGHTS.get(facts.method_key)
+    if name is None or facts.separated is False:
+        return ""
+    where = "between these modes lie gaps of low density" if facts.separated else "where gaps separate modes"
+    return (
+        f" {name.capitalize()} learns from the inside of each mode only, and {where}: it cannot see how much "
+        "mass a mode has."
+    )
+
+
+def _weights_advice(facts: Facts) -> str:
+    if facts.method_key in BLIND_TO_WEIGHTS:
+        return (
+            "Use a method that carries weights across gaps, such as jarzynski, or NCE with a good proposal."
+        )
+    return "Use more walkers, a smaller learning rate or earlier resampling, so that the weights keep up."
+
+
+def _mode_collapse(facts: Facts) -> Finding | None:
+    lost = _lost_modes(facts)
+    if lost:
+        evidence = _weights_evidence(facts)
+        evidence["lost_modes"] = lost
+        which = ", ".join(str(m) for m in lost)
+        data, sample, _ = facts.weight_differences  # type: ignore[misc]
+        text = (
+            f"Mode{'s' if len(lost) > 1 else ''} {which} held {data[lost].sum():.1%} of the data and "
+            f"{sample[lost].sum():.1%} of the samples.{_blindness(facts)}"
+        )
+        return Finding("mode-collapse", "problem", text, evidence, _weights_advice(facts))
+    ratio = facts.sample_std_ratio
+    if ratio is None or ratio >= 0.5:
+        return None
+    return Finding(
+        "mode-collapse",
+        "problem" if ratio < 0.3 else "warning",
+        f"Samples spread over {ratio:.2g} of the data's standard deviation: they cover only a part of it.",
+        {"sample_std_ratio": float(ratio)},
+        "Start chains from noise or from data in every mode, use more walkers, and look at the samples.",
+    )
+
+
+def _wrong_mode_weights(facts: Facts) -> Finding | None:
+    differences = facts.weight_differences
+    if differences is None or _lost_modes(facts):
+        return None
+    data, sample, error = differences
+    off = np.abs(sample - data)
+    floor = np.where(np.isnan(error), WEIGHT_UNKNOWN_SE, np.maximum(WEIGHT_FLOOR, WEIGHT_SE * error))
+    if not (off > floor).any():
+        return None
+    worst = int(np.argmax(np.where(off > floor, off, 0)))
+    chance = "" if np.isnan(error[worst]) else f", {_in_errors(off[worst], error[worst])}"
+    return Finding(
+        "wrong-mode-weights",
+        "problem" if off[worst] > WEIGHT_PROBLEM else "warning",
+        f"Mode {worst} holds {data[worst]:.1%} of the data but {sample[worst]:.1%} of the samples"
+        f"{chance}.{_blindness(facts)}",
+        _weights_evidence(facts) | {"worst_mode": float(worst), "worst_error": float(off[worst])},
+        _weights_advice(facts),
+    )
+
+
+def _in_errors(difference: float, error: float) -> str:
+    if error == 0:
+        return "with no uncertainty stated"
+    return f"{difference / error:.1f} standard errors apart"
+
+
+def _spread(facts: Facts) -> Finding | None:
+    ratio = facts.sample_std_ratio
+    if ratio is None or ratio <= 2:
+        return None
+    return Finding(
+        "samples-too-wide",
+        "problem" if ratio > 5 else "warning",
+        f"Samples spread {ratio:.3g} times as far as the data: chains have not reached them, or have left.",
+        {"sample_std_ratio": float(ratio)},
+        "Run more chain steps, lower step_size if chains fly off, or train longer.",
+    )
+
+
+def _far_from_data(facts: Facts) -> bool:
+    ratio = facts.sample_std_ratio
+    return bool(_lost_modes(facts)) or (ratio is not None and not 0.5 <= ratio <= 2)
+
+
+def _no_learning(history: Sequence[Row], facts: Facts) -> Finding | None:
+    gradient = _series(history, "grad_norm")
+    if len(gradient) >= LEAST_ROWS and float(np.median(gradient)) < 1e-12:
+        return _not_learning("problem", "The gradient is zero: no parameter can change.", {"grad_norm": 0.0})
+    entropy, gap = _trend(_series(history, "cross_entropy")), _trend(_gap(history))
+    open_gap = gap is not None and facts.gap_should_vanish and _is_open(gap)
+    if entropy is not None:
+        return _entropy_stalled(entropy, gap, open_gap or _far_from_data(facts))
+    if gap is not None and open_gap and abs(gap.first) - abs(gap.last) < IMPROVED * gap.change_se:
+        text = f"The energy gap stays open: {gap.first:.3g} early, {gap.last:.3g} at the end, not about 0."
+        return _not_learning("problem" if _far_from_data(facts) else "warning", text, _gap_evidence(gap))
+    if _far_from_data(facts) and _all_flat(history):
+        text = "Energies and gradients are where they were at the start, and samples are not like the data."
+        return _not_learning("problem", text, {} if gap is None else _gap_evidence(gap))
+    return None
+
+
+def _not_learning(severity: str, text: str, evidence: Evidence) -> Finding:
+    advice = (
+        "Raise the learning rate, check that the optimiser holds the energy's parameters, and give chains "
+        "more steps or a larger step_size so that negatives show where the model is wrong."
+    )
+    return Finding("no-learning", severity, text, evidence, advice)
+
+
+def _is_open(gap: _Trend) -> bool:
+    """A gap that is really not zero at the end, of a size that matters, and has long been about the same.
+
+    The last three fifths must agree to a factor of two: what chains do slowly looks like a gap for a while.
+    """
+    largest = max(map(abs, gap.fifths))
+    steady = all(gap.last * late > 0 and abs(late) > 0.5 * abs(gap.last) for late in gap.fifths[2:])
+    return steady and abs(gap.last) > max(CLEAR * gap.se, GAP_FLOOR, 0.5 * largest)
+
+
+def _gap_evidence(gap: _Trend) -> Evidence:
+    return {"gap_first_fifth": gap.first, "gap_last_fifth": gap.last, "gap_se": gap.se}
+
+
+def _entropy_stalled(entropy: _Trend, gap: _Trend | None, far: bool) -> Finding | None:
+    gained = entropy.first - entropy.last
+    worse = -gained > max(CLEAR * entropy.change_se, WORSE_FLOOR)
+    if not worse and (gained >= IMPROVED * entropy.change_se or not far):
+        return None
+    evidence: Evidence = {
+        "cross_entropy_first_fifth": entropy.first,
+        "cross_entropy_last_fifth": entropy.last,
+        "cross_entropy_se": entropy.se,
+    }
+    verb = "rose" if worse else "did not fall beyond its noise"
+    text = f"Cross-entropy {verb}: {entropy.first:.4g} in the first fifth, {entropy.last:.4g} in the last"
+    text += f" (standard error {entropy.se:.2g})."
+    return _not_learning("problem", text, evidence | (_gap_evidence(gap) if gap else {}))
+
+
+def _all_flat(history: Sequence[Row]) -> bool:
+    """Whether every logged level ends where it began, within its noise."""
+    trends = [_trend(_series(history, key)) for key in ("energy_data", "energy_negatives", "grad_norm")]
+    known = [trend for trend in trends if trend is not None]
+    return bool(known) and all(abs(t.last - t.first) <= IMPROVED * t.change_se for t in known)
+
+
+def _weight_degeneracy(history: Sequence[Row], facts: Facts) -> Finding | None:
+    severity, evidence = _low_ess(_series(history, "ess"))
+    held_out, more = _low_ess(_series(history, "ess_held_out"))
+    twins = facts.duplicates or 0.0
+    if twins >= 0.9:
+        severity = "problem"
+    elif not severity and (twins >= 0.5 or held_out):
+        severity = "warning"
+    if not severity:
+        return None
+    evidence |= {f"held_out_{key}": value for key, value in more.items()} if held_out else {}
+    evidence |= {"duplicates": float(twins)} if facts.duplicates is not None else {}
+    resamplings = _series(history, "resamplings")
+    evidence |= {"resamplings": float(resamplings[-1])} if len(resamplings) else {}
+    return Finding(
+        "weight-degeneracy",
+        severity,
+        _degeneracy_text(evidence, twins),
+        evidence,
+        "Few walkers carry all the weight, so averages over them are noise: use a smaller learning rate, "
+        "more walkers, more chain steps between updates, or resample earlier (a higher ESS threshold).",
+    )
+
+
+def _low_ess(ess: np.ndarray) -> tuple[str, Evidence]:
+    """Severity and evidence: below 0.1 for a quarter of the run, or below 0.2 for half of it."""
+    if len(ess) < 5:
+        return "", {}
+    low, lower = float(np.mean(ess < ESS_WARNING)), float(np.mean(ess < ESS_PROBLEM))
+    severity = "problem" if lower >= 0.25 else "warning" if low >= 0.5 else ""
+    return severity, {"ess_median": float(np.median(ess)), "share_below_0.1": lower, "share_below_0.2": low}
+
+
+def _degeneracy_text(evidence: Evidence, twins: float) -> str:
+    parts = []
+    for prefix, who in (("", "walkers"), ("held_out_", "held-out walkers")):
+        if f"{prefix}ess_median" in evidence:
+            median, lower = evidence[f"{prefix}ess_median"], evidence[f"{prefix}share_below_0.1"]
+            parts.append(
+                f"The effective sample size of the {who} has a median of {median:.2g} of their number"
+            )
+            parts[-1] += f" and is below 0.1 in {lower:.0%} of the log."
+    if twins >= 0.5:
+        parts.append(f"{twins:.0%} of the walkers are copies of another.")
+    return " ".join(parts)
+
+
+def _stuck_chains(history: Sequence[Row], facts: Facts) -> Finding | None:
+    moved, accepted = (_series(history, key) for key in ("displacement", "acceptance"))
+    evidence: Evidence = {} if facts.step_size is None else {"step_size": float(facts.step_size)}
+    severity, text = "", ""
+    if len(accepted) >= 5:
+        rate = float(np.median(accepted[len(accepted) // 2 :]))
+        evidence["acceptance"] = rate
+        if rate < 0.1:
+            severity, text = "problem", f"Chains accept {rate:.1%} of their proposals, so they hardly move."
+    if len(moved) >= 5:
+        distance = float(np.median(moved[len(moved) // 2 :]))
+        evidence["displacement"] = distance
+        if not severity:
+            severity, text = _too_slow(distance, _steps(history, facts))
+    if not severity:
+        return None
+    rejected = text.startswith("Chains accept")
+    advice = (
+        "Lower step_size until about 0.6 of the proposals are accepted."
+        if rejected
+        else "Raise step_size, or take more chain steps for each update."
+    )
+    return Finding("stuck-chains", severity, text, evidence, advice)
+
+
+def _too_slow(distance: float, steps: float) -> tuple[str, str]:
+    """A random walk of `distance` in each update needs distance⁻² updates to cross the data."""
+    if distance >= SLOW or (distance >= STUCK and distance * math.sqrt(steps) >= 1):
+        return "", ""
+    need = f"about {distance**-2:.1g} updates" if distance > 0 else "for ever"
+    text = f"In one update a chain moves {distance:.2g} of the data's spread: to cross it takes {need}."
+    return ("problem" if distance < STUCK else "warning"), text
+
+
+def _overfitting(facts: Facts) -> Finding | None:
+    gap, error = facts.held_out_energy_gap, facts.held_out_energy_gap_se
+    floor = 0.5 if error is None else max(0.1, WEIGHT_SE * error)
+    if gap is None or not gap > floor:
+        return None
+    evidence: Evidence = {"held_out_energy_gap": float(gap)}
+    evidence |= {} if error is None else {"held_out_energy_gap_se": float(error)}
+    return Finding(
+        "overfitting",
+        "warning",
+        f"Held-out data lie {gap:.3g} nats higher in energy than training data: examples were memorised.",
+        evidence,
+        "Stop earlier, use a smaller energy or weight decay, add noise to the data, or get more of them.",
+    )
+
+
+def _unseen_weights(facts: Facts) -> Finding | None:
+    if not facts.separated or facts.method_key not in BLIND_TO_WEIGHTS:
+        return None
+    if _lost_modes(facts) or _wrong_mode_weights(facts) is not None:
+        return None
+    return Finding(
+        "mode-weights-unseen",
+        "note",
+        f"Nothing in this run checks how much mass each mode has.{_blindness(facts)}",
+        {"method": facts.method or "", "separated": "yes"},
+        "If the weights matter, train with jarzynski or measure them against data.",
+    )
+
+
+def _too_short(history: Sequence[Row]) -> Finding | None:
+    if len(history) >= LEAST_ROWS:
+        return None
+    text = f"The log has {len(history)} rows; {LEAST_ROWS} are needed to tell a trend from noise."
+    advice = "Train longer, or log more often."
+    return Finding("too-little-history", "note", text, {"rows": float(len(history))}, advice)
+
+
+def _healthy(history: Sequence[Row], facts: Facts) -> Finding:
+    evidence: Evidence = {"rows": float(len(history)), "steps": _steps(history, facts)}
+    gap, entropy = _trend(_gap(history)), _trend(_series(history, "cross_entropy"))
+    parts = ["Nothing in the log speaks against this run."]
+    if gap is not None:
+        evidence |= _gap_evidence(gap)
+        parts.append(f"Energy gap {gap.last:.2g} ± {gap.se:.1g} at the end.")
+    if entropy is not None:
+        evidence |= {"cross_entropy_first_fifth": entropy.first, "cross_entropy_last_fifth": entropy.last}
+        parts.append(f"Cross-entropy from {entropy.first:.4g} to {entropy.last:.4g}.")
+    ess = _series(history, "ess")
+    if len(ess):
+        evidence["ess_median"] = float(np.median(ess))
+        parts.append(f"Effective sample size {np.median(ess):.0%} of the walkers.")
+    return Finding("healthy", "note", " ".join(parts), evidence)
+
+
+# ---------------------------------------------------------------------------------------------- in words
+
+
+def format_findings(findings: Sequence[Finding], width: int = 100) -> str:
+    """Findings as plain text for a terminal, each with its evidence and what to try.
+
+    >>> finding = Finding("stuck-chains", "problem", "No move.", {"acceptance": 0.0}, "Lower step_size.")
+    >>> print(format_findings([finding]))
+    problem: stuck-chains
+      No move.
+      evidence: acceptance 0
+      try: Lower step_size.
+    """
+    return "\n".join(_format(finding, width) for finding in findings)
+
+
+def _format(finding: Finding, width: int) -> str:
+    lines = [f"{finding.severity}: {finding.name}"]
+    shown = ", ".join(f"{key} {_show(value)}" for key, value in finding.evidence.items())
+    labelled = (("", finding.text), ("evidence: ", shown), ("try: ", finding.advice))
+    paragraphs = [label + words for label, words in labelled if words]
+    for paragraph in paragraphs:
+        lines += textwrap.wrap(paragraph, width, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _show(value: float | str | list) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_show(v) for v in value) + "]"
+    return f"{value:.4g}" if isinstance(value, (int, float)) else value

@@ -1,0 +1,204 @@
+"""Every method goes through the same door: start, loss, advance, save and load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from metastable.core.errors import ConfigError, UnsupportedError
+from metastable.energies import MLP, Tilted
+from metastable.kernels import HMC, MALA, ULA, Kernel
+from metastable.kernels.base import ChainState, Info
+from metastable.methods import METHODS, Context, ContrastiveDivergence, Jarzynski, PersistentCD, ShortRun
+from metastable.methods.base import Negatives, contrast
+from metastable.proposals import fit_gaussian
+from metastable.training.checkpoints import pack, unpack
+
+MEMBERS = {
+    "cd": ContrastiveDivergence(steps=2),
+    "cd, hmc": ContrastiveDivergence(kernel=HMC(0.2, leapfrog=2), steps=1),
+    "pcd": PersistentCD(walkers=40, batch=16, rejuvenation=0.2),
+    "pcd, from noise": PersistentCD(walkers=40, start_at="noise", kernel=MALA(0.1)),
+    "pcd, from the model": PersistentCD(walkers=40, start_at="model"),
+    "short-run": ShortRun(walkers=20, steps=3),
+    "jarzynski": Jarzynski(walkers=64, populations=4),
+    "jarzynski, mini-batch": Jarzynski(walkers=64, populations=4, batch=8, steps=2, gradient="batch"),
+    "jarzynski, mala": Jarzynski(walkers=64, populations=4, kernel=MALA(0.1), batch=8),
+    "jarzynski, all steer": Jarzynski(walkers=64, held_out=0.0, resample="lag", lag=2),
+    "jarzynski, entropy": Jarzynski(walkers=64, populations=4, resample="entropy", threshold=1.0, order="energy"),
+}
+
+
+def test_every_registered_method_is_tested():
+    assert set(METHODS) == {m.name for m in MEMBERS.values()}
+
+
+@pytest.fixture(params=[(3,), (1, 4, 4)], ids=["vector", "image"])
+def context(request) -> Context:
+    rng = torch.Generator().manual_seed(0)
+    data = torch.randn((50, *request.param), generator=rng) + 1.0
+    energy = Tilted(fit_gaussian(data), MLP(request.param, hidden=(8,)), zero_start=True)
+    return Context(energy, {"energy": energy}, data, fit_gaussian(data), rng)
+
+
+def update(method, context, state, rate=0.05):
+    loss, state, metrics = method.loss(context, state, "energy", context.data)
+    context.energy.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for p in context.energy.parameters():
+            p -= rate * p.grad
+    state, more = method.advance(context, state)
+    context.step += 1
+    return state, {**metrics, **more}
+
+
+@pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
+def test_updates_give_finite_metrics_and_learn_the_mean(method, context):
+    state = method.start(context)
+    for _ in range(4):
+        state, metrics = update(method, context, state)
+    for name in ("energy_data", "energy_negatives", "energy_gap", "displacement"):
+        if name != "displacement" or "displacement" in metrics:
+            assert torch.isfinite(metrics[name]), name
+    assert torch.isclose(metrics["energy_gap"], metrics["energy_data"] - metrics["energy_negatives"])
+
+
+@pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
+def test_saved_state_goes_on_bit_for_bit(method, context):
+    state = method.start(context)
+    state, _ = update(method, context, state)
+    kept = unpack(*pack(method.save(state)))
+    weights = {k: v.clone() for k, v in context.energy.state_dict().items()}
+    rng = context.rng.get_state()
+
+    def go_on(state):
+        context.energy.load_state_dict(weights)
+        context.rng.set_state(rng)
+        context.step = 1
+        for _ in range(3):
+            state, metrics = update(method, context, state)
+        return metrics, context.energy.state_dict()["network.head.weight"].clone()
+
+    first, second = go_on(state), go_on(method.load(kept))
+    assert torch.equal(first[1], second[1])
+    for name, value in first[0].items():
+        assert torch.equal(value, second[0][name]), name
+
+
+def test_surrogate_gradient_is_data_minus_weighted_negatives():
+    energy = MLP(2, hidden=(8,)).double()
+    rng = torch.Generator().manual_seed(0)
+    data, x = (torch.randn((n, 2), generator=rng, dtype=torch.float64) for n in (7, 5))
+    log_weight = torch.randn(5, generator=rng, dtype=torch.float64)
+    loss, _ = contrast(energy, data, Negatives(x, log_weight))
+    got = torch.autograd.grad(loss, list(energy.parameters()))
+    p = torch.softmax(log_weight, 0)
+    rows = [torch.autograd.grad(energy(r[None])[0], list(energy.parameters()), allow_unused=True) for r in data]
+    negatives = [torch.autograd.grad(energy(r[None])[0], list(energy.parameters()), allow_unused=True) for r in x]
+    for i, g in enumerate(got):
+        mean = sum(r[i] for r in rows) / 7
+        model = sum(w * r[i] for w, r in zip(p, negatives, strict=True))
+        torch.testing.assert_close(g, mean - model, rtol=0, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Identity(Kernel):
+    name = "identity"
+
+    def init(self, energy, x: Tensor) -> ChainState:
+        return ChainState(x, x.new_empty(0), x.new_empty(0))
+
+    def step(self, energy, state, noise, step_size):
+        zero = state.x.new_zeros(len(state.x))
+        return state, Info(zero + 1, zero)
+
+
+def test_an_identity_kernel_keeps_every_persistent_chain(context):
+    method = PersistentCD(walkers=40, batch=7, kernel=Identity())
+    state = method.start(context)
+    before = state.buffer.clone()
+    for _ in range(30):
+        state, _ = update(method, context, state)
+    assert torch.equal(state.buffer, before)
+
+
+@dataclass(frozen=True)
+class Shift(Identity):
+    name = "shift"
+
+    def step(self, energy, state, noise, step_size):
+        zero = state.x.new_zeros(len(state.x))
+        return ChainState(state.x + 1, state.energy, state.grad), Info(zero + 1, zero)
+
+
+def test_chains_return_to_the_rows_they_were_read_from(context):
+    """After every update exactly the rows that were read have moved, each by one."""
+    method = PersistentCD(walkers=40, batch=7, kernel=Shift())
+    state = method.start(context)
+    before = state.buffer.clone()
+    state, _ = update(method, context, state)
+    assert int((state.buffer == before + 1).flatten(1).all(1).sum()) == 7
+    assert int((state.buffer == before).flatten(1).all(1).sum()) == 33
+
+
+@dataclass(frozen=True)
+class Unknown(Identity):
+    name = "unknown"
+    invariant = False
+
+
+def test_a_kernel_without_a_known_density_is_refused_by_jarzynski(context):
+    method = Jarzynski(walkers=64, populations=4, kernel=Unknown())
+    state = method.start(context)
+    _, state, _ = method.loss(context, state, "energy", context.data)
+    with pytest.raises(UnsupportedError, match="transition density"):
+        method.advance(context, state)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Jarzynski(step_size=-0.1), "ula.step_size"),
+        (lambda: Jarzynski(step_size=0.1, kernel=ULA(0.1)), "jarzynski.step_size"),
+        (lambda: Jarzynski(walkers=1), "jarzynski.walkers"),
+        (lambda: Jarzynski(held_out=1.0), "jarzynski.held_out"),
+        (lambda: Jarzynski(scheme="systemic"), "jarzynski.scheme"),
+        (lambda: Jarzynski(resample="often"), "jarzynski.resample"),
+        (lambda: Jarzynski(walkers=100, batch=90), "jarzynski.batch"),
+        (lambda: Jarzynski(threshold=1.5), "jarzynski.threshold"),
+        (lambda: ContrastiveDivergence(steps=0), "cd.steps"),
+        (lambda: PersistentCD(rejuvenation=1.2), "pcd.rejuvenation"),
+        (lambda: PersistentCD(start_at="date"), "pcd.start_at"),
+        (lambda: ShortRun(walkers=0), "short-run.walkers"),
+    ],
+)
+def test_bad_settings_name_field_and_value(make, field):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.path == field
+
+
+def test_threshold_schedule():
+    method = Jarzynski(schedule=((240, 0.5), (300, 0.8)))
+    assert [method.threshold_at(k) for k in (0, 239, 240, 299, 300)] == [0.0, 0.0, 0.5, 0.5, 0.8]
+
+
+def test_an_energy_without_an_exact_start_gets_walkers_and_log_z_from_smc(context):
+    """The spread between populations then holds the error of the start."""
+    shape = tuple(context.data.shape[1:])
+    energy = Tilted(fit_gaussian(context.data), MLP(shape, hidden=(8,), seed=3), zero_start=False)
+    context.energy, context.players = energy, {"energy": energy}
+    method = Jarzynski(walkers=2048, populations=8)
+    state = method.start(context)
+    z = method.log_partition(state)
+    reference = fit_gaussian(context.data)
+    x = reference.sample(200_000, context.rng)
+    with torch.no_grad():
+        ratio = (-energy(x) - reference.log_prob(x)).double()
+    exact = float(torch.logsumexp(ratio, 0)) - torch.log(torch.tensor(2e5)).item()
+    assert z.std_error > 0
+    assert abs(z.value - exact) < 6 * z.std_error + 0.01

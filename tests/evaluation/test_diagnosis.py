@@ -73,7 +73,7 @@ def test_a_healthy_noisy_log_raises_no_alarm(rows: int, correlation: float, entr
         log = log if entropy else changed(log, cross_entropy=None)
         findings = diagnose(log, facts)
         assert names(findings, "problem") == [], (seed, format_findings(findings))
-        if rows * (1 - correlation) > 5:  # else the whole log is no longer than its own memory
+        if rows * (1 - correlation) >= 10:  # else the log is hardly longer than its own memory
             assert [f.name for f in findings] == ["healthy"], (seed, format_findings(findings))
 
 
@@ -95,7 +95,9 @@ def test_healthy_note_carries_its_evidence() -> None:
 
 def test_evidence_is_plain_json() -> None:
     facts = Facts("pcd", [0.5, 0.5], [0.0, 1.0], 0.01, True, 3.0, 0.1, 0.2, 0.95, 0.1, 100)
-    log = changed(healthy(), ess=0.01, acceptance=0.01, energy_data=lambda t: -300 * t, cross_entropy=lambda t: t)
+    log = changed(
+        healthy(), ess=0.01, acceptance=0.01, energy_data=lambda t: -300 * t, cross_entropy=lambda t: t
+    )
     findings = diagnose(log, facts)
     assert json.loads(json.dumps([f.evidence for f in findings])) == [f.evidence for f in findings]
     assert {f.name for f in findings} >= {
@@ -137,15 +139,21 @@ def test_edges_of_mode_collapse(data: float, sample: float, error: float | None,
     assert ("mode-collapse" in names(diagnose(healthy(), facts))) is collapsed
 
 
-@pytest.mark.parametrize(("ratio", "severity"), [(0.29, "problem"), (0.31, "warning"), (0.5, None), (1.0, None)])
+@pytest.mark.parametrize(
+    ("ratio", "severity"), [(0.29, "problem"), (0.31, "warning"), (0.5, None), (1.0, None)]
+)
 def test_tiny_spread_is_a_collapse(ratio: float, severity: str | None) -> None:
-    found = [f.severity for f in diagnose(healthy(), Facts(sample_std_ratio=ratio)) if f.name == "mode-collapse"]
+    found = [
+        f.severity for f in diagnose(healthy(), Facts(sample_std_ratio=ratio)) if f.name == "mode-collapse"
+    ]
     assert found == ([severity] if severity else [])
 
 
 @pytest.mark.parametrize(("ratio", "severity"), [(2.0, None), (2.1, "warning"), (5.1, "problem")])
 def test_samples_that_spread_too_far(ratio: float, severity: str | None) -> None:
-    found = [f.severity for f in diagnose(healthy(), Facts(sample_std_ratio=ratio)) if f.name == "samples-too-wide"]
+    found = [
+        f.severity for f in diagnose(healthy(), Facts(sample_std_ratio=ratio)) if f.name == "samples-too-wide"
+    ]
     assert found == ([severity] if severity else [])
 
 
@@ -167,7 +175,9 @@ def test_edges_of_wrong_weights(off: float, error: float | None, severity: str |
     assert found == ([severity] if severity else [])
 
 
-@pytest.mark.parametrize("method", ["ContrastiveDivergence", "cd", "PersistentCD", "pcd", "ShortRun", "short-run"])
+@pytest.mark.parametrize(
+    "method", ["ContrastiveDivergence", "cd", "PersistentCD", "pcd", "ShortRun", "short-run"]
+)
 def test_blind_methods_are_told_so(method: str) -> None:
     wrong = Facts(method, [0.25, 0.75], [0.5, 0.5], 0.01, separated=True)
     assert "cannot see" in only(diagnose(healthy(), wrong), "wrong-mode-weights").text
@@ -274,7 +284,9 @@ def test_edges_of_weight_degeneracy(low: float, share: float, severity: str | No
 
 def test_copies_and_held_out_walkers() -> None:
     for twins, severity in ((0.49, None), (0.5, "warning"), (0.9, "problem")):
-        found = [f.severity for f in diagnose(healthy(), Facts(duplicates=twins)) if f.name == "weight-degeneracy"]
+        found = [
+            f.severity for f in diagnose(healthy(), Facts(duplicates=twins)) if f.name == "weight-degeneracy"
+        ]
         assert found == ([severity] if severity else [])
     finding = only(diagnose(changed(healthy(), ess_held_out=0.01)), "weight-degeneracy")
     assert finding.severity == "warning"
@@ -373,7 +385,9 @@ def test_the_gap_is_read_from_the_energies_where_it_was_not_logged() -> None:
 
 
 def test_rows_without_a_key_are_skipped() -> None:
-    log = [row if k % 3 == 0 else {"step": row["step"], "energy_gap": None} for k, row in enumerate(healthy())]
+    log = [
+        row if k % 3 == 0 else {"step": row["step"], "energy_gap": None} for k, row in enumerate(healthy())
+    ]
     assert names(diagnose(log)) == []
 
 

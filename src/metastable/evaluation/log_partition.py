@@ -329,7 +329,7 @@ def _walk(job: _Job, start: _Start, populations: int, walkers: int, refinements:
             steps=steps,
             populations=populations,
         )
-        if float(main.log_partitions.std()) < UNEASY:
+        if float(main.log_partitions.std()) < UNEASY or not start.pilot.complete:
             break
         schedule, steps = schedule.refined(), 2 * steps
     return main

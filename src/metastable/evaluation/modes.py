@@ -111,7 +111,8 @@ def mode_weights(x: Tensor, centers: Tensor, log_weight: Tensor | None = None) -
     """
     p = torch.softmax(_log_weight(x, log_weight), 0)
     empty = torch.zeros(centers.shape[0], dtype=p.dtype, device=p.device)
-    return empty.index_add(0, nearest_center(x, centers), p)
+    weights = empty.index_add(0, nearest_center(x, centers), p)
+    return weights / weights.sum()
 
 
 def mode_weight_errors(

@@ -54,7 +54,8 @@ class TwoModes(nn.Module):
     def first_mass(self) -> float:
         """p = 1/(1 + e^{−z}), the mass of the mode that stands at the smaller first coordinate."""
         p = float(torch.sigmoid(self.z.detach().double()))
-        return p if float(self.means[0, 0]) <= float(self.means[1, 0]) else 1 - p
+        first, second = self.means.detach()[:, 0].tolist()
+        return p if first <= second else 1 - p
 
     @torch.no_grad()
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
@@ -66,10 +67,11 @@ class TwoModes(nn.Module):
 
 
 class Teacher(NamedTuple):
-    """Data with the mass it really has in the first mode, and the entropy of the law it was drawn from."""
+    """Data with the mass it really has in the first mode, fresh draws to score on, and the law of both."""
 
     x: Tensor
     first_mass: float
+    fresh: Tensor
     model: TwoModes
 
 
@@ -80,7 +82,8 @@ def teacher(n: int, d: int, a: float, b: float, p: float, seed: int) -> Teacher:
     first[0], second[0] = a, b
     model = TwoModes(first, second, math.log(p / (1 - p))).requires_grad_(False)
     x = model.sample(n, generator(derive(seed, "data")))
-    return Teacher(x, float((x[:, 0] < (a + b) / 2).double().mean()), model)
+    fresh = model.sample(n, generator(derive(seed, "fresh")))
+    return Teacher(x, float((x[:, 0] < (a + b) / 2).double().mean()), fresh, model)
 
 
 def student(d: int, seed: int, offset: float = 0.1, spread: float = 0.01) -> TwoModes:
@@ -104,8 +107,12 @@ def rates(means: float, z: float) -> Callable[[TwoModes], Optimizer]:
     return make
 
 
-def kl_from_teacher(data: Tensor, source: TwoModes, model: TwoModes, log_z: float) -> float:
-    """KL(teacher ‖ model) averaged over the data, with the model normalised by `log_z`."""
+def kl_from_teacher(source: Teacher, model: TwoModes, log_z: float) -> float:
+    """KL(teacher ‖ model) averaged over fresh draws, with the model normalised by `log_z`.
+
+    Over the training data, as in (16), it would fall below zero as the model fits their noise.
+    """
+    x = source.fresh.to(model.z)
     with torch.no_grad():
-        own = source.to(data)(data).double().mean() + source.log_partition()
-        return float(log_z + model(data).double().mean() - own)
+        own = source.model.to(x)(x).double().mean() + source.model.log_partition().to(x.device)
+        return float(log_z + model(x).double().mean() - own)

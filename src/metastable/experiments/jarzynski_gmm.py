@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from metastable.api import fit
 from metastable.core.random import derive
@@ -53,21 +52,20 @@ def train(
     """One training of a fresh student on the teacher's data."""
     model = student(bench.dim, seed)
     course = Course(0, 0, 0)
-    data: Tensor = source.x
 
     def watch(row: dict[str, Any]) -> None:
         course.steps.append(int(row["step"]))
         course.masses.append(model.first_mass())
-        course.means.append((float(model.means[0, 0]), float(model.means[1, 0])))
+        course.means.append(tuple(model.means.detach()[:, 0].tolist()))
         exact = float(model.log_partition())
-        course.kls.append(kl_from_teacher(data.to(model.z), source.model, model, exact))
+        course.kls.append(kl_from_teacher(source, model, exact))
         course.estimated_kls.append(course.kls[-1] + row.get("log_z", float("nan")) - exact)
         course.ess.append(row.get("ess", float("nan")))
 
     factor = 10 if name == "cd" else 1
     run = fit(
         model,
-        data,
+        source.x,
         method_of(bench, name, threshold),
         steps or bench.steps,
         seed=seed,

@@ -95,6 +95,7 @@ class TrainerConfig:
 
     Attributes:
         steps: updates.
+        max_seconds: stop after this many seconds of training, even before `steps`; None has no limit.
         batch_size: data rows per update; None takes all of them.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser.
         schedule: `Schedule`, or any callable from an optimiser to a torch scheduler.
@@ -113,6 +114,7 @@ class TrainerConfig:
     """
 
     steps: int = 2000
+    max_seconds: float | None = None
     batch_size: int | None = 512
     optimiser: Adam | SGD | OptimiserFactory = field(default_factory=Adam)
     schedule: Schedule | ScheduleFactory = field(default_factory=Schedule)
@@ -131,6 +133,8 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         require_count("trainer.steps", self.steps)
+        if self.max_seconds is not None:
+            require_positive("trainer.max_seconds", self.max_seconds)
         if self.batch_size is not None:
             require_count("trainer.batch_size", self.batch_size)
         for name in ("log_every", "checkpoint_every", "keep"):

@@ -145,12 +145,12 @@ class Trainer:
     # ---- the loop
 
     def run(self, resume: bool = False) -> Outcome:
-        """Train to the configured number of steps, or until interrupted; a guard error propagates."""
+        """Train until the configured steps or seconds are spent, or a Ctrl-C; a guard error propagates."""
         if not (resume and self._resume()):
             self._begin()
         began = time.perf_counter() - self.seconds
         with self._stop_on_interrupt():
-            while self.context.step < self.config.steps and not self._interrupted:
+            while not self._is_last():
                 self._update()
                 self.seconds = time.perf_counter() - began
                 self._after_update()
@@ -158,6 +158,12 @@ class Trainer:
             self._checkpoint()
         self.recorder.close()
         return self._outcome("interrupted" if self._interrupted else "finished")
+
+    def _is_last(self) -> bool:
+        """Whether there is no further update: steps or seconds are spent, or somebody pressed Ctrl-C."""
+        limit = self.config.max_seconds
+        late = limit is not None and self.seconds >= limit
+        return late or self._interrupted or self.context.step >= self.config.steps
 
     def _update(self) -> None:
         """One update: losses and optimiser steps, then the method follows, then numbers are gathered."""
@@ -189,7 +195,7 @@ class Trainer:
 
     def _after_update(self) -> None:
         step, config = self.context.step, self.config
-        last = step == config.steps or self._interrupted
+        last = self._is_last()
         save = self.store is not None and (step % config.checkpoint_every == 0 or last)
         if (step % config.log_every == 0 or save or last) and not self._log():
             return

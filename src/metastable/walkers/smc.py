@@ -35,8 +35,10 @@ STEP_JITTER = 0.4
 """Standard deviation of each walker's log step size, so that no chain is locked to one scale."""
 MAX_TEMPERATURES = 500
 """A pilot that needs more jumps to β = 1, and says so."""
+RUNAWAY = 1e3
+"""A pilot whose walkers are further out than this many standard deviations of the reference jumps too."""
 ENDLESS = 1e-9
-"""A pilot that is still not there at 1 − β below this follows walkers that run away: it jumps too."""
+"""As does one that is still not there at 1 − β below this."""
 
 
 class Schedule(NamedTuple):
@@ -329,20 +331,22 @@ def find_schedule(
     """A pilot run that chooses each next β so that the change leaves `conditional_ess`, and tunes step sizes.
 
     Its own weights are a good guess but not unbiased, because the path looked at them: use its `schedule` on
-    fresh walkers. `complete` is false where `max_temperatures` were not enough and the last change was a jump.
+    fresh walkers. `complete` is false where the path had to end in a jump: too many temperatures, or walkers that
+    run away because exp(−E) has no integral.
     """
     _require_invariant(kernel)
     require_count("walkers", walkers, 2)
     x = reference.sample(walkers, rng)
     log_weight = torch.zeros(1, walkers, dtype=torch.float64, device=x.device)
-    at_rest = ReferenceEnergy(reference)
+    at_rest, centre, scale = ReferenceEnergy(reference), x.mean(0), x.std(0)
     h, x, _ = _tuned(at_rest, kernel.init(at_rest, x), kernel, rng, kernel.step_size, 10)
     betas, sizes, acceptance, ess, bad, jumped = [0.0], [h], [], [], 0, False
     while betas[-1] < 1:
         ends = _evaluate(energy, reference, x)
         gap = ends.gap()
         bad += int((~torch.isfinite(gap)).sum())
-        jumped = len(betas) >= max_temperatures or 1 - betas[-1] < ENDLESS
+        far = ((x - centre) / scale).abs().flatten(1).mean(1).median() > RUNAWAY
+        jumped = len(betas) >= max_temperatures or 1 - betas[-1] < ENDLESS or bool(far)
         gain = 1 - betas[-1] if jumped else _next_gap(log_weight[0], gap, 1 - betas[-1], conditional_ess)
         betas.append(1.0 if gain >= 1 - betas[-1] else betas[-1] + gain)
         log_weight = log_weight - (betas[-1] - betas[-2]) * gap

@@ -1,0 +1,39 @@
+"""Progress while a model trains: energy gap, effective sample size, log Z and the time left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from metastable.progress import TrainingBar
+from metastable.training.config import TrainerConfig
+from metastable.training.records import Row
+from metastable.training.trainer import OnRow
+
+
+@contextmanager
+def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterator[OnRow | bool]:
+    """What `fit` takes as `progress`; the bar counts seconds where those are the limit."""
+    if not shown:
+        yield False
+        return
+    timed = config.max_seconds is not None
+    total = int(config.max_seconds) if config.max_seconds is not None else config.steps
+    bar = TrainingBar(total, f"{name} (seconds)" if timed else name)
+    show = bar.__enter__()
+
+    def on_row(row: Row) -> None:
+        show({**row, "step": min(row["seconds"], total)} if timed else row)
+        if row["step"] >= config.steps or (timed and row["seconds"] >= total):
+            _rename(bar, f"{name}: scoring")
+
+    try:
+        yield on_row
+    finally:
+        _rename(bar, name)
+        bar.__exit__(None, None, None)
+
+
+def _rename(bar: TrainingBar, name: str) -> None:
+    for task in bar.progress.task_ids:
+        bar.progress.update(task, description=name)

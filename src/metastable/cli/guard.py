@@ -1,0 +1,79 @@
+"""Errors at the edge: one clear line and an exit status, never a traceback unless somebody asks for it.
+
+| status | meaning |
+|---|---|
+| 1 | training diverged, or a reproduced number is not where it should be |
+| 2 | something that was given is not right: a file, a setting, a folder, a full disk |
+| 130 | stopped by Ctrl-C |
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from .console import say_error
+
+FAILED, REFUSED, STOPPED = 1, 2, 130
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with a `--debug` option, whose errors become a line and an exit status."""
+
+    @functools.wraps(command)
+    def run(*args: Any, debug: bool = False, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt as error:
+            say_error("stopped by Ctrl-C")
+            raise typer.Exit(STOPPED) from error
+        except Exception as error:
+            found = explain(error)
+            if found is None:
+                raise
+            if debug:
+                traceback.print_exc()
+            message, status = found
+            say_error(message)
+            raise typer.Exit(status) from error
+
+    run.__signature__ = _with_debug(command)  # pyright: ignore
+    return run
+
+
+def _with_debug(command: Callable[..., None]) -> inspect.Signature:
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    return signature.replace(parameters=[*signature.parameters.values(), option])
+
+
+def explain(error: Exception) -> tuple[str, int] | None:
+    """The line to print and the exit status, or None for an error that nobody foresaw."""
+    if isinstance(error, (typer.Exit, typer.Abort, BrokenPipeError)):
+        return None
+    if _out_of_memory(error):
+        return f"out of memory ({error}); use fewer walkers, a smaller batch or a smaller energy", REFUSED
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; choose another place, or free some space", REFUSED
+    if isinstance(error, OSError):
+        return str(error), REFUSED
+    from metastable.core.errors import DivergenceError, MetastableError
+
+    if isinstance(error, MetastableError):
+        return str(error), FAILED if isinstance(error, DivergenceError) else REFUSED
+    return None
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch raises plain RuntimeErrors for this on the CPU."""
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
+    )

@@ -1,0 +1,56 @@
+"""`metastable`: the commands, and where the program begins.
+
+Only typer is imported here. Each command imports what it needs when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from metastable._version import __version__
+
+from .bench import bench
+from .compare import compare
+from .evaluate import evaluate
+from .guard import guarded
+from .report import report
+from .reproduce import reproduce
+from .sample import sample
+from .train import train
+
+app = typer.Typer(
+    name="metastable",
+    help="Train energy-based models, sample them, and know what they are worth.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (train, sample, evaluate, compare, reproduce, bench, report):
+    app.command()(guarded(command))
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train energy-based models, sample them, and know what they are worth."""
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="metastable")
+
+
+if __name__ == "__main__":
+    main()

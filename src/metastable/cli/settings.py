@@ -1,0 +1,226 @@
+"""From a preset, a file and flags to everything a training needs, checked on the way.
+
+Settings are one plain tree: `{"data", "energy", "method", "trainer", "seed", "held_out"}`. A preset or file
+gives it, flags and `--set` change it, `resolve` turns it into objects. The `config.json` of a run is such a
+tree with a few facts added, so a run can be trained again from its own folder.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from metastable.api import resolve_method
+from metastable.core.configure import build, build_tagged, describe
+from metastable.core.errors import ConfigError, InputError, nearest, require
+from metastable.data import Dataset, load_array
+from metastable.energies.build import ENERGIES, default_config
+from metastable.kernels import KERNELS
+from metastable.methods import Method
+from metastable.training.config import OPTIMISERS, Schedule, TrainerConfig
+
+Settings = dict[str, Any]
+
+SECTIONS = ("data", "energy", "method", "trainer", "seed", "held_out")
+FACTS = ("about", "version", "event_shape")
+"""What a run or a preset says about itself; nothing is read from these."""
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training, ready to begin. `notes` are things its owner should know."""
+
+    dataset: Dataset
+    energy: Any
+    method: Method
+    trainer: TrainerConfig
+    seed: int
+    held_out: float
+    notes: tuple[str, ...] = ()
+
+    def described(self) -> Settings:
+        """Every setting with the value it has, as a file could hold it."""
+        return {
+            "data": self.dataset.name,
+            "energy": describe(self.energy),
+            "method": describe(self.method),
+            "trainer": describe(self.trainer),
+            "seed": self.seed,
+            "held_out": self.held_out,
+        }
+
+
+# ---- reading
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that come with the package."""
+    folder = resources.files("metastable") / "presets"
+    return sorted(p.name.removesuffix(".json") for p in folder.iterdir() if p.name.endswith(".json"))
+
+
+def read_preset(name: str) -> Settings:
+    """A preset by name; a near miss is named."""
+    if name not in preset_names():
+        raise InputError(
+            f"preset: unknown name {name!r}{nearest(name, preset_names())}; a settings file ends in .json or .toml"
+        )
+    text = (resources.files("metastable") / "presets" / f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+def read_settings(source: str | Path) -> Settings:
+    """Settings from a preset's name, a `.json` or `.toml` file, or the folder of a run."""
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InputError(f"config: {source} is not a run (it holds no config.json)")
+    if path.suffix not in (".json", ".toml"):
+        return read_preset(str(source))
+    return _read_file(path)
+
+
+def _read_file(path: Path) -> Settings:
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except FileNotFoundError:
+        raise InputError(f"config: no such file: {path}") from None
+    except ValueError as error:  # both decoders' errors are
+        raise InputError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: must hold a table of settings, got {type(found).__name__}")
+    return found
+
+
+# ---- changing
+
+
+def with_flags(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> Settings:
+    """Settings with the flags that were given (not None), by dotted name, put in their place."""
+    for dotted, value in flags.items():
+        if value is not None:
+            settings = _placed(settings, dotted.split("."), value)
+    return dict(settings)
+
+
+def with_assignments(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
+    """Settings changed by `a.b=VALUE`; a value is JSON, or a word where it is not."""
+    for text in assignments:
+        dotted, equals, value = text.partition("=")
+        if not equals or not dotted.strip():
+            raise InputError(f"set: must read NAME=VALUE, as in method.walkers=1000, got {text!r}")
+        settings = with_flags(settings, {dotted.strip(): _parsed(value.strip())})
+    return dict(settings)
+
+
+def with_method(settings: Mapping[str, Any], name: str | None) -> Settings:
+    """Settings with another method; the settings of the method that it replaces do not fit and are dropped."""
+    if name is None or _named(settings.get("method"), "").get("name") == name:
+        return dict(settings)
+    return {**settings, "method": {"name": name}}
+
+
+class _Null:
+    """`null` of JSON, told apart from a flag that was not given."""
+
+
+def _parsed(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    return _Null if value is None else value
+
+
+def _placed(tree: Any, path: list[str], value: Any) -> Settings:
+    """`tree` with `value` at `path`; nothing that was given is changed in place."""
+    head, *rest = path
+    inside = dict(tree) if isinstance(tree, Mapping) else {}
+    if rest:
+        below = inside.get(head)
+        inside[head] = _placed({"name": below} if isinstance(below, str) else below, rest, value)
+    else:
+        inside[head] = None if value is _Null else value
+    return inside
+
+
+def _named(table: Any, default: str) -> Settings:
+    """A tagged table: a bare name becomes one, and where the name is missing it is `default`."""
+    if isinstance(table, str):
+        return {"name": table}
+    if isinstance(table, Mapping):
+        return {"name": default, **table}
+    return {"name": default} if table is None else {"name": table}
+
+
+# ---- resolving
+
+
+def resolve(settings: Mapping[str, Any]) -> Job:
+    """Every object of a training, or an error that names the setting by its dotted path."""
+    for key in settings:
+        if key not in (*SECTIONS, *FACTS):
+            raise ConfigError(str(key), f"unknown setting{nearest(str(key), SECTIONS)}")
+    seed, held_out = settings.get("seed", 0), settings.get("held_out", HELD_OUT)
+    require(isinstance(seed, int) and not isinstance(seed, bool), "seed", "an integer", seed)
+    is_share = isinstance(held_out, (int, float)) and not isinstance(held_out, bool) and 0 <= held_out < 1
+    require(is_share, "held_out", "a share of at least 0 and below 1", held_out)
+    trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
+    dataset, notes = data_of(settings.get("data"))
+    energy = energy_of(settings.get("energy"), dataset.event_shape)
+    return Job(dataset, energy, method, trainer, seed, float(held_out), notes)
+
+
+def data_of(value: Any) -> tuple[Dataset, tuple[str, ...]]:
+    """The rows, under the name by which they can be read again, and what is odd about them."""
+    source = value.get("source") if isinstance(value, Mapping) else value
+    if not isinstance(source, (str, Path)) or not str(source):
+        raise ConfigError("data", "give --data FILE, --data toy:NAME, or a preset that names its data")
+    dataset = replace(load_array(source), name=str(source))
+    before = value.get("sha256") if isinstance(value, Mapping) else None
+    if before not in (None, dataset.digest):
+        return dataset, (f"data: {source} has changed (sha256 {before} in the settings, now {dataset.digest})",)
+    return dataset, ()
+
+
+def energy_of(table: Any, event_shape: tuple[int, ...]) -> Any:
+    """The settings of a built-in energy; the default for the shape of the data where none is named."""
+    default = default_config(event_shape)
+    if table is None:
+        return default
+    named = _named(table, default.name)
+    if named["name"] == "custom":
+        raise ConfigError(
+            "energy.name", f"was {named.get('class', 'a class')} of your own; train it from Python with metastable.fit"
+        )
+    return build_tagged(ENERGIES, named, "energy")
+
+
+def method_of(table: Any) -> Method:
+    """The method, with its kernel."""
+    named = _named(table, "jarzynski")
+    kernel = named.get("kernel")
+    if kernel is not None:
+        named["kernel"] = build_tagged(KERNELS, kernel, "method.kernel")
+    return resolve_method(named)
+
+
+def trainer_of(table: Any) -> TrainerConfig:
+    """The trainer's settings, with optimiser and schedule made from their tables."""
+    if table is not None and not isinstance(table, Mapping):
+        raise ConfigError("trainer", f"must be a table of settings, got {table!r}")
+    made = dict(table or {})
+    if "optimiser" in made:
+        made["optimiser"] = build_tagged(OPTIMISERS, _named(made["optimiser"], "adam"), "trainer.optimiser")
+    if "schedule" in made:
+        shape = made["schedule"]
+        made["schedule"] = build(Schedule, {"shape": shape} if isinstance(shape, str) else shape, "trainer.schedule")
+    return build(TrainerConfig, made, "trainer")

@@ -27,7 +27,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright --warnings src
+	$(BIN)/basedpyright --level error src
 
 docs: setup
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -17,8 +17,12 @@ from metastable.core.errors import ConfigError, EnergyError, InputError
 
 
 def test_import_is_light():
-    code = "import sys, metastable; assert 'torch' not in sys.modules; metastable.core; assert 'sklearn' not in sys.modules"
-    code = code.replace("metastable.core;", "import metastable.api;")
+    code = """
+import sys, metastable
+assert "torch" not in sys.modules
+import metastable.api
+assert not {"sklearn", "matplotlib", "rich", "arviz"} & set(sys.modules)
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -95,7 +99,7 @@ def test_bad_arguments():
         ms.fit(None, np.zeros((10, 2)) + np.arange(10)[:, None], "jarzinski", 5)
     with pytest.raises(InputError, match=r"method\.walker.*walkers"):
         ms.fit(None, np.random.default_rng(0).normal(size=(10, 2)), {"name": "pcd", "walker": 5}, 5)
-    with pytest.raises(InputError, match="NaN|nan"):
+    with pytest.raises(InputError, match=r"NaN|nan"):
         ms.fit(None, np.full((10, 2), np.nan), "cd", 5)
 
 
@@ -158,7 +162,7 @@ def test_your_own_module_is_reloaded_into_your_own_module(tmp_path):
 
     x = torch.randn((300, 3), generator=torch.Generator().manual_seed(0))
     run = ms.fit(Mine(), x, ms.methods.Jarzynski(walkers=512), 20, out=tmp_path / "mine", seed=0)
-    exact = 1.5 * math.log(2 * math.pi) - float(run.energy.scale.abs().log().sum())
+    exact = 1.5 * math.log(2 * math.pi) - float(run.energy.scale.detach().abs().log().sum())
     assert abs(run.log_partition.value - exact) < 6 * run.log_partition.std_error
     with pytest.raises(InputError, match="Mine"):
         ms.load_run(tmp_path / "mine")

@@ -184,9 +184,7 @@ def _open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
     config = folder / "config.json"
     if config.exists():
         if not resume:
-            raise InputError(
-                f"out: {folder} already holds a run; give --resume to go on, or another folder"
-            )
+            raise InputError(f"out: {folder} already holds a run; give --resume to go on, or another folder")
         before = read_config(folder)
         for key in ("seed", "data", "method", "energy", "held_out"):
             if before.get(key) != settings[key]:
@@ -322,7 +320,11 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        like = next(iter(energy.parameters()), torch.empty(0)) if isinstance(energy, nn.Module) else torch.empty(0)
+        like = (
+            next(iter(energy.parameters()), torch.empty(0))
+            if isinstance(energy, nn.Module)
+            else torch.empty(0)
+        )
         return torch.randn((n, *shape), generator=rng).to(device=like.device, dtype=like.dtype)
     if isinstance(init, Proposal):
         device = next((b.device for b in getattr(init, "buffers", list)()), torch.device("cpu"))

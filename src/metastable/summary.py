@@ -35,9 +35,9 @@ def evaluate_run(run: Run, train: Tensor, validation: Tensor, toy: ToySet | None
     if run.log_partition is None:
         z = log_partition(run.energy, data=train, seed=derive(seed, "evaluate"))
         run.log_partition, run.walkers = z, z.walkers or run.walkers
-    run.modes = _modes(run, train, toy, seed)
+    run.modes, separated = _modes(run, train, toy, seed)
     run.scores = _scores(run, validation, toy)
-    run.diagnosis = _diagnosis(run, train)
+    run.diagnosis = _diagnosis(run, train, validation, separated)
     if run.folder is not None:
         _write(run, train, toy, seed)
     return run
@@ -48,8 +48,11 @@ def _equal_weights(run: Run, n: int, seed: int) -> Tensor:
     return run.walkers.resampled(n, seed=derive(seed, "samples")).x
 
 
-def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> dict[str, Any] | None:
-    """Mode weights of data and model, around the toy set's centres or the modes found in the data."""
+def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> tuple[dict[str, Any] | None, bool]:
+    """Mode weights of data and model, around the toy set's centres or the modes found in the data.
+
+    Also whether gaps of low density lie between parts of the data, which can be so with a single centre.
+    """
     if toy is not None and toy.centers is not None:
         centers, separated = toy.centers.to(train), True
         truth = None if toy.weights is None else toy.weights.tolist()
@@ -57,20 +60,43 @@ def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> dict[str, 
         found = find_modes(train, seed=derive(seed, "modes") % 2**31)
         centers, separated, truth = found.centers.to(train), found.separated, None
     if run.walkers is None or len(centers) < 2:
-        return None
+        return None, separated
     in_data = mode_weights(train, centers)
     spread = (in_data * (1 - in_data) / len(train)).sqrt()
     errors = mode_weight_errors(
-        run.walkers.x, centers, in_data, run.walkers.log_weight, target_std_error=spread
+        run.walkers.x,
+        centers,
+        in_data,
+        run.walkers.log_weight,
+        target_std_error=spread,
+        effective_size=independent_size(run.walkers, centers),
     )
-    return {
+    found = {
         "centers": centers.flatten(1).tolist() if centers[0].numel() <= 64 else None,
         "data": in_data.tolist(),
         "truth": truth,
         "samples": errors.weights.tolist(),
         "std_error": errors.std_error.tolist(),
-        "separated": separated,
     }
+    return found, separated
+
+
+def independent_size(walkers: Walkers, centers: Tensor) -> float | None:
+    """How many independent samples the walkers are worth for mode weights, from the spread between populations.
+
+    Walkers that share ancestors agree with each other more than their weights say; populations share none.
+    None where there are no populations to compare.
+    """
+    sizes = walkers.info.get("populations", [])
+    least = min(sizes, default=0)
+    ends = np.cumsum(sizes)
+    groups = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True) if size == least]
+    if len(groups) < 4:
+        return None
+    each = torch.stack([mode_weights(walkers.x[g], centers, walkers.log_weight[g]) for g in groups])
+    mean, variance = each.mean(0), each.var(0)
+    share = (mean * (1 - mean) / variance.clamp(min=1e-12)).min()
+    return float(share) * sum(sizes) / least
 
 
 def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float]:
@@ -80,7 +106,9 @@ def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float
         with torch.no_grad():
             energies = run.energy(validation).double()
         scores["log_likelihood"] = float(-energies.mean()) - z.value
-        scores["log_likelihood_se"] = math.hypot(float(energies.std()) / math.sqrt(len(energies)), z.std_error)
+        scores["log_likelihood_se"] = math.hypot(
+            float(energies.std()) / math.sqrt(len(energies)), z.std_error
+        )
         scores["cross_entropy"] = -scores["log_likelihood"]
     if run.walkers is not None:
         w = run.walkers.resampled(min(2000, len(run.walkers)))
@@ -113,28 +141,45 @@ def exact_mode_weights(run: Run, data: Tensor, centers: Tensor) -> list[float]:
     return mode_weights(points, centers.double().cpu(), density.density.flatten().log()).tolist()
 
 
-def _diagnosis(run: Run, train: Tensor) -> list[Finding]:
+def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> list[Finding]:
     modes = run.modes or {}
-    z = run.log_partition
-    sd_ratio = None
-    if run.walkers is not None:
-        x = run.walkers.resampled(min(4000, len(run.walkers))).x
-        sd_ratio = float(x.flatten(1).var(0).sum().sqrt() / train.flatten(1).var(0).sum().sqrt().clamp(min=1e-12))
     facts = Facts(
         method=run.method,
         data_mode_weights=modes.get("data"),
         sample_mode_weights=modes.get("samples"),
         mode_weight_se=modes.get("std_error"),
-        separated=modes.get("separated"),
-        sample_std_ratio=sd_ratio,
+        separated=separated,
         steps=int(run.history[-1]["step"]) if run.history else None,
+        **_sample_facts(run, train),
+        **_held_out_facts(run, train, validation),
     )
     findings = diagnose(run.history, facts)
+    z = run.log_partition
     if z is not None and z.warnings:
         text = "log Z should not be trusted: " + "; ".join(z.warnings) + "."
         evidence: dict[str, Any] = {"log_z": z.value, "std_error": z.std_error}
         findings.append(Finding("log-z-doubtful", "warning", text, evidence, "Use more walkers."))
     return findings
+
+
+def _sample_facts(run: Run, train: Tensor) -> dict[str, float]:
+    """Spread of the samples against the data's, and the share of walkers that stand where another one does."""
+    if run.walkers is None:
+        return {}
+    x = run.walkers.resampled(min(4000, len(run.walkers))).x.flatten(1)
+    ratio = x.var(0).sum().sqrt() / train.flatten(1).var(0).sum().sqrt().clamp(min=1e-12)
+    held = run.walkers.x.flatten(1)
+    distinct = len(torch.unique(held[:, :8], dim=0))
+    return {"sample_std_ratio": float(ratio), "duplicates": 1 - distinct / len(held)}
+
+
+def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, float]:
+    if validation is train or len(validation) == len(train):
+        return {}
+    with torch.no_grad():
+        own, other = run.energy(train).double(), run.energy(validation).double()
+    error = math.hypot(float(own.std()) / math.sqrt(len(own)), float(other.std()) / math.sqrt(len(other)))
+    return {"held_out_energy_gap": float(other.mean() - own.mean()), "held_out_energy_gap_se": error}
 
 
 def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> None:

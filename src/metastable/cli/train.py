@@ -21,7 +21,7 @@ def train(
     preset: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PRESET|CONFIG]",
+            metavar="PRESET|CONFIG",
             help=f"A preset ({PRESETS}), a settings file (.json, .toml), or the folder of a run.",
         ),
     ] = None,

@@ -51,7 +51,8 @@ def build_tagged(choices: Mapping[str, type], settings: Any, path: str) -> Any:
 def describe(config: Any) -> Any:
     """The inverse: a JSON-able description, with `name` where the class has one."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        named = {"name": config.name} if isinstance(getattr(config, "name", None), str) else {}
+        name = getattr(config, "name", None)
+        named = {"name": name} if isinstance(name, str) else {}
         return named | {f.name: describe(getattr(config, f.name)) for f in dataclasses.fields(config)}
     if isinstance(config, Mapping):
         return {str(k): describe(v) for k, v in config.items()}

@@ -88,7 +88,7 @@ class Walkers:
     Attributes:
         x: positions, `(N, *event)`.
         log_weight: raw log-weights, `(N,)`; zeros where the sampler gives equal weights.
-        info: diagnostics by name.
+        info: diagnostics by name; `populations`, where there, lists the sizes of independent groups of rows.
         trace: positions over time where they were recorded, `(draws, N, *event)`.
     """
 

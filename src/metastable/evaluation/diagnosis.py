@@ -521,8 +521,8 @@ def _weight_degeneracy(history: Sequence[Row], facts: Facts) -> Finding | None:
         severity,
         _degeneracy_text(evidence, twins),
         evidence,
-        "Few walkers carry all the weight, so averages over them are noise: use a smaller learning rate, "
-        "more walkers, more chain steps between updates, or resample earlier (a higher ESS threshold).",
+        "Use a smaller learning rate, more walkers, more chain steps between updates, or resample earlier "
+        "(a higher ESS threshold).",
     )
 
 
@@ -546,7 +546,7 @@ def _degeneracy_text(evidence: Evidence, twins: float) -> str:
             parts[-1] += f" and is below 0.1 in {lower:.0%} of the log."
     if twins >= 0.5:
         parts.append(f"{twins:.0%} of the walkers are copies of another.")
-    return " ".join(parts)
+    return " ".join([*parts, "Averages over so few different walkers are mostly noise."])
 
 
 def _stuck_chains(history: Sequence[Row], facts: Facts) -> Finding | None:

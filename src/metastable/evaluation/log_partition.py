@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
 from metastable.core.random import derive, generator
-from metastable.core.types import Energy, EnergyGrad, LogPartition, Proposal, energy_and_grad, row_sum
+from metastable.core.types import (
+    Energy,
+    EnergyGrad,
+    LogPartition,
+    Proposal,
+    Walkers,
+    energy_and_grad,
+    row_sum,
+)
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.proposals import Gaussian, fit_gaussian
@@ -34,6 +42,7 @@ LOOKS = 6
 ROUGH_ESS = 0.8
 """Conditional ESS of the wide looks, which only have to find the model."""
 PILOT_WALKERS = 512
+RUNAWAY_WALKERS = 32
 UNEASY = 0.2
 """Populations whose log Z have a larger standard deviation than this walk again, on a finer path."""
 
@@ -259,18 +268,18 @@ def _settle(job: _Job, reference: Gaussian, wider: tuple[float, ...], rows: Tens
     ones are, so that a mode far out can be met before the fit narrows. `rows` that must stay covered are fitted
     together with the walkers.
     """
-    wide, gave_up = -math.inf, 0
+    wide = -math.inf
     for number in range(LOOKS):
         settled = number > len(wider) or not wider
         white, pilot = _look(job, reference, number, rough=not settled)
-        gave_up += not pilot.complete
-        if (settled and _holds(pilot)) or gave_up > 1:
+        if (settled and _holds(pilot)) or not pilot.complete:
             break
         if not settled:
             wide = max(wide, float(pilot.log_partitions))
         x, log_weight = _with_rows(white.to_model(pilot.x), pilot.log_weight, rows)
         reference = _fit(x, log_weight, wider[number] if number < len(wider) else INFLATE)
-    words = () if _holds(pilot) else ("the search did not find a Gaussian that holds the model: give data or a reference",)
+    lost = pilot.complete and not _holds(pilot)
+    words = ("no Gaussian was found that holds the model: give data or a reference",) if lost else ()
     return _Start(white, pilot, None if wide == -math.inf else wide, (*words, *_pilot_words(pilot)))
 
 
@@ -316,6 +325,8 @@ def _fit(x: Tensor, log_weight: Tensor | None, inflate: float) -> Gaussian:
 def _walk(job: _Job, start: _Start, populations: int, walkers: int, refinements: int) -> Annealed:
     """G populations on the pilot's path; again on a finer one while they disagree."""
     schedule, steps = _schedule(start.pilot), job.steps
+    # a path that did not end leaves nothing to be precise about
+    walkers = walkers if start.pilot.complete else min(walkers, RUNAWAY_WALKERS)
     for attempt in range(refinements + 1):
         rng = job.rng("walk", attempt)
         x = start.white.reference.sample(populations * walkers, rng)
@@ -375,7 +386,9 @@ def _summary(job: _Job, start: _Start, main: Annealed, back: Annealed | None, wo
     reverse = None if back is None else -float(log_mean_exp(back.log_partitions))
     reverse_error = None if back is None else float(spread_of_log_mean(back.log_partitions))
     words = [*words, *_run_words(main, error), *_contradictions(value, error, reverse, reverse_error, start.wide)]
-    return LogPartition(value, error, main.ess, len(each) - 1, tuple(words), reverse, reverse_error)
+    sizes = [len(main) // main.populations] * main.populations
+    walkers = Walkers(start.white.to_model(main.x), main.log_weight, {"populations": sizes})
+    return LogPartition(value, error, main.ess, len(each) - 1, tuple(words), reverse, reverse_error, walkers)
 
 
 # --- what speaks against the number ------------------------------------------------------------------------
@@ -385,8 +398,8 @@ def _pilot_words(pilot: Annealed) -> tuple[str, ...]:
     if pilot.complete:
         return ()
     return (
-        "the path from the reference to the model did not end: walkers ran away or the two are too far apart; "
-        "∫ exp(−E) may not exist, else give data or a wider reference",
+        "walkers ran away before they reached the model: ∫ exp(−E) may not exist; if it does, the model is far "
+        "from where the search began: give data, a reference or a larger spread",
     )
 
 

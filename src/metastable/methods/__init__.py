@@ -4,7 +4,9 @@ from .base import ChainMethod, Context, Method, Negatives
 from .contrastive import ContrastiveDivergence, PersistentCD, ShortRun
 from .jarzynski import Jarzynski
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (ContrastiveDivergence, PersistentCD, ShortRun, Jarzynski)}
+METHODS: dict[str, type[Method]] = {
+    m.name: m for m in (ContrastiveDivergence, PersistentCD, ShortRun, Jarzynski)
+}
 
 __all__ = [
     "METHODS",

@@ -17,8 +17,9 @@ def start_populations(
 ) -> tuple[Population, Population | None]:
     """Walkers of the current model: `steering` in one population, `following` in `groups`.
 
-    Exact where the energy says how (`exact_start`, or `sample` with `log_partition`). Otherwise every population comes from its own run of sequential Monte Carlo from `context.noise`
-    and carries its own log Z₀, so that the spread between populations holds the error of the start for good.
+    Exact where the energy says how (`exact_start`, or `sample` with `log_partition`). Otherwise every
+    population comes from its own run of sequential Monte Carlo from `context.noise` and carries its own
+    log Z₀, so that the spread between populations holds the error of the start for good.
     """
     exact = _exact(context, steering + following)
     if exact is not None:

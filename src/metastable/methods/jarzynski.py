@@ -78,8 +78,10 @@ def cross(
 def stay(
     kernel: ULA, energy: Energy, walkers: Population, rows: Tensor | None, rng: torch.Generator
 ) -> Population:
-    """One more ULA step at the same θ, weighed by its own Metropolis–Hastings ratio: Proposition 1 with
-    θ_{k+1} = θ_k. `walkers.grad` is current at `rows`."""
+    """One more ULA step at the same θ, weighed by its own Metropolis–Hastings ratio.
+
+    Proposition 1 with θ_{k+1} = θ_k; `walkers.grad` is current at `rows`.
+    """
     X = walkers.x if rows is None else walkers.x[rows]
     U = walkers.energy if rows is None else walkers.energy[rows]
     ξ = normal_like(X, rng)
@@ -195,7 +197,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         require_choice("jarzynski.order", self.order, ORDERS)
         require(0 <= self.threshold <= 1, "jarzynski.threshold", "between 0 and 1", self.threshold)
         object.__setattr__(self, "schedule", tuple((int(k), float(c)) for k, c in self.schedule))
-        steering, following = self.counts
+        steering, _ = self.counts
         require(steering >= 2, "jarzynski.held_out", "such that two walkers steer", self.held_out)
         if self.batch is not None:
             require_count("jarzynski.batch", self.batch)
@@ -252,18 +254,14 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         metrics = self._metrics(context, state, move)
         return state, metrics
 
-    def _follow(
-        self, context: Context, walkers: Population, rows: Tensor | None
-    ) -> tuple[Population, Move]:
+    def _follow(self, context: Context, walkers: Population, rows: Tensor | None) -> tuple[Population, Move]:
         kernel, energy, rng = self.moves, context.energy, context.rng
         if isinstance(kernel, ULA):
             walkers, move = cross(kernel, energy, walkers, rows, rng)
             for _ in range(self.steps - 1):
                 walkers = stay(kernel, energy, walkers, rows, rng)
         elif kernel.invariant:
-            walkers, move = reweigh_then_move(
-                kernel, energy, walkers, rows, self.steps, rng, context.engine
-            )
+            walkers, move = reweigh_then_move(kernel, energy, walkers, rows, self.steps, rng, context.engine)
         else:
             raise UnsupportedError(
                 f"jarzynski.kernel: {kernel.name} neither leaves the model invariant nor gives its transition "
@@ -314,7 +312,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         parts = [p for p in (state.steering, state.following) if p is not None]
         x = torch.cat([p.x for p in parts])
         log_weight = torch.cat([(p.by_group(p.log_weight) + p.log_z[:, None]).flatten() for p in parts])
-        return Walkers(x, log_weight, {"ess_fraction": float(ess_fraction(log_weight))})
+        sizes = [len(p.x) // p.groups for p in parts for _ in range(p.groups)]
+        return Walkers(x, log_weight, {"ess_fraction": float(ess_fraction(log_weight)), "populations": sizes})
 
     def log_partition(self, state: JarzynskiState) -> LogPartition:
         """log Z of the current model, with the spread of the held-out populations as its error."""

@@ -97,7 +97,8 @@ class TrainerConfig:
         steps: updates.
         max_seconds: stop after this many seconds of training, even before `steps`; None has no limit.
         batch_size: data rows per update; None takes all of them.
-        optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser.
+        optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
+            `per_module = True` is given the module instead, to make parameter groups.
         schedule: `Schedule`, or any callable from an optimiser to a torch scheduler.
         clip_grad_norm: cut the gradient's norm at this value.
         ema: decay of an exponential moving average of the weights; None keeps none.

@@ -40,7 +40,9 @@ class Guard:
 
     def error(self, reason: str, step: int, checkpoint: str | None) -> DivergenceError:
         """The error that names the step, the seed, the last good checkpoint and what to try."""
-        kept = f"The last good checkpoint is {checkpoint}." if checkpoint else "No checkpoint was written yet."
+        kept = (
+            f"The last good checkpoint is {checkpoint}." if checkpoint else "No checkpoint was written yet."
+        )
         return DivergenceError(
             f"training diverged by step {step} (seed {self.seed}): {reason}. {kept} {ADVICE}",
             step=step,

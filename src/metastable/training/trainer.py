@@ -35,8 +35,6 @@ OnRow = Callable[[Row], None]
 class TrainableMethod(Protocol):
     """What the trainer needs of a method (`metastable.methods.base.Method` is one)."""
 
-    name: Any
-
     def start(self, context: Any) -> Any: ...
     def turns(self, context: Any) -> Any: ...
     def loss(self, context: Any, state: Any, player: str, batch: Tensor) -> Any: ...
@@ -124,7 +122,8 @@ class Trainer:
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise InputError("energy: has no trainable parameters; there is nothing to fit")
-        made = self.config.optimiser(module if _wants_module(self.config.optimiser) else parameters)
+        factory: Any = self.config.optimiser
+        made = factory(module if getattr(factory, "per_module", False) else parameters)
         if not isinstance(made, Optimizer):
             raise InputError(f"optimiser: must make a torch.optim.Optimizer, got {type(made).__name__}")
         return made
@@ -332,11 +331,6 @@ class Trainer:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def _wants_module(factory: Any) -> bool:
-    """A factory marked with `per_module = True` is given the module, e.g. to make parameter groups."""
-    return bool(getattr(factory, "per_module", False))
 
 
 def _plain(tree: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from metastable.core.resampling import resample_indices
 from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp
 
 ORDERS = ("none", "principal", "energy")
+MAX_COVARIANCE = 256
+"""Dimensions up to which a covariance costs less than going through all positions in every iteration."""
 
 
 class Population(NamedTuple):
@@ -64,11 +66,17 @@ class Population(NamedTuple):
     def resample(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Population:
         """Resample the populations marked in `need` `(G,)` and set their weights to one.
 
-        log Z moves into `log_z`, energies and gradients move with their walkers. On the CPU nothing is done
-        when no population needs it; elsewhere the host is not asked, and unmarked rows map to themselves.
+        log Z moves into `log_z`, energies and gradients move with their walkers. On the CPU only the marked
+        populations are touched; elsewhere the host is not asked, and unmarked rows map to themselves.
         """
-        if self.x.device.type == "cpu" and not bool(need.any()):
+        if self.x.device.type != "cpu" or bool(need.all()):
+            return self._resampled(need, scheme, order, rng)
+        marked = need.nonzero()[:, 0]
+        if len(marked) == 0:
             return self
+        return self._with(marked, self._only(marked)._resampled(need[marked], scheme, order, rng))
+
+    def _resampled(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Population:
         rows = self._rows(need, scheme, order, rng)
         keep_grad = self.grad.numel() > 0
         return Population(
@@ -78,6 +86,19 @@ class Population(NamedTuple):
             grad=self.grad[rows] if keep_grad else self.grad,
             log_z=torch.where(need, self.log_partition(), self.log_z),
             resamplings=self.resamplings + need,
+        )
+
+    def _only(self, marked: Tensor) -> Population:
+        """The populations `marked`, `(K,)`, alone."""
+        return Population(*(self.by_group(v)[marked].flatten(0, 1) if len(v) else v for v in self))
+
+    def _with(self, marked: Tensor, new: Population) -> Population:
+        """These populations with `new` in the places `marked`."""
+        return Population(
+            *(
+                self.by_group(old).index_copy(0, marked, new.by_group(value)).flatten(0, 1) if len(old) else old
+                for old, value in zip(self, new, strict=True)
+            )
         )
 
     def _rows(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Tensor:
@@ -105,13 +126,16 @@ class Population(NamedTuple):
 def principal_scores(x: Tensor, p: Tensor, iterations: int = 12) -> Tensor:
     """Positions along the direction of largest weighted variance; `x` is `(G, n, D)`, `p` is `(G, n)`.
 
-    Power iteration without forming a covariance. Walkers in different modes end up at different ends of such
-    a direction, so that sorting by it puts modes side by side before stratified or systematic resampling.
+    Walkers in different modes end up at different ends of such a direction, so that sorting by it puts modes
+    side by side before stratified or systematic resampling. Power iteration: on the covariance where that is
+    the smaller matrix to go through again and again, on the positions where it is not.
     """
     p = p.to(x.dtype)[..., None]
     centred = x - (p * x).sum(1, keepdim=True)
-    v = (p * centred.square()).sum(1).sqrt()[..., None]
+    weighted = p * centred
+    v = (weighted * centred).sum(1).sqrt()[..., None]
+    covariance = centred.mT @ weighted if x.shape[2] <= MAX_COVARIANCE else None
     for _ in range(iterations):
-        v = torch.einsum("gnd,gn->gd", centred, (p * (centred @ v))[..., 0])[..., None]
+        v = weighted.mT @ (centred @ v) if covariance is None else covariance @ v
         v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)
     return (centred @ v)[..., 0]

@@ -1,0 +1,226 @@
+"""Tables of README.md and docs/ from `results/NAME/SCALE/result.json`; numbers are never typed by hand.
+
+A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (every judged or
+published number at the largest scale of each experiment) or an experiment (every number at every scale, and
+its pictures).
+
+    python scripts/tables.py            write the tables
+    python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path("results")
+PICTURES = Path("docs/images/results")
+SCALES = ("smoke", "cpu", "gpu")
+"""From the smallest to the largest."""
+SIGNS = {"<=": "≤", ">=": "≥"}
+MARKED = re.compile(
+    r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<end><!-- end table -->)", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One `result.json`, and where it lies."""
+
+    folder: Path
+    content: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The experiment."""
+        return str(self.content["experiment"])
+
+    @property
+    def scale(self) -> str:
+        """smoke, cpu or gpu."""
+        return str(self.content["scale"])
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each number."""
+        return list(self.content["rows"])
+
+    @property
+    def pictures(self) -> list[Path]:
+        """PNG files beside the numbers."""
+        return sorted(self.folder.glob("*.png"))
+
+    def about(self) -> str:
+        """How the numbers were made, in a line."""
+        c = self.content
+        command = f"metastable reproduce {self.name} --scale {self.scale} --seed {c['seed']}"
+        return f"`{command}` · {c['device']} · {_clock(c['seconds'])} · version {c['version']}"
+
+
+def read_results(root: Path = ROOT) -> list[Result]:
+    """Every stored result, by experiment and then by scale."""
+    found = [Result(p.parent, json.loads(p.read_text())) for p in (root / RESULTS).glob("*/*/result.json")]
+    return sorted(found, key=lambda r: (r.name, _rank(r.scale)))
+
+
+def _rank(scale: str) -> int:
+    return SCALES.index(scale) if scale in SCALES else len(SCALES)
+
+
+def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
+    """`text`, the content of `path` (relative to the root), with every marked table made anew."""
+    results = list(results)
+
+    def table(match: re.Match[str]) -> str:
+        name = match["name"]
+        body = summary(results) if name == "summary" else experiment(name, path, results)
+        return f"{match['begin']}\n{body}\n\n{match['end']}"
+
+    return MARKED.sub(table, text)
+
+
+def summary(results: list[Result]) -> str:
+    """Judged and published numbers, each experiment at its largest scale."""
+    largest = {r.name: r for r in results}  # results come in the order of scales
+    head = ["experiment", "scale", "number", "ours", "required", "paper"]
+    rows = [
+        [r.name, r.scale, f"`{row['metric']}`", _ours(row), _required(row), _shown(row.get("paper"))]
+        for r in largest.values()
+        for row in r.rows
+        if row.get("relation") or row.get("paper") is not None
+    ]
+    if not rows:
+        return "*No results are stored yet; `metastable reproduce --list` names the experiments.*"
+    return _markdown(head, rows)
+
+
+def experiment(name: str, path: Path, results: list[Result]) -> str:
+    """Every number of one experiment at every scale that was run, and the pictures of the largest."""
+    own = [r for r in results if r.name == name]
+    if not own:
+        return f"*Not run yet: `metastable reproduce {name}` makes these numbers.*"
+    head = ["number", "ours", "required", "paper", "holds"]
+    parts = []
+    for r in own:
+        rows = [
+            [f"`{x['metric']}`", _ours(x), _required(x), _shown(x.get("paper")), _verdict(x)] for x in r.rows
+        ]
+        parts.append(f"**Scale {r.scale}.** {r.about()}\n\n{_markdown(head, rows)}")
+    for picture in own[-1].pictures:
+        target = os.path.relpath(PICTURES / copied_name(own[-1], picture), path.parent)
+        parts.append(f"![{name}, {picture.stem}]({Path(target).as_posix()})")
+    return "\n\n".join(parts)
+
+
+def copied_name(result: Result, picture: Path) -> str:
+    """The name under which a picture is kept for the site, which can only show what lies in docs/."""
+    return f"{result.name}-{result.scale}-{picture.name}"
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _shown(value: Any) -> str:
+    """A number in four digits, anything else as it is.
+
+    >>> _shown(0.123456), _shown(None), _shown("collapses"), _shown(2000), _shown(12345.6)
+    ('0.1235', '–', 'collapses', '2000', '12346')
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return str(value)
+
+
+def _ours(row: dict[str, Any]) -> str:
+    error = row.get("std_error")
+    return _shown(row["value"]) + (f" ± {error:.2g}" if isinstance(error, float) else "")
+
+
+def _required(row: dict[str, Any]) -> str:
+    if not row.get("relation") or row.get("target") is None:
+        return "–"
+    return f"{SIGNS.get(row['relation'], row['relation'])} {_shown(row['target'])}"
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if not row.get("relation"):
+        return "–"
+    return "yes" if row["ok"] else "**no**"
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> _clock(3.21), _clock(75.0), _clock(3700.0)
+    ('3 s', '1 min 15 s', '1 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """README.md and every page of the documentation, relative to the root."""
+    found = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    return [page.relative_to(root) for page in found]
+
+
+def stale(root: Path = ROOT) -> list[Path]:
+    """Pages whose tables, and pictures whose bytes, are not what the results say."""
+    results = read_results(root)
+    old = [p for p in pages(root) if (text := (root / p).read_text()) != rendered(text, p, results)]
+    wanted = _wanted_pictures(results)
+    kept = {p.name for p in (root / PICTURES).glob("*.png")}
+    changed = {n for n, source in wanted.items() if n in kept and not _same(root / PICTURES / n, source)}
+    return [*old, *(PICTURES / n for n in sorted((wanted.keys() ^ kept) | changed))]
+
+
+def _wanted_pictures(results: list[Result]) -> dict[str, Path]:
+    largest = {r.name: r for r in results}
+    return {copied_name(r, p): p for r in largest.values() for p in r.pictures}
+
+
+def _same(a: Path, b: Path) -> bool:
+    return a.read_bytes() == b.read_bytes()
+
+
+def write(root: Path = ROOT) -> list[Path]:
+    """Bring every page and picture up to date; what changed."""
+    changed, results = stale(root), read_results(root)
+    for page in pages(root):
+        text = (root / page).read_text()
+        (root / page).write_text(rendered(text, page, results))
+    shutil.rmtree(root / PICTURES, ignore_errors=True)
+    for name, source in _wanted_pictures(results).items():
+        (root / PICTURES).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, root / PICTURES / name)
+    return changed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Tables of README.md and docs/ from results/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something is stale")
+    check = parser.parse_args(arguments).check
+    changed = stale() if check else write()
+    for path in changed:
+        print(f"{'out of date' if check else 'written'}: {path}")
+    return int(check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

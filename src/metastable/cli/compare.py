@@ -1,0 +1,149 @@
+"""`metastable compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .guard import STOPPED
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from metastable.compare import Comparison
+
+CLOSE = 0.05
+"""A mode weight this near to the data's is shown in green."""
+MOST_WEIGHTS = 4
+
+
+def compare(
+    data: Annotated[str, typer.Option(help="A .npy, .npz, .csv or .tsv file, or toy:NAME.")],
+    methods: Annotated[str, typer.Option(help="Names with commas between them.")] = "cd,pcd,jarzynski",
+    budget: Annotated[str | None, typer.Option(help="Time for each method: 60s, 2m, 1h.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of each method; 1500 by default.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path("runs/compare"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier comparison in --out.")] = False,
+    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    held_out: Annotated[float | None, typer.Option(help="Share of the rows kept for scores; 0.1.")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of energy, trainer or one method, e.g. pcd.walkers=1000; repeatable.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything, write nothing.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
+) -> None:
+    """Train the same energy with several methods at the same cost, and set them side by side."""
+    from metastable.compare import compare_methods, methods_for, parse_budget, trainer_for
+    from metastable.methods import METHODS
+
+    from .bars import training_bar
+    from .console import console, say
+    from .settings import resolve, with_assignments, with_flags
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    seconds = None if budget is None else parse_budget(budget)
+    tree = with_assignments({}, assign or [])
+    own = {name: tree.pop(name) for name in METHODS if name in tree}
+    _refuse_method(tree)
+    chosen = methods_for(names, own)
+    flags = {"data": data, "seed": seed, "trainer.device": device, "held_out": held_out}
+    job = resolve(with_flags(tree, flags))
+    trainer = trainer_for(job.trainer, steps, seconds)
+    if dry_run:
+        _print_plan(job, chosen, trainer, out)
+        return
+    found = compare_methods(
+        job.energy,
+        job.dataset,
+        chosen,
+        out,
+        trainer=trainer,
+        seed=job.seed,
+        held_out=job.held_out,
+        overwrite=overwrite,
+        bar=lambda name, config: training_bar(name, config, progress),
+    )
+    console().print(comparison_table(found))
+    say(f"report: {found.folder / 'report.html'}")
+    if found.interrupted:
+        raise typer.Exit(STOPPED)
+
+
+def _refuse_method(tree: dict[str, Any]) -> None:
+    from metastable.core.errors import ConfigError
+
+    if "method" in tree:
+        raise ConfigError("method", "name the method whose setting it is, as in jarzynski.walkers=1000")
+
+
+def _print_plan(job: Any, chosen: list[Any], trainer: Any, out: Path) -> None:
+    from dataclasses import replace
+
+    from .console import say
+    from .plan import print_plan
+
+    for method in chosen:
+        say(f"--- {method.name}")
+        print_plan(replace(job, method=method, trainer=trainer), out / method.name)
+
+
+def comparison_table(found: Comparison) -> Any:
+    """One row for each method, under a row of what the data have."""
+    from .console import clock, number, plus_minus, table
+
+    def cells(row: dict[str, Any]) -> dict[str, str | Text]:
+        return {
+            "method": row["method"],
+            "mode weights": weights_text(row.get("mode_weights")),
+            "|error|": _graded(row.get("mode_weight_error")),
+            "KL est.": number(row.get("kl"), 3),
+            "KL exact": number(row.get("kl_exact"), 3),
+            "log-likelihood": plus_minus(row.get("log_likelihood"), row.get("log_likelihood_se")),
+            "log Z": plus_minus(row.get("log_z"), row.get("log_z_se")),
+            "log Z exact": plus_minus(row.get("log_z_exact"), None),
+            "steps": number(row.get("steps")),
+            "time": clock(row["seconds"]) if "seconds" in row else "",
+            "diagnosis": row.get("diagnosis") or "nothing found",
+        }
+
+    rows = [cells(row) for row in found.rows]
+    truth = {"method": "data", "mode weights": weights_text(found.truth.get("mode_weights"))}
+    columns = [c for c in rows[0] if c == "method" or any(str(row[c]) for row in rows)] if rows else ["method"]
+    first = [truth] if found.truth else []
+    lines = [[row.get(c, "") for c in columns] for row in (*first, *rows)]
+    return table(columns, lines, f"{found.data}, {found.budget} each", caption(found))
+
+
+def caption(found: Comparison) -> str:
+    """What the numbers are."""
+    exact = any(row.get("log_z_exact") is not None for row in found.rows)
+    how = "by quadrature of the learned energy" if exact else "of weighted samples of the learned energy"
+    return f"mode weights {how}; |error|: the largest difference from the data's; KL(data ‖ model) in nats"
+
+
+def weights_text(weights: list[float] | None) -> str:
+    """Mode weights in one cell.
+
+    >>> weights_text([0.25, 0.75]), weights_text([0.125] * 8)
+    ('0.250 / 0.750', '0.125 / 0.125 / 0.125 / 0.125 / …')
+    """
+    if not weights:
+        return ""
+    text = " / ".join(f"{w:.3f}" for w in weights[:MOST_WEIGHTS])
+    return text + (" / …" if len(weights) > MOST_WEIGHTS else "")
+
+
+def _graded(error: float | None) -> Text:
+    from rich.text import Text
+
+    if error is None:
+        return Text("")
+    return Text(f"{error:.3f}", style="green" if error <= CLOSE else "red")

@@ -1,0 +1,85 @@
+"""What several commands need of a run on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from metastable.api import load_run
+from metastable.core.errors import InputError
+from metastable.core.types import LogPartition, Walkers
+from metastable.data import Dataset
+from metastable.evaluation.log_partition import log_partition
+from metastable.run import Run
+from metastable.training.engine import Engine
+
+from .settings import data_of
+
+
+def open_run(folder: Path, device: str = "cpu") -> Run:
+    """A run whose energy and walkers are on the same device."""
+    run = load_run(folder, device=str(Engine(device).device))
+    if run.walkers is not None:
+        run.walkers = _placed(run.walkers, run.energy)
+    return run
+
+
+def home_of(energy: Any) -> dict[str, Any]:
+    """Device and dtype of the energy's parameters."""
+    first = next(energy.parameters()) if isinstance(energy, nn.Module) else torch.empty(0)
+    return {"device": first.device, "dtype": first.dtype}
+
+
+def _placed(walkers: Walkers, energy: Any) -> Walkers:
+    home = home_of(energy)
+    return replace(walkers, x=walkers.x.to(**home), log_weight=walkers.log_weight.to(home["device"]))
+
+
+def model_walkers(run: Run, data: Tensor | None = None, seed: int = 0) -> tuple[Walkers, str]:
+    """Weighted samples of the model, and where they came from in words.
+
+    Chains that carry no weights (`cd`, `pcd`, `short-run`) may sit in the wrong proportions, so for those
+    methods the samples are the ones that sequential Monte Carlo drew from the finished energy.
+    """
+    if run.walkers is not None and bool((run.walkers.log_weight != 0).any()):
+        return run.walkers, "the run's own weighted walkers"
+    kept = run.folder / "samples.npy" if run.folder is not None else None
+    if kept is not None and kept.is_file():
+        x = torch.from_numpy(np.load(kept, allow_pickle=False))
+        return _placed(Walkers.equal(x), run.energy), "samples that sequential Monte Carlo drew when training ended"
+    z = normalised(run, data, seed)
+    if z.walkers is None:
+        raise InputError(f"run: {run.folder} kept no samples; go on with: metastable train --resume --out {run.folder}")
+    return z.walkers, "sequential Monte Carlo on the energy, since the run kept no samples"
+
+
+def normalised(run: Run, data: Tensor | None = None, seed: int = 0) -> LogPartition:
+    """log Z by sequential Monte Carlo, from a Gaussian fitted to `data` or from the energy's own reference."""
+    return log_partition(run.energy, event_shape=run.event_shape, data=data, seed=seed)
+
+
+def rows_for(run: Run, source: str | None) -> tuple[Dataset, str]:
+    """Rows to score a run on: those given, else the rows that its training held out."""
+    if source is not None:
+        dataset, _ = data_of(source)
+        _check_shape(dataset, run)
+        return dataset, source
+    dataset, notes = data_of(run.config.get("data"))
+    if notes:
+        raise InputError(f"{notes[0]}; give --data")
+    share = run.config.get("held_out", 0.0)
+    if not share:
+        return dataset, f"{dataset.name}, the rows it was trained on"
+    return dataset.split(share, run.config["seed"])[1], f"{dataset.name}, held-out rows"
+
+
+def _check_shape(dataset: Dataset, run: Run) -> None:
+    if dataset.event_shape != run.event_shape:
+        raise InputError(
+            f"data: rows must have the shape {run.event_shape} that the run was trained on, got {dataset.event_shape}"
+        )

@@ -1,0 +1,45 @@
+"""`metastable sample`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sample(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    n: Annotated[int, typer.Option("--n", "-n", help="How many.")] = 1000,
+    out: Annotated[Path, typer.Option(help="The .npy file to write.")] = Path("samples.npy"),
+    steps: Annotated[int, typer.Option(help="Steps of each walker at the final parameters.")] = 100,
+    weighted: Annotated[
+        bool, typer.Option("--weighted", help="Keep the weights: also write NAME.log_weight.npy.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
+) -> None:
+    """Draw samples from a trained model: walkers go on at its final parameters, and are weighed."""
+    import numpy as np
+
+    from metastable.api import continue_sampling
+    from metastable.core.errors import require, require_count
+
+    from .console import say
+    from .runs import model_walkers, open_run
+
+    require_count("n", n)
+    require_count("steps", steps)
+    require(out.suffix == ".npy", "out", "a file that ends in .npy", str(out))
+    found = open_run(run, device)
+    start, origin = model_walkers(found, seed=seed)
+    walkers = continue_sampling(found.energy, start, n, steps=steps, seed=seed)
+    ess = walkers.ess
+    kept = walkers if weighted else walkers.resampled(n, seed=seed)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    np.save(out, kept.x.cpu().numpy())
+    say(f"{n} samples of shape {found.event_shape} from {origin}, effective sample size {ess:.0f}", f"wrote {out}")
+    if weighted:
+        beside = out.with_suffix(".log_weight.npy")
+        np.save(beside, kept.log_weight.cpu().numpy())
+        say(f"wrote {beside}")

@@ -1,0 +1,295 @@
+"""Several methods on the same data, with the same energy, at the same cost.
+
+Every method begins from the same weights and sees the same batches. What is compared is the model that each
+one learned, not the state of its chains: chains that never leave the mode they began in show the data's mode
+weights whatever the energy says. In one and two dimensions mode weights, log Z and KL are therefore computed by
+quadrature; beyond that they are estimated from weighted samples of the energy.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metastable.api import fit, resolve_method
+from metastable.core.errors import DivergenceError, InputError, require_choice
+from metastable.data import Dataset
+from metastable.evaluation.quadrature import bounding_box, log_partition_quadrature
+from metastable.methods import METHODS, Method
+from metastable.report import write_report
+from metastable.run import Run, write_json
+from metastable.summary import exact_mode_weights
+from metastable.training.config import Schedule, TrainerConfig
+from metastable.training.trainer import OnRow
+
+STEPS = 1500
+WALKERS = 4096
+"""Negatives of the methods that keep a population; the others make one chain for each row of the batch."""
+DEFAULTS: dict[str, dict[str, Any]] = {"jarzynski": {"walkers": WALKERS}, "pcd": {"walkers": WALKERS}}
+COLUMNS = (
+    "mode_weights",
+    "mode_weight_error",
+    "kl",
+    "kl_exact",
+    "log_likelihood",
+    "log_likelihood_se",
+    "log_z",
+    "log_z_se",
+    "log_z_exact",
+    "steps",
+    "seconds",
+    "diagnosis",
+)
+SEVERITIES = ("problem", "warning", "note")
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+Bar = Callable[[str, TrainerConfig], AbstractContextManager[OnRow | bool]]
+"""Makes the progress display of one training from the method's name and the settings."""
+
+
+@dataclass
+class Comparison:
+    """What was compared and what came out, as `compare.json` holds it.
+
+    Attributes:
+        folder: holds one run for each method, `compare.json` and `report.html`.
+        data: where the rows came from.
+        budget: what each method could spend, in words.
+        methods: names of all methods, in order.
+        rows: one for each method that was trained.
+        truth: what is known: `mode_weights` of the training data.
+        interrupted: whether somebody pressed Ctrl-C.
+    """
+
+    folder: Path
+    data: str
+    budget: str
+    methods: list[str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    truth: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that at least one row fills."""
+        return [c for c in COLUMNS if any(row.get(c) is not None for row in self.rows)]
+
+    def write(self) -> None:
+        """Write `compare.json`."""
+        names = ("data", "budget", "methods", "truth", "rows", "columns")
+        write_json(self.folder / "compare.json", {name: getattr(self, name) for name in names})
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of a duration such as `60s`, `2m` or `1.5h`.
+
+    >>> parse_budget("60s"), parse_budget("1.5m")
+    (60.0, 90.0)
+    """
+    digits = text.strip().rstrip("hmins")
+    unit = text.strip()[len(digits) :]
+    try:
+        seconds = float(digits) * _UNITS[unit]
+    except (ValueError, KeyError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(f"budget: must be a time above 0 such as 60s, 2m or 1h, got {text!r}")
+    return seconds
+
+
+def trainer_for(trainer: TrainerConfig, steps: int | None, seconds: float | None) -> TrainerConfig:
+    """`trainer` with a limit on steps, on seconds, or on both; `STEPS` where neither is given.
+
+    Under a limit on steps alone the learning rate falls to zero along a cosine, unless a schedule was chosen:
+    how many steps fit into a time nobody knows beforehand.
+    """
+    if seconds is not None:
+        return replace(trainer, steps=steps or 10**9, max_seconds=seconds)
+    if trainer.schedule == Schedule():
+        trainer = replace(trainer, schedule=Schedule("cosine"))
+    return replace(trainer, steps=steps or STEPS)
+
+
+def methods_for(
+    names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Method]:
+    """Methods by name, with `DEFAULTS` and then `settings` (by method) on top.
+
+    >>> [m.walkers for m in methods_for(["pcd", "cd"], {"pcd": {"walkers": 64}})]
+    [64, None]
+    """
+    if not names:
+        raise InputError(f"methods: give at least one of {', '.join(sorted(METHODS))}")
+    for name in names:
+        require_choice("methods", name, METHODS)
+    if len(set(names)) < len(names):
+        raise InputError(f"methods: each may be named once, got {', '.join(names)}")
+    given = settings or {}
+    return [resolve_method({"name": n, **DEFAULTS.get(n, {}), **given.get(n, {})}) for n in names]
+
+
+def compare_methods(
+    energy: Any,
+    data: Dataset,
+    methods: Sequence[Method],
+    out: str | Path,
+    *,
+    trainer: TrainerConfig | None = None,
+    seed: int = 0,
+    held_out: float = 0.1,
+    overwrite: bool = False,
+    bar: Bar | None = None,
+) -> Comparison:
+    """Train the same energy with each method, and write runs, table and report into `out`.
+
+    Args:
+        energy: a module, the settings of a built-in energy, its name, or None for the default; each method
+            trains a copy of its own.
+        data: the rows.
+        methods: no two of the same name.
+        out: the folder; one that holds an earlier comparison is cleared if `overwrite` is set.
+        trainer: settings that all share; see `trainer_for`.
+        seed: of every random number.
+        held_out: share of the rows kept for scores.
+        overwrite: replace an earlier comparison.
+        bar: progress of one training.
+    """
+    trainer = trainer_for(TrainerConfig(), None, None) if trainer is None else trainer
+    folder, names = Path(out), [m.name for m in methods]
+    found = Comparison(folder, data.name, _budget_words(trainer), names)
+    _open(folder, overwrite)
+    found.write()
+    train = data.split(held_out, seed)[0] if held_out > 0 else data
+    for method in methods:
+        with bar(method.name, trainer) if bar else nullcontext(False) as on_row:
+            row, run = _train(energy, data, method, trainer, folder, seed, held_out, on_row)
+        if run is not None:
+            found.truth |= _truth(run)
+            row |= scores(run, train.x)
+        found.rows.append(row)
+        found.write()
+        found.interrupted = row["status"] == "interrupted"
+        if found.interrupted:
+            break
+    write_report(folder)
+    return found
+
+
+def _budget_words(trainer: TrainerConfig) -> str:
+    return f"{trainer.steps} steps" if trainer.max_seconds is None else f"{trainer.max_seconds:g} s"
+
+
+def _open(folder: Path, overwrite: bool) -> None:
+    """Make the folder, or clear it of an earlier comparison and of nothing else."""
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / "compare.json").is_file():
+            raise InputError(f"out: {folder} is not empty and not a comparison; choose another folder")
+        if not overwrite:
+            raise InputError(f"out: {folder} already holds a comparison; give --overwrite, or another folder")
+        _clear(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier comparison wrote."""
+    try:
+        names = json.loads((folder / "compare.json").read_text(encoding="utf-8"))["methods"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"out: {folder / 'compare.json'} is not readable; remove {folder} yourself"
+        ) from error
+    for name in set(names) & set(METHODS):
+        if (folder / name / "config.json").is_file():
+            shutil.rmtree(folder / name)
+    for name in ("compare.json", "report.html"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _train(
+    energy: Any,
+    data: Dataset,
+    method: Method,
+    trainer: TrainerConfig,
+    folder: Path,
+    seed: int,
+    held_out: float,
+    on_row: OnRow | bool,
+) -> tuple[dict[str, Any], Run | None]:
+    """One training; a method that diverges gets a row that says so, and the others go on."""
+    row: dict[str, Any] = {"method": method.name, "run": method.name}
+    try:
+        run = fit(
+            copy.deepcopy(energy),
+            data,
+            method,
+            seed=seed,
+            out=folder / method.name,
+            held_out=held_out,
+            trainer=trainer,
+            progress=on_row,
+        )
+    except DivergenceError as error:
+        return {**row, "status": "diverged", "steps": error.step, "diagnosis": "diverged"}, None
+    return {**row, "status": run.status}, run
+
+
+def _truth(run: Run) -> dict[str, Any]:
+    return {} if run.modes is None else {"mode_weights": run.modes["data"]}
+
+
+def scores(run: Run, train: Tensor) -> dict[str, Any]:
+    """One row of the table. Numbers that cannot be had are None."""
+    exact = train.dim() == 2 and train.shape[1] <= 2
+    weights = _mode_weights(run, train, exact)
+    z, found = run.log_partition, run.scores
+    row = {
+        "mode_weights": weights,
+        "mode_weight_error": _worst(weights, run),
+        "kl": found.get("kl_estimated"),
+        "kl_exact": found.get("kl_exact"),
+        "log_likelihood": found.get("log_likelihood"),
+        "log_likelihood_se": found.get("log_likelihood_se"),
+        "log_z": None if z is None else z.value,
+        "log_z_se": None if z is None else z.std_error,
+        "log_z_exact": _exact_log_z(run, train) if exact else None,
+        "steps": int(run.history[-1]["step"]) if run.history else 0,
+        "seconds": run.seconds,
+        "diagnosis": main_finding(run),
+    }
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
+def _mode_weights(run: Run, train: Tensor, exact: bool) -> list[float] | None:
+    """The model's mode weights: exact in one or two dimensions, else from its weighted samples."""
+    if run.modes is None:
+        return None
+    if exact and run.modes.get("centers") is not None:
+        return exact_mode_weights(run, train, torch.tensor(run.modes["centers"]))
+    return run.modes["samples"]
+
+
+def _worst(weights: list[float] | None, run: Run) -> float | None:
+    if weights is None or run.modes is None:
+        return None
+    return max(abs(w - d) for w, d in zip(weights, run.modes["data"], strict=True))
+
+
+def _exact_log_z(run: Run, train: Tensor) -> float:
+    return log_partition_quadrature(run.energy, bounding_box(train, 1.0))
+
+
+def main_finding(run: Run) -> str | None:
+    """The name of the gravest finding, in words; None where nothing was found."""
+    rank = {severity: i for i, severity in enumerate(SEVERITIES)}
+    found = sorted(run.diagnosis, key=lambda f: rank.get(f.severity, len(rank)))
+    return found[0].name.replace("_", " ").replace("-", " ") if found else None

@@ -24,6 +24,7 @@ from torch import Tensor
 from metastable.api import fit, resolve_method
 from metastable.core.errors import DivergenceError, InputError, require_choice
 from metastable.data import Dataset
+from metastable.energies.build import MLPConfig
 from metastable.evaluation.quadrature import bounding_box, log_partition_quadrature
 from metastable.methods import METHODS, Method
 from metastable.report import write_report
@@ -33,6 +34,8 @@ from metastable.training.config import Schedule, TrainerConfig
 from metastable.training.trainer import OnRow
 
 STEPS = 1500
+HIDDEN = (64, 64)
+"""Layers of the perceptron, unless somebody chooses: several trainings should not take several coffees."""
 WALKERS = 4096
 """Negatives of the methods that keep a population; the others make one chain for each row of the batch."""
 DEFAULTS: dict[str, dict[str, Any]] = {"jarzynski": {"walkers": WALKERS}, "pcd": {"walkers": WALKERS}}
@@ -118,6 +121,11 @@ def trainer_for(trainer: TrainerConfig, steps: int | None, seconds: float | None
     if trainer.schedule == Schedule():
         trainer = replace(trainer, schedule=Schedule("cosine"))
     return replace(trainer, steps=steps or STEPS)
+
+
+def compact(energy: Any) -> Any:
+    """The settings of an energy with smaller layers, where it is a perceptron."""
+    return replace(energy, hidden=HIDDEN) if isinstance(energy, MLPConfig) else energy
 
 
 def methods_for(

@@ -18,7 +18,7 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
         yield False
         return
     timed = config.max_seconds is not None
-    total = int(config.max_seconds) if config.max_seconds is not None else config.steps
+    total = config.steps if config.max_seconds is None else config.max_seconds
     bar = TrainingBar(total, f"{name} (seconds)" if timed else name)
     show = bar.__enter__()
 

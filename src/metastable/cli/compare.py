@@ -41,7 +41,9 @@ def compare(
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
 ) -> None:
     """Train the same energy with several methods at the same cost, and set them side by side."""
-    from metastable.compare import compare_methods, methods_for, parse_budget, trainer_for
+    from dataclasses import replace
+
+    from metastable.compare import compact, compare_methods, methods_for, parse_budget, trainer_for
     from metastable.methods import METHODS
 
     from .bars import training_bar
@@ -56,6 +58,8 @@ def compare(
     chosen = methods_for(names, own)
     flags = {"data": data, "seed": seed, "trainer.device": device, "held_out": held_out}
     job = resolve(with_flags(tree, flags))
+    if "hidden" not in tree.get("energy", {}):
+        job = replace(job, energy=compact(job.energy))
     trainer = trainer_for(job.trainer, steps, seconds)
     if dry_run:
         _print_plan(job, chosen, trainer, out)

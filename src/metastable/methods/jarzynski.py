@@ -207,6 +207,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def counts(self) -> tuple[int, int]:
         """How many walkers steer, and how many follow (a multiple of `populations`)."""
         per_population = round(self.walkers * self.held_out) // self.populations
+        enough = self.held_out == 0 or per_population >= 2
+        require(enough, "jarzynski.populations", "such that each has two walkers", self.populations)
         following = per_population * self.populations
         return self.walkers - following, following
 
@@ -225,6 +227,18 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if self.gradient == "batch" and state.rows is not None:
             return Negatives(walkers.x[state.rows], walkers.log_weight[state.rows]), state, {}
         return Negatives(walkers.x, walkers.log_weight), state, {}
+
+    def loss(
+        self, context: Context, state: JarzynskiState, player: str, batch: Tensor
+    ) -> tuple[Tensor, JarzynskiState, Metrics]:
+        """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k."""
+        log_z = self._log_z(state)
+        loss, state, metrics = super().loss(context, state, player, batch)
+        return loss, state, {**metrics, "cross_entropy": log_z + metrics["energy_data"]}
+
+    def _log_z(self, state: JarzynskiState) -> Tensor:
+        """log Z from the walkers that follow, or from those that steer where none do."""
+        return log_mean_exp((state.following or state.steering).log_partition())
 
     def _choose(self, context: Context, state: JarzynskiState) -> JarzynskiState:
         """Line 7, and ∇U_k at the chosen rows, which the move needs."""
@@ -294,14 +308,12 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             "displacement": move.moved.mean().sqrt() / context.data_scale,
             "ess": state.steering.ess()[0],
             "resamplings": state.steering.resamplings[0],
+            "log_z": self._log_z(state),
             "log_z_steering": state.steering.log_partition()[0],
         }
-        if state.following is None:
-            metrics["log_z"] = metrics["log_z_steering"]
-        else:
-            per_population = state.following.log_partition()
-            metrics["log_z"] = log_mean_exp(per_population)
-            metrics["log_z_spread"] = per_population.std() / math.sqrt(state.following.groups)
+        if state.following is not None:
+            spread = state.following.log_partition().std()
+            metrics["log_z_se"] = spread / math.sqrt(state.following.groups)
             metrics["ess_held_out"] = state.following.ess().mean()
         if self.moves.invariant:
             metrics["acceptance"] = move.acceptance.mean()

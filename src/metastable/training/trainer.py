@@ -175,10 +175,8 @@ class Trainer:
             averaged |= self._descend(player, loss)
         if self.ema is not None:
             self.ema.update_parameters(self.players["energy"])
-        with self.engine.autocast():
-            self.state, latest = self.method.advance(self.context, self.state)
-        if "log_z" in latest and "energy_data" in averaged:
-            latest = {**latest, "cross_entropy": latest["log_z"] + averaged["energy_data"]}
+        # outside autocast: log-weights add up energy differences, which half precision would not keep
+        self.state, latest = self.method.advance(self.context, self.state)
         self.gather.add(averaged, latest)
         self.context.step += 1
 

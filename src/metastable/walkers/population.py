@@ -131,10 +131,12 @@ def principal_scores(x: Tensor, p: Tensor, iterations: int = 12) -> Tensor:
     the smaller matrix to go through again and again, on the positions where it is not.
     """
     p = p.to(x.dtype)[..., None]
-    centred = x - (p * x).sum(1, keepdim=True)
+    centred = x - p.mT @ x
     weighted = p * centred
-    v = (weighted * centred).sum(1).sqrt()[..., None]
-    covariance = centred.mT @ weighted if x.shape[2] <= MAX_COVARIANCE else None
+    small = x.shape[2] <= MAX_COVARIANCE
+    covariance = centred.mT @ weighted if small else None
+    variance = covariance.diagonal(dim1=1, dim2=2) if covariance is not None else (weighted * centred).sum(1)
+    v = variance.sqrt()[..., None]
     for _ in range(iterations):
         v = weighted.mT @ (centred @ v) if covariance is None else covariance @ v
         v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)

@@ -320,12 +320,7 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        like = (
-            next(iter(energy.parameters()), torch.empty(0))
-            if isinstance(energy, nn.Module)
-            else torch.empty(0)
-        )
-        return torch.randn((n, *shape), generator=rng).to(device=like.device, dtype=like.dtype)
+        return torch.randn((n, *shape), generator=rng).to(_home(energy))
     if isinstance(init, Proposal):
         device = next((b.device for b in getattr(init, "buffers", list)()), torch.device("cpu"))
         return init.sample(n, generator(derive(seed, "init"), device))
@@ -334,6 +329,12 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
     dtype = init.dtype if isinstance(init, Tensor) and init.is_floating_point() else torch.float32
     x = check_data(init, "init", dtype=dtype)
     return x.clone() if len(x) == n else x[torch.randint(len(x), (n,), generator=rng).to(x.device)]
+
+
+def _home(energy: Any) -> Tensor:
+    """A tensor with the dtype and device that the energy works in."""
+    tensors = [*energy.parameters(), *energy.buffers()] if isinstance(energy, nn.Module) else []
+    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
 
 
 def continue_sampling(

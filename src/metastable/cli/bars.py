@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,20 +19,20 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
         yield False
         return
     timed = config.max_seconds is not None
-    total = config.steps if config.max_seconds is None else config.max_seconds
+    total = config.steps if config.max_seconds is None else math.ceil(config.max_seconds)
     bar = TrainingBar(total, f"{name} (seconds)" if timed else name)
-    show = bar.__enter__()
+    with bar as show:
 
-    def on_row(row: Row) -> None:
-        show({**row, "step": min(row["seconds"], total)} if timed else row)
-        if row["step"] >= config.steps or (timed and row["seconds"] >= total):
-            _rename(bar, f"{name}: scoring")
+        def on_row(row: Row) -> None:
+            done = min(row["seconds"], total) if timed else row["step"]
+            show({**row, "step": done})
+            if done >= total:
+                _rename(bar, f"{name}: scoring")
 
-    try:
-        yield on_row
-    finally:
-        _rename(bar, name)
-        bar.__exit__(None, None, None)
+        try:
+            yield on_row
+        finally:
+            _rename(bar, name)
 
 
 def _rename(bar: TrainingBar, name: str) -> None:

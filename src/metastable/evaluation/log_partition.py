@@ -29,14 +29,16 @@ from metastable.core.types import (
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.proposals import Gaussian, fit_gaussian
-from metastable.walkers.smc import Annealed, Schedule, anneal, default_kernel, find_schedule, reverse_ais
+from metastable.walkers.smc import Annealed, Schedule, default_kernel, find_schedule, reverse_ais, smc
 
 SPREAD = 10.0
 """Standard deviation of the Gaussian that a search without data begins from."""
 INFLATE = 1.3
 """The reference is this much wider than the model, so that it reaches into the model's tails."""
-SECOND_LOOK = 3.0
+WIDER = 3.0
 """The second look of a search is this much wider than what the first one found."""
+WIDE_LOOKS = 2
+"""Looks of a search that are too wide on purpose."""
 LOOKS = 6
 """Looks after which a search that has not settled goes on with what it has, and says so."""
 ROUGH_ESS = 0.8
@@ -103,7 +105,9 @@ def log_partition(
     require_positive("spread", spread)
     require(0 < conditional_ess < 1, "conditional_ess", "between 0 and 1", conditional_ess)
     place = _placement([energy, data, samples, reference], dtype, device)
-    data, samples = (None if rows is None else rows.detach().to(**place._asdict()) for rows in (data, samples))
+    data, samples = (
+        None if rows is None else rows.detach().to(**place._asdict()) for rows in (data, samples)
+    )
     shape = _event_shape(energy, dim, event_shape, reference, data, samples)
     kernel = default_kernel() if kernel is None else kernel
     job = _Job(energy, shape, place, kernel, steps, conditional_ess, _checked_seed(seed))
@@ -215,8 +219,8 @@ class _WhiteReference:
         with torch.no_grad():
             return self.coordinates.to_white(self.inner.sample(n, rng).to(self.coordinates.centre))
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        return self.inner.log_prob(self.coordinates.to_model(z)) + self.coordinates.log_det
+    def log_prob(self, x: Tensor) -> Tensor:
+        return self.inner.log_prob(self.coordinates.to_model(x)) + self.coordinates.log_det
 
 
 class _Standard(Gaussian):
@@ -239,14 +243,12 @@ def _begin(job: _Job, reference: Proposal | None, rows: Tensor | None, spread: f
         white, pilot = _look(job, reference, 0)
         return _Start(white, pilot, words=_pilot_words(pilot))
     if rows is not None:
-        return _settle(job, _fit(rows, None, INFLATE), (), rows)
+        return _settle(job, _fit(rows, None, INFLATE), rows)
     centre = torch.zeros(job.shape, dtype=job.place.dtype, device=job.place.device)
-    return _settle(job, Gaussian(centre, spread), (SECOND_LOOK,), None)
+    return _settle(job, Gaussian(centre, spread), None)
 
 
-def _look(
-    job: _Job, reference: Proposal, number: int, rough: bool = False
-) -> tuple[Whitened, Annealed]:
+def _look(job: _Job, reference: Proposal, number: int, rough: bool = False) -> tuple[Whitened, Annealed]:
     """A pilot from `reference`, in its coordinates; a rough one takes larger changes of temperature."""
     white = Whitened(job.energy, reference, job.place, job.rng("scales"))
     pilot = find_schedule(
@@ -261,26 +263,26 @@ def _look(
     return white, pilot
 
 
-def _settle(job: _Job, reference: Gaussian, wider: tuple[float, ...], rows: Tensor | None) -> _Start:
+def _settle(job: _Job, reference: Gaussian, rows: Tensor | None) -> _Start:
     """Walk from `reference`, fit the walkers, walk from the fit, until the reference holds the model.
 
-    A search begins with looks that are too wide on purpose: `wider` says how much wider than the fit the next
-    ones are, so that a mode far out can be met before the fit narrows. `rows` that must stay covered are fitted
-    together with the walkers.
+    Without `rows` this is a search, and its first looks are too wide on purpose, so that a mode far out can be
+    met before the fit narrows. Rows that are given must stay covered: they are fitted together with the walkers.
     """
-    wide = -math.inf
-    for number in range(LOOKS):
-        settled = number > len(wider) or not wider
-        white, pilot = _look(job, reference, number, rough=not settled)
-        if (settled and _holds(pilot)) or not pilot.complete:
+    wide_looks = WIDE_LOOKS if rows is None else 0
+    white, pilot = _look(job, reference, 0, rough=wide_looks > 0)
+    wide = [float(pilot.log_partitions)]
+    for number in range(1, LOOKS):
+        if not pilot.complete or (number > wide_looks and _holds(pilot)):
             break
-        if not settled:
-            wide = max(wide, float(pilot.log_partitions))
         x, log_weight = _with_rows(white.to_model(pilot.x), pilot.log_weight, rows)
-        reference = _fit(x, log_weight, wider[number] if number < len(wider) else INFLATE)
+        fit = _fit(x, log_weight, WIDER if number < wide_looks else INFLATE)
+        white, pilot = _look(job, fit, number, rough=number < wide_looks)
+        wide.append(float(pilot.log_partitions))
     lost = pilot.complete and not _holds(pilot)
     words = ("no Gaussian was found that holds the model: give data or a reference",) if lost else ()
-    return _Start(white, pilot, None if wide == -math.inf else wide, (*words, *_pilot_words(pilot)))
+    seen = max(wide[:wide_looks]) if pilot.complete and wide_looks else None
+    return _Start(white, pilot, seen, (*words, *_pilot_words(pilot)))
 
 
 def _holds(pilot: Annealed) -> bool:
@@ -324,26 +326,24 @@ def _fit(x: Tensor, log_weight: Tensor | None, inflate: float) -> Gaussian:
 
 def _walk(job: _Job, start: _Start, populations: int, walkers: int, refinements: int) -> Annealed:
     """G populations on the pilot's path; again on a finer one while they disagree."""
-    schedule, steps = _schedule(start.pilot), job.steps
-    # a path that did not end leaves nothing to be precise about
-    walkers = walkers if start.pilot.complete else min(walkers, RUNAWAY_WALKERS)
-    for attempt in range(refinements + 1):
-        rng = job.rng("walk", attempt)
-        x = start.white.reference.sample(populations * walkers, rng)
-        main = anneal(
-            start.white.energy,
-            start.white.reference,
-            x,
-            schedule,
-            job.kernel,
-            rng,
-            steps=steps,
-            populations=populations,
-        )
-        if float(main.log_partitions.std()) < UNEASY or not start.pilot.complete:
+    path, steps = start.pilot.schedule, job.steps
+    if not start.pilot.complete:  # nothing to be precise about
+        return _run(job, start, path, steps, populations, min(walkers, RUNAWAY_WALKERS), 0)
+    main = _run(job, start, path, steps, populations, walkers, 0)
+    for attempt in range(1, refinements + 1):
+        if float(main.log_partitions.std()) < UNEASY:
             break
-        schedule, steps = schedule.refined(), 2 * steps
+        path, steps = path.refined(), 2 * steps
+        main = _run(job, start, path, steps, populations, walkers, attempt)
     return main
+
+
+def _run(
+    job: _Job, start: _Start, path: Schedule, steps: int, populations: int, walkers: int, attempt: int
+) -> Annealed:
+    white, rng = start.white, job.rng("walk", attempt)
+    options = {"schedule": path, "kernel": job.kernel, "steps": steps}
+    return smc(white.energy, white.reference, populations, walkers, rng, **options)
 
 
 def _walk_back(job: _Job, start: _Start, main: Annealed, samples: Tensor, populations: int) -> Annealed:
@@ -352,7 +352,7 @@ def _walk_back(job: _Job, start: _Start, main: Annealed, samples: Tensor, popula
     rng = job.rng("back")
     rows = torch.randperm(len(samples), generator=rng, device=samples.device)
     rows = rows[: len(rows) - len(rows) % populations]
-    betas, sizes = _schedule(main)
+    betas, sizes = main.schedule
     return reverse_ais(
         start.white.energy,
         start.white.reference,
@@ -367,13 +367,9 @@ def _walk_back(job: _Job, start: _Start, main: Annealed, samples: Tensor, popula
     )
 
 
-def _schedule(run: Annealed) -> Schedule:
-    if run.schedule is None:
-        raise InputError("schedule: the run has none")
-    return run.schedule
-
-
-def _summary(job: _Job, start: _Start, main: Annealed, back: Annealed | None, words: list[str]) -> LogPartition:
+def _summary(
+    job: _Job, start: _Start, main: Annealed, back: Annealed | None, words: list[str]
+) -> LogPartition:
     each = main.log_partitions
     value, error = float(log_mean_exp(each)), float(spread_of_log_mean(each))
     if not math.isfinite(value):
@@ -385,7 +381,11 @@ def _summary(job: _Job, start: _Start, main: Annealed, back: Annealed | None, wo
     error = math.hypot(error, torch.finfo(job.place.dtype).eps * (1 + abs(value)))
     reverse = None if back is None else -float(log_mean_exp(back.log_partitions))
     reverse_error = None if back is None else float(spread_of_log_mean(back.log_partitions))
-    words = [*words, *_run_words(main, error), *_contradictions(value, error, reverse, reverse_error, start.wide)]
+    words = [
+        *words,
+        *_run_words(main, error),
+        *_contradictions(value, error, reverse, reverse_error, start.wide),
+    ]
     sizes = [len(main) // main.populations] * main.populations
     walkers = Walkers(start.white.to_model(main.x), main.log_weight, {"populations": sizes})
     return LogPartition(value, error, main.ess, len(each) - 1, tuple(words), reverse, reverse_error, walkers)
@@ -406,7 +406,7 @@ def _pilot_words(pilot: Annealed) -> tuple[str, ...]:
 def _run_words(main: Annealed, error: float) -> list[str]:
     words = []
     share, spread = main.ess / len(main), float(main.log_partitions.std())
-    slowest, odd = float(main.info["acceptance"].min()), int(main.info["non_finite"])
+    slowest, odd = float(main.info["acceptance"].min()), int(main.info["undefined"])
     if not share >= 0.05:
         words.append(f"{main.ess:.0f} of {len(main)} walkers carry the weight: add walkers or temperatures")
     if not spread <= 1:
@@ -414,9 +414,11 @@ def _run_words(main: Annealed, error: float) -> list[str]:
     if not error <= 0.3:
         words.append(f"the standard error is {error:.2f}")
     if not slowest >= 0.1:
-        words.append(f"moves were accepted with probability {slowest:.2f} at one temperature: walkers stood still")
+        words.append(
+            f"moves were accepted with probability {slowest:.2f} at one temperature: walkers stood still"
+        )
     if odd:
-        words.append(f"{odd} energies were infinite or not a number, and counted as probability zero")
+        words.append(f"{odd} energies were not a number, and were taken as probability zero")
     return words
 
 
@@ -467,22 +469,24 @@ def _outside(who: str, own: Tensor, log_q: Tensor, p: Tensor) -> list[str]:
 # --- arguments ---------------------------------------------------------------------------------------------
 
 
-def _placement(
-    sources: list, dtype: torch.dtype | None, device: torch.device | str | None
-) -> _Place:
+def _placement(sources: list, dtype: torch.dtype | None, device: torch.device | str | None) -> _Place:
     """dtype and device of the first thing that has them."""
     found = next((t for source in sources for t in _tensors(source) if t.is_floating_point()), None)
     if found is None:
         found = torch.empty(0)
-    place = _Place(found.dtype if dtype is None else dtype, torch.device(found.device if device is None else device))
-    require(place.dtype in (torch.float32, torch.float64), "dtype", "torch.float32 or torch.float64", place.dtype)
+    place = _Place(
+        found.dtype if dtype is None else dtype, torch.device(found.device if device is None else device)
+    )
+    require(
+        place.dtype in (torch.float32, torch.float64), "dtype", "torch.float32 or torch.float64", place.dtype
+    )
     return place
 
 
 def _tensors(source: object) -> list[Tensor]:
-    if isinstance(source, Tensor):
-        return [source]
-    return [*source.parameters(), *source.buffers()] if isinstance(source, nn.Module) else []
+    if isinstance(source, nn.Module):
+        return [*source.parameters(), *source.buffers()]
+    return [source] if isinstance(source, Tensor) else []
 
 
 def _event_shape(
@@ -508,7 +512,9 @@ def _event_shape(
     if not shapes:
         raise InputError("dim: the energy does not say its event_shape; give dim=… or event_shape=…")
     if len(set(shapes.values())) > 1:
-        raise InputError("event_shape: " + ", ".join(f"{name} says {shape}" for name, shape in shapes.items()))
+        raise InputError(
+            "event_shape: " + ", ".join(f"{name} says {shape}" for name, shape in shapes.items())
+        )
     return next(iter(shapes.values()))
 
 

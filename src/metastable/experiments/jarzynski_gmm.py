@@ -41,9 +41,7 @@ def method_of(bench: Bench, name: str, threshold: float) -> Method:
         return PersistentCD(walkers=bench.walkers, step_size=bench.step_size)
     if name == "cd":
         return ContrastiveDivergence(walkers=bench.walkers, step_size=bench.step_size, steps=4)
-    return Jarzynski(
-        walkers=2 * bench.walkers, held_out=0.5, step_size=bench.step_size, threshold=threshold
-    )
+    return Jarzynski(walkers=2 * bench.walkers, held_out=0.5, step_size=bench.step_size, threshold=threshold)
 
 
 def train(
@@ -102,7 +100,7 @@ def body(bench: Bench) -> list[Row]:
             bench.say(f"{name} repeat {r}: p = {course.first_mass:.4f} (data {source.first_mass:.4f})")
     sweep = {}
     for c in bench.sweep:
-        sweep[c] = train(bench, "jarzynski", seeds[0], teachers[0], 1 / (1 + c))
+        sweep[c] = train(bench, "jarzynski", seeds[0], teachers[0], 1 / (1 + c), bench.sweep_steps)
         bench.say(f"threshold c = {c}: p = {sweep[c].first_mass:.4f}")
     _draw(bench, courses, sweep)
     return [*_rows(bench, courses), *_sweep_rows(sweep)]
@@ -202,6 +200,7 @@ EXPERIMENT = Experiment(
             "steps": 2000,
             "repeats": 5,
             "sweep": (0.1, 0.2, 0.4, 0.8, 1.0),
+            "sweep_steps": 2000,
             "mass_target": 0.03,
             "log_z_target": 0.15,
         },
@@ -211,8 +210,9 @@ EXPERIMENT = Experiment(
             "data": 100_000,
             "walkers": 100_000,
             "steps": 8000,
-            "repeats": 5,
+            "repeats": 3,
             "sweep": (0.1, 0.2, 0.4, 0.8, 1.0),
+            "sweep_steps": 2000,
             "mass_target": 0.02,
             "log_z_target": 0.1,
         },

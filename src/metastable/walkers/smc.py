@@ -7,20 +7,20 @@ Everything here walks the geometric path
 and is one loop, `anneal`: reweight from β to β′ by exp(−(β′ − β)·(E(x) + log q(x))), resample where the weights
 have become uneven, move with a kernel that leaves exp(−E_β′) invariant. The raw log-weights carry the partition
 function: the mean of exp(log_weight) over a population is an unbiased estimate of Z, whatever the number of
-walkers, temperatures or moves (Neal 2001; Del Moral, Doucet and Jasra 2006). This holds only while nothing in
-the loop was chosen by looking at those walkers, so temperatures and step sizes are learnt by a pilot that is
-then thrown away (`find_schedule`).
+walkers, temperatures or moves (Neal 2001; Del Moral, Doucet and Jasra 2006). This holds only while temperatures
+and step sizes were not chosen by looking at those walkers, so a pilot learns them and is then thrown away
+(`find_schedule`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from metastable.core.errors import InputError, UnsupportedError, require, require_count
+from metastable.core.errors import EnergyError, UnsupportedError, require, require_count
 from metastable.core.random import normal_like
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, EnergyGrad, Proposal, Walkers, energy_and_grad, per_row
@@ -52,6 +52,12 @@ class Schedule(NamedTuple):
     betas: Tensor
     step_sizes: Tensor
 
+    @classmethod
+    def equal(cls, gaps: int, step_size: float = 0.1) -> Schedule:
+        """`gaps` equal changes of β from 0 to 1, one step size."""
+        betas = torch.linspace(0, 1, gaps + 1, dtype=torch.float64)
+        return cls(betas, torch.full_like(betas, step_size))
+
     def reversed(self) -> Schedule:
         """The same path walked from the other end."""
         return Schedule(self.betas.flip(0), self.step_sizes.flip(0))
@@ -70,8 +76,8 @@ class Annealed(Walkers):
 
     `log_weight` is raw and stays so through resampling, so that `log_partitions` can be read off it.
     `info` holds `acceptance` (mean probability of each temperature's moves, `(K,)`), `ess` (effective share of
-    each population after each change of temperature, `(K, G)`) and `non_finite` (how many energies were met
-    that are not numbers or infinite).
+    each population after each change of temperature, `(K, G)`) and `undefined` (how many energies were met that
+    are not a number, and were taken as probability zero).
 
     Attributes:
         populations: G, how many independent groups the rows form.
@@ -80,7 +86,7 @@ class Annealed(Walkers):
     """
 
     populations: int = 1
-    schedule: Schedule | None = None
+    schedule: Schedule = field(default_factory=lambda: Schedule.equal(1))
     complete: bool = True
 
     @property
@@ -144,6 +150,10 @@ class _Ends(NamedTuple):
         gap = self.model.energy.double() - self.reference.energy.double()
         return torch.where(gap.isnan(), torch.inf, gap)
 
+    def undefined(self) -> Tensor:
+        """How many energies are not a number; +inf is one that says probability zero."""
+        return self.model.energy.isnan().sum()
+
     def rows(self, index: Tensor) -> _Ends:
         return _Ends(*(EnergyGrad(e.energy[index], e.grad[index]) for e in self))
 
@@ -193,7 +203,7 @@ def anneal(
     for k in range(1, len(betas)):
         ends = _evaluate(energy, reference, x)
         gap = ends.gap()
-        bad = bad + (~torch.isfinite(gap)).sum()
+        bad = bad + ends.undefined()
         log_weight = log_weight - ((betas[k] - betas[k - 1]) * gap).view_as(log_weight)
         ess.append(ess_fraction(log_weight))
         if resample_below > 0:
@@ -205,7 +215,7 @@ def anneal(
         state, info, _ = run_chain(kernel, tempered, state, steps, rng, step_size=h)
         x = state.x
         acceptance.append(info.acceptance.mean())
-    info = {"acceptance": torch.stack(acceptance), "ess": torch.stack(ess), "non_finite": bad}
+    info = {"acceptance": torch.stack(acceptance), "ess": torch.stack(ess), "undefined": bad}
     return Annealed(x, log_weight.flatten(), info, populations=populations, schedule=schedule)
 
 
@@ -236,6 +246,20 @@ def _require_invariant(kernel: Kernel) -> None:
         )
 
 
+def _require_densities(gap: Tensor) -> None:
+    if bool((gap == -torch.inf).any()):
+        raise EnergyError("energy: −inf on a walker, an infinite density; it must be bounded below where walkers go")
+    if not bool(torch.isfinite(gap).any()):
+        raise EnergyError(
+            f"energy: infinite or not a number on all {len(gap)} walkers; check it where the reference has draws"
+        )
+
+
+def _draw(reference: Proposal, n: int, rng: torch.Generator) -> Tensor:
+    with torch.no_grad():
+        return reference.sample(n, rng)
+
+
 def ais(
     energy: Energy,
     reference: Proposal,
@@ -264,10 +288,10 @@ def ais(
     0.2
     """
     require_count("n", n)
-    grid = torch.linspace(0, 1, betas + 1, dtype=torch.float64) if isinstance(betas, int) else betas.double()
+    grid = Schedule.equal(betas).betas if isinstance(betas, int) else betas.double()
     _require_path(grid)
     schedule = Schedule(grid, torch.full_like(grid, kernel.step_size))
-    x = reference.sample(n, rng)
+    x = _draw(reference, n, rng)
     return anneal(
         energy, reference, x, schedule, kernel, rng, steps=steps_per_beta, resample_below=0, jitter=0
     )
@@ -336,7 +360,7 @@ def find_schedule(
     """
     _require_invariant(kernel)
     require_count("walkers", walkers, 2)
-    x = reference.sample(walkers, rng)
+    x = _draw(reference, walkers, rng)
     log_weight = torch.zeros(1, walkers, dtype=torch.float64, device=x.device)
     at_rest, centre, scale = ReferenceEnergy(reference), x.mean(0), x.std(0)
     h, x, _ = _tuned(at_rest, kernel.init(at_rest, x), kernel, rng, kernel.step_size, 10)
@@ -344,7 +368,8 @@ def find_schedule(
     while betas[-1] < 1:
         ends = _evaluate(energy, reference, x)
         gap = ends.gap()
-        bad += int((~torch.isfinite(gap)).sum())
+        _require_densities(gap)
+        bad += int(ends.undefined())
         far = ((x - centre) / scale).abs().flatten(1).mean(1).median() > RUNAWAY
         jumped = len(betas) >= max_temperatures or 1 - betas[-1] < ENDLESS or bool(far)
         gain = 1 - betas[-1] if jumped else _next_gap(log_weight[0], gap, 1 - betas[-1], conditional_ess)
@@ -357,7 +382,7 @@ def find_schedule(
         h, x, accepted = _tuned(tempered, state, kernel, rng, h, steps)
         sizes.append(h)
         acceptance.append(accepted)
-    info = {"acceptance": torch.tensor(acceptance), "ess": torch.stack(ess), "non_finite": torch.tensor(bad)}
+    info = {"acceptance": torch.tensor(acceptance), "ess": torch.stack(ess), "undefined": torch.tensor(bad)}
     schedule = Schedule(log_weight.new_tensor(betas), log_weight.new_tensor(sizes))
     return Annealed(x, log_weight.flatten(), info, schedule=schedule, complete=not jumped)
 
@@ -368,15 +393,17 @@ def _next_gap(log_weight: Tensor, gap: Tensor, left: float, target: float) -> fl
     (Σ W w)²/(Σ W w²) with W the weights so far and w = exp(−Δβ·gap): one number for each candidate Δβ of a
     grid over ten decades, then of a finer one between the two that enclose the answer.
     """
-    tries = left * torch.logspace(-10, 0, 61, dtype=torch.float64, device=gap.device)
-    for _ in range(2):
-        good = _conditional_ess(log_weight, gap, tries) >= target
-        last = int(good.cumprod(0).sum()) - 1
-        if last == len(tries) - 1:
-            return float(tries[-1])
-        low, high = float(tries[max(last, 0)]), float(tries[last + 1])
-        tries = torch.linspace(low, high, 33, dtype=torch.float64, device=gap.device)
-    return low
+    coarse = left * torch.logspace(-10, 0, 61, dtype=torch.float64, device=gap.device)
+    low, high = _enclose(_conditional_ess(log_weight, gap, coarse) >= target, coarse)
+    fine = torch.linspace(low, high, 33, dtype=torch.float64, device=gap.device)
+    return low if low == high else _enclose(_conditional_ess(log_weight, gap, fine) >= target, fine)[0]
+
+
+def _enclose(good: Tensor, tries: Tensor) -> tuple[float, float]:
+    """The last try of the good ones that come first, and the next; twice the same at either end."""
+    count = int(good.cumprod(0).sum())
+    last = max(count - 1, 0)
+    return float(tries[last]), float(tries[min(count, len(tries) - 1)])
 
 
 def _conditional_ess(log_weight: Tensor, gap: Tensor, change: Tensor) -> Tensor:
@@ -390,6 +417,7 @@ def _tuned(
 ) -> tuple[float, Tensor, float]:
     """`steps` moves while the step size follows the acceptance: step size, positions and acceptance after them."""
     log_step = state.x.new_tensor(step_size).log()
+    accepted = torch.ones_like(log_step)
     for _ in range(steps):
         h = _jittered(log_step.exp(), state.x, STEP_JITTER, rng)
         state, info, _ = run_chain(kernel, energy, state, 1, rng, step_size=h)
@@ -432,26 +460,15 @@ def smc(
     require_count("walkers", walkers, 2)
     require(0 < conditional_ess < 1, "conditional_ess", "between 0 and 1", conditional_ess)
     kernel = default_kernel() if kernel is None else kernel
+    complete = True
     if schedule is None:
         size = max(walkers, 256) if pilot_walkers is None else pilot_walkers
-        pilot = find_schedule(
-            energy, reference, size, kernel, rng, steps=steps, conditional_ess=conditional_ess
-        )
-        schedule = pilot.schedule
-    if schedule is None:
-        raise InputError("schedule: the pilot found none")
-    x = reference.sample(populations * walkers, rng)
-    return anneal(
-        energy,
-        reference,
-        x,
-        schedule,
-        kernel,
-        rng,
-        steps=steps,
-        populations=populations,
-        resample_below=resample_below,
-    )
+        options = {"steps": 2 * steps, "conditional_ess": conditional_ess}
+        pilot = find_schedule(energy, reference, size, kernel, rng, **options)
+        schedule, complete = pilot.schedule, pilot.complete
+    x = _draw(reference, populations * walkers, rng)
+    options = {"steps": steps, "populations": populations, "resample_below": resample_below}
+    return replace(anneal(energy, reference, x, schedule, kernel, rng, **options), complete=complete)
 
 
 def default_kernel() -> Kernel:

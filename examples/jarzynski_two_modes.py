@@ -72,8 +72,12 @@ def compare(
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--distance", type=float, default=8.0, help="between the modes, in standard deviations")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--distance", type=float, default=8.0, help="between the modes, in standard deviations"
+    )
     parser.add_argument("--dim", type=int, default=2)
     parser.add_argument("--rows", type=int, default=2000, help="data points")
     parser.add_argument("--walkers", type=int, default=4000)

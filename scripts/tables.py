@@ -165,7 +165,7 @@ def _clock(seconds: float) -> str:
     """Seconds as people say them.
 
     >>> _clock(3.21), _clock(75.0), _clock(3700.0)
-    ('3 s', '1 min 15 s', '1 h 2 min')
+    ('3 s', '1 min 15 s', '1 h 1 min')
     """
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -214,7 +214,9 @@ def write(root: Path = ROOT) -> list[Path]:
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="Tables of README.md and docs/ from results/.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where something is stale"
+    )
     check = parser.parse_args(arguments).check
     changed = stale() if check else write()
     for path in changed:

@@ -117,10 +117,10 @@ def trainer_for(trainer: TrainerConfig, steps: int | None, seconds: float | None
     how many steps fit into a time nobody knows beforehand.
     """
     if seconds is not None:
-        return replace(trainer, steps=steps or 10**9, max_seconds=seconds)
+        return replace(trainer, steps=10**9 if steps is None else steps, max_seconds=seconds)
     if trainer.schedule == Schedule():
         trainer = replace(trainer, schedule=Schedule("cosine"))
-    return replace(trainer, steps=steps or STEPS)
+    return replace(trainer, steps=STEPS if steps is None else steps)
 
 
 def compact(energy: Any) -> Any:

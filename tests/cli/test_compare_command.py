@@ -79,7 +79,7 @@ def test_every_method_starts_from_the_same_energy_and_batches(compared):
 
 def test_overwriting_clears_what_a_comparison_wrote_and_nothing_else(metastable, refused, tmp_path):
     out = tmp_path / "c"
-    words = ["compare", "--data", DATA, "--methods", "cd", "--steps", 1, "--out", out, *SMALL]
+    words = ["compare", "--data", DATA, "--methods", "jarzynski", "--steps", 1, "--out", out, *SMALL]
     assert metastable(*words).exit_code == 0
     (out / "mine.txt").write_text("keep")
     assert "--overwrite" in refused(*words)

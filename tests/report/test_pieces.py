@@ -226,3 +226,16 @@ def test_first_colours_stay_apart_for_colour_blind_readers(matrix):
     seen = [_simulated(colour, matrix) for colour in figures.palette[:5]]
     gaps = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
     assert min(gaps) > 15
+
+
+def test_logarithmic_axes_have_plain_labels():
+    from metastable.report.figures import new_figure, to_png
+
+    figure = new_figure(3, 2)
+    axes = figure.subplots()
+    axes.plot([1, 2, 3], [1e-3, 1.0, 10.0])
+    axes.set(yscale="log", xscale="log")
+    to_png(figure)
+    labels = [t.get_text() for t in (*axes.get_yticklabels(), *axes.get_xticklabels())]
+    assert any(labels)
+    assert not any("$" in text for text in labels)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from metastable.progress import TrainingBar
 from metastable.training.config import TrainerConfig
@@ -14,18 +15,22 @@ from metastable.training.trainer import OnRow
 
 @contextmanager
 def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterator[OnRow | bool]:
-    """What `fit` takes as `progress`; the bar counts seconds where those are the limit."""
+    """What `fit` takes as `progress`; the bar counts seconds where those are the limit.
+
+    It appears with the first numbers, so that settings that are refused leave no empty bar behind.
+    """
     if not shown:
         yield False
         return
     timed = config.max_seconds is not None
     total = config.steps if config.max_seconds is None else math.ceil(config.max_seconds)
     bar = TrainingBar(total, f"{name} (seconds)" if timed else name)
-    with bar as show:
+    with ExitStack() as stack:
+        show = functools.cache(lambda: stack.enter_context(bar))
 
         def on_row(row: Row) -> None:
             done = min(row["seconds"], total) if timed else row["step"]
-            show({**row, "step": done})
+            show()({**row, "step": done})
             if done >= total:
                 _rename(bar, f"{name}: scoring")
 

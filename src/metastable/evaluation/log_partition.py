@@ -70,6 +70,10 @@ def log_partition(
 ) -> LogPartition:
     """log Z = log ∫ exp(−E(x)) dx by sequential Monte Carlo, with a standard error from independent populations.
 
+    The interval knows what the walkers met. A mode that no walker reached from the reference is in neither the
+    value nor the error, and only `data` or `samples` can reveal it; regions far narrower than the rest, as the
+    neck of a funnel in ten dimensions, make the value too low by more than the error says.
+
     Args:
         energy: E, `(B, *event)` to `(B,)`; low is likely.
         dim: dimension of an event that is a vector; not needed where the energy has an `event_shape`.
@@ -141,7 +145,7 @@ class _Job:
 
 
 class _Start(NamedTuple):
-    """Coordinates with their reference, the pilot that walked from it, the most that a wide look saw, words."""
+    """Coordinates with their reference, the pilot that walked from it, what the last wide look saw, words."""
 
     white: Whitened
     pilot: Annealed
@@ -271,18 +275,17 @@ def _settle(job: _Job, reference: Gaussian, rows: Tensor | None) -> _Start:
     """
     wide_looks = WIDE_LOOKS if rows is None else 0
     white, pilot = _look(job, reference, 0, rough=wide_looks > 0)
-    wide = [float(pilot.log_partitions)]
+    wide = None
     for number in range(1, LOOKS):
         if not pilot.complete or (number > wide_looks and _holds(pilot)):
             break
         x, log_weight = _with_rows(white.to_model(pilot.x), pilot.log_weight, rows)
         fit = _fit(x, log_weight, WIDER if number < wide_looks else INFLATE)
         white, pilot = _look(job, fit, number, rough=number < wide_looks)
-        wide.append(float(pilot.log_partitions))
+        wide = float(pilot.log_partitions) if number < wide_looks else wide
     lost = pilot.complete and not _holds(pilot)
     words = ("no Gaussian was found that holds the model: give data or a reference",) if lost else ()
-    seen = max(wide[:wide_looks]) if pilot.complete and wide_looks else None
-    return _Start(white, pilot, seen, (*words, *_pilot_words(pilot)))
+    return _Start(white, pilot, wide, (*words, *_pilot_words(pilot)))
 
 
 def _holds(pilot: Annealed) -> bool:

@@ -14,6 +14,7 @@ from metastable.core.errors import require_choice, require_count
 from metastable.core.types import Energy
 
 from .base import ChainState, Info, Kernel, Noise
+from .fusion import fused
 
 ENGINES = ("eager", "compile")
 UNROLL = 8
@@ -109,4 +110,4 @@ def _compiled_advance() -> Callable[..., tuple[ChainState, Info]]:
     """
     known = inspect.signature(torch.compile).parameters
     limit: dict[str, Any] = {"recompile_limit": VARIANTS} if "recompile_limit" in known else {}
-    return torch.compile(_advance, fullgraph=True, dynamic=False, **limit)
+    return fused(torch.compile(_advance, fullgraph=True, dynamic=False, **limit))

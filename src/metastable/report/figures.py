@@ -106,6 +106,15 @@ def style() -> Iterator[None]:
         yield
 
 
+def _plain_decades(axis: Any, scale: Any) -> None:
+    """Decades of a logarithmic axis as 0.001 or 1e-05: its own labels need mathtext, which is off."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    if scale == "log":
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 @cache
 def _figure_class() -> type[Figure]:
     from matplotlib.axes import Axes
@@ -121,6 +130,14 @@ def _figure_class() -> type[Figure]:
         def legend(self, *args: Any, **kwargs: Any) -> Any:
             with style():
                 return super().legend(*args, **kwargs)
+
+        def set_xscale(self, value: Any, **kwargs: Any) -> None:
+            super().set_xscale(value, **kwargs)
+            _plain_decades(self.xaxis, value)
+
+        def set_yscale(self, value: Any, **kwargs: Any) -> None:
+            super().set_yscale(value, **kwargs)
+            _plain_decades(self.yaxis, value)
 
     class HouseFigure(Figure):
         """Axes read their look when they are made, so they are made inside the style."""

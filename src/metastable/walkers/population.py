@@ -66,17 +66,11 @@ class Population(NamedTuple):
     def resample(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Population:
         """Resample the populations marked in `need` `(G,)` and set their weights to one.
 
-        log Z moves into `log_z`, energies and gradients move with their walkers. On the CPU only the marked
-        populations are touched; elsewhere the host is not asked, and unmarked rows map to themselves.
+        log Z moves into `log_z`, energies and gradients move with their walkers. On the CPU nothing is done
+        when no population needs it; elsewhere the host is not asked, and unmarked rows map to themselves.
         """
-        if self.x.device.type != "cpu" or bool(need.all()):
-            return self._resampled(need, scheme, order, rng)
-        marked = need.nonzero()[:, 0]
-        if len(marked) == 0:
+        if self.x.device.type == "cpu" and not bool(need.any()):
             return self
-        return self._with(marked, self._only(marked)._resampled(need[marked], scheme, order, rng))
-
-    def _resampled(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Population:
         rows = self._rows(need, scheme, order, rng)
         keep_grad = self.grad.numel() > 0
         return Population(
@@ -88,43 +82,40 @@ class Population(NamedTuple):
             resamplings=self.resamplings + need,
         )
 
-    def _only(self, marked: Tensor) -> Population:
-        """The populations `marked`, `(K,)`, alone."""
-        return Population(
-            *(self.by_group(v).index_select(0, marked).flatten(0, 1) if len(v) else v for v in self)
-        )
-
-    def _with(self, marked: Tensor, new: Population) -> Population:
-        """These populations with `new` in the places `marked`."""
-        return Population(
-            *(
-                self.by_group(old).index_copy(0, marked, new.by_group(value)).flatten(0, 1)
-                if len(old)
-                else old
-                for old, value in zip(self, new, strict=True)
-            )
-        )
-
     def _rows(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Tensor:
+        """The rows that walkers continue from, `(G·n,)`."""
         A = self.by_group(self.log_weight)
         G, n = A.shape
-        chosen = resample_indices(A, scheme=scheme, rng=rng, order=self._order(order))
+        marked = _marked(need)
+        drawn = resample_indices(_take(A, marked), scheme=scheme, rng=rng, order=self._order(order, marked))
         same = torch.arange(n, device=A.device).expand(G, n)
-        local = torch.where(need[:, None], chosen, same)
+        some = drawn if marked is None else same.index_copy(0, marked, drawn)
+        local = torch.where(need[:, None], some, same)
         return (local + n * torch.arange(G, device=A.device)[:, None]).flatten()
 
-    def _order(self, order: str) -> Tensor | None:
+    def _order(self, order: str, marked: Tensor | None) -> Tensor | None:
         require_choice("order", order, ORDERS)
         if order == "none":
             return None
         if order == "energy":
-            return self.by_group(self.energy).argsort(-1)
-        p = torch.softmax(self.by_group(self.log_weight), -1)
-        return principal_scores(self.by_group(self.x.flatten(1)), p).argsort(-1)
+            return _take(self.by_group(self.energy), marked).argsort(-1)
+        p = torch.softmax(_take(self.by_group(self.log_weight), marked), -1)
+        return principal_scores(_take(self.by_group(self.x.flatten(1)), marked), p).argsort(-1)
 
     def save(self) -> dict[str, Any]:
         """As a tree of tensors."""
         return self._asdict()
+
+
+def _marked(need: Tensor) -> Tensor | None:
+    """Which populations to look at; None for all of them, also where asking would make the host wait."""
+    if need.device.type != "cpu" or bool(need.all()):
+        return None
+    return need.nonzero()[:, 0]
+
+
+def _take(values: Tensor, marked: Tensor | None) -> Tensor:
+    return values if marked is None else values.index_select(0, marked)
 
 
 def principal_scores(x: Tensor, p: Tensor, iterations: int = 12) -> Tensor:
@@ -144,10 +135,10 @@ def principal_scores(x: Tensor, p: Tensor, iterations: int = 12) -> Tensor:
 
 
 def _top_of_covariance(covariance: Tensor, iterations: int) -> Tensor:
-    """Power iteration, `(G, D, D)` to `(G, D, 1)`; the trace bounds the growth, so one norm at the end will do."""
+    """Power iteration, `(G, D, D)` to `(G, D, 1)`; divided by its trace nothing grows: one norm will do."""
     variance = covariance.diagonal(dim1=1, dim2=2)
-    v = variance.sqrt()[..., None]
-    covariance = covariance / variance.sum(1)[:, None, None].clamp(min=1e-30)
+    total = variance.sum(1, keepdim=True).clamp(min=1e-30)[..., None]
+    v, covariance = (variance[..., None] / total).sqrt(), covariance / total
     for _ in range(iterations):
         v = covariance @ v
     return v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)

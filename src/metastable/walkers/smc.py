@@ -35,7 +35,7 @@ STEP_JITTER = 0.4
 """Standard deviation of each walker's log step size, so that no chain is locked to one scale."""
 MAX_TEMPERATURES = 500
 """A pilot that needs more jumps to β = 1, and says so."""
-RUNAWAY = 1e3
+RUNAWAY = 300.0
 """A pilot whose walkers are further out than this many standard deviations of the reference jumps too."""
 ENDLESS = 1e-9
 """As does one that is still not there at 1 − β below this."""
@@ -370,7 +370,7 @@ def find_schedule(
         gap = ends.gap()
         _require_densities(gap)
         bad += int(ends.undefined())
-        far = ((x - centre) / scale).abs().flatten(1).mean(1).median() > RUNAWAY
+        far = ((x - centre) / scale).square().flatten(1).mean(1).median() > RUNAWAY**2
         jumped = len(betas) >= max_temperatures or 1 - betas[-1] < ENDLESS or bool(far)
         gain = 1 - betas[-1] if jumped else _next_gap(log_weight[0], gap, 1 - betas[-1], conditional_ess)
         betas.append(1.0 if gain >= 1 - betas[-1] else betas[-1] + gain)

@@ -1,0 +1,275 @@
+"""log_partition: intervals that cover, bounds that bracket, and words when the number is not to be trusted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import FALSE_ALARM
+from torch import nn
+
+from metastable.core.errors import ConfigError, EnergyError, InputError
+from metastable.core.types import student_t_quantile
+from metastable.energies import MLP, DoubleWell, Funnel, Gaussian, GaussianMixture, Tilted, two_modes
+from metastable.evaluation.log_partition import Whitened, _fit, _Place, log_partition
+from metastable.experiments.log_partition import TARGETS, coverage
+from metastable.kernels import MALA
+from metastable.proposals import Gaussian as Reference
+from metastable.proposals import Uniform
+
+QUICK = {"walkers": 32, "refinements": 0}
+LIMIT = student_t_quantile(1 - FALSE_ALARM / 2, 15)  # standard errors, with the spread of 16 populations
+
+
+def square(x):
+    return x.flatten(1).square().sum(1)
+
+
+def is_close(z, exact: float) -> bool:
+    return abs(z.value - exact) < LIMIT * z.std_error
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --- coverage -----------------------------------------------------------------------------------------------
+
+
+def test_intervals_cover_on_every_target_a_few_seeds():
+    """Of 12 intervals at 95 %, 8 or more cover but for 2 runs in 10 000; intervals a quarter as wide do not."""
+    rows = [row for name in TARGETS for row in coverage(name, range(500, 503))["rows"]]
+    assert sum(row["covered"] for row in rows) >= 8
+    assert not any(row["warnings"] for row in rows)
+    quarter = student_t_quantile(0.975, 15) / 4
+    assert sum(abs(row["error"]) <= quarter * row["std_error"] for row in rows) < 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", TARGETS)
+def test_intervals_cover_in_ninety_of_a_hundred_seeds(name):
+    result = coverage(name, 100)
+    assert result["coverage"] >= 0.9
+    assert result["warned"] <= 0.02
+    assert abs(result["mean_error"]) < 4 * result["mean_error_std_error"]
+    assert result["median_std_error"] < 0.05
+
+
+# --- exact answers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [
+        DoubleWell(dim=3, tilt=0.5),
+        Funnel(2, width=2.0),
+        GaussianMixture(
+            torch.tensor([[0.0, 0], [12, 0], [0, 15]]), log_weights=torch.tensor([1.0, 2, 3]).log()
+        ),
+        Gaussian(torch.tensor([120.0, -40.0]), torch.diag(torch.tensor([1e-4, 25.0]))),
+    ],
+    ids=["double-well", "funnel", "mixture", "far and narrow"],
+)
+def test_a_search_without_data_finds_the_model(energy):
+    z = log_partition(energy, walkers=128, seed=1)
+    assert is_close(z, float(energy.log_partition()))
+    assert z.trusted
+    assert z.degrees == 15
+    assert 0 < z.ess <= 128 * 16
+
+
+def test_the_exact_start_of_a_tilted_model_has_log_z_zero():
+    model = Tilted(Reference(torch.zeros(2), 2.0), MLP(2, hidden=(8,)))
+    z = log_partition(model, **QUICK)
+    assert abs(z.value) < 1e-5
+    assert z.std_error < 1e-5
+
+
+def test_events_shaped_as_images():
+    z = log_partition(lambda x: 3 * square(x - 1), event_shape=(1, 4, 4), **QUICK)
+    assert is_close(z, 8 * math.log(math.pi / 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_walkers_take_the_dtype_that_is_asked_for(dtype):
+    seen = set()
+
+    def energy(x):
+        seen.add(x.dtype)
+        return square(x)
+
+    z = log_partition(energy, 3, dtype=dtype, **QUICK)
+    assert seen == {dtype}
+    assert is_close(z, 1.5 * math.log(math.pi))
+
+
+def test_the_dtype_of_the_parameters_is_the_default():
+    energy = two_modes(2.0, (0.5, 0.5), 2, dtype=torch.float64)
+    assert is_close(log_partition(energy, **QUICK), 0.0)
+
+
+def test_another_kernel_and_a_reference_that_is_not_gaussian():
+    box = Uniform(torch.full((2,), -6.0), torch.full((2,), 6.0))
+    z = log_partition(square, reference=box, kernel=MALA(0.1), steps=6, **QUICK)
+    assert is_close(z, math.log(math.pi))
+
+
+def test_the_same_seed_gives_the_same_number_and_another_one_does_not():
+    first, again, other = (log_partition(square, 2, seed=s, **QUICK) for s in (3, 3, 4))
+    assert first == again
+    assert first.value != other.value
+
+
+def test_nothing_is_left_in_the_parameters_gradients():
+    energy = two_modes(2.0, (0.5, 0.5), 2)
+    trainable = GaussianMixture(energy.means, trainable=True)
+    log_partition(trainable, **QUICK)
+    assert all(p.grad is None for p in trainable.parameters())
+
+
+# --- data and samples ---------------------------------------------------------------------------------------
+
+
+def test_samples_bracket_log_z():
+    energy = two_modes(6.0, (0.5, 1.5), 3)
+    z = log_partition(energy, samples=energy.sample(1000, rng()), seed=2)
+    exact = float(energy.log_partition())
+    assert z.trusted
+    assert is_close(z, exact)
+    assert z.bracket == (z.value, z.reverse)
+    assert abs(z.reverse - exact) < LIMIT * z.reverse_std_error
+
+
+def test_data_lead_to_modes_that_are_far_apart():
+    energy = two_modes(60.0, (0.2, 0.8), 10)
+    z = log_partition(energy, data=energy.sample(500, rng()), walkers=128)
+    assert z.reverse is None
+    assert is_close(z, 0.0)
+
+
+def test_a_fit_to_fewer_rows_than_dimensions_is_well_conditioned():
+    fit = _fit(torch.randn(10, 40, generator=rng()), None, 1.0)
+    assert float(torch.linalg.cond(fit.scale)) < 10
+
+
+# --- words --------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_that_misses_a_mode_is_contradicted_by_samples():
+    energy = two_modes(40.0, (0.2, 0.8), 20)
+    one_mode = Reference(energy.means[0], 1.0)
+    z = log_partition(energy, reference=one_mode, samples=energy.sample(800, rng()), **QUICK)
+    assert z.value == pytest.approx(math.log(0.2), abs=0.01)
+    assert any("samples lie outside the reference" in w for w in z.warnings)
+    assert any("forward and reverse" in w for w in z.warnings)
+    assert not z.trusted
+
+
+def test_a_reference_that_is_too_narrow_is_named():
+    energy = two_modes(40.0, (0.2, 0.8), 20)
+    narrow = Reference(torch.zeros(20), 1.0)
+    z = log_partition(energy, reference=narrow, conditional_ess=0.5, **QUICK)
+    assert any("too narrow" in w for w in z.warnings)
+
+
+def test_data_outside_the_reference_are_named():
+    far = torch.full((50, 2), 30.0)
+    z = log_partition(square, reference=Reference(torch.zeros(2)), data=far, **QUICK)
+    assert any("100% of the data lie outside" in w for w in z.warnings)
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [lambda x: x[:, 0], lambda x: -square(x), lambda x: torch.tanh(x).sum(1), MLP(2, hidden=(16,))],
+    ids=["linear", "concave", "bounded", "bare network"],
+)
+def test_an_integral_that_does_not_exist_is_suspected(energy):
+    z = log_partition(energy, dim=2, **QUICK)
+    assert any("may not exist" in w for w in z.warnings)
+
+
+def test_too_few_walkers_on_a_hard_path_are_named():
+    funnel = Funnel(8, width=3.0)
+    z = log_partition(
+        funnel,
+        reference=Reference(torch.zeros(8)),
+        walkers=4,
+        populations=4,
+        refinements=0,
+        conditional_ess=0.3,
+    )
+    assert any("disagree" in w or "standard error" in w for w in z.warnings)
+
+
+def test_energies_that_are_not_a_number_are_counted():
+    def energy(x):
+        return square(x) + torch.where(x[:, 0] > -1, 0.0, math.nan)
+
+    z = log_partition(energy, reference=Reference(torch.zeros(2)), **QUICK)
+    assert any("not a number" in w for w in z.warnings)
+    half = math.log(math.pi) + math.log(0.5 * (1 + math.erf(1)))
+    assert is_close(z, half)
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+def test_a_shape_must_be_known_and_one():
+    with pytest.raises(InputError, match="give dim"):
+        log_partition(square)
+    with pytest.raises(InputError, match=r"dim says \(3,\).*energy.event_shape says \(1,\)"):
+        log_partition(DoubleWell(), 3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("populations", 1),
+        ("walkers", 0),
+        ("spread", -1.0),
+        ("steps", 0),
+        ("seed", 0.5),
+        ("conditional_ess", 1.0),
+        ("dtype", torch.float16),
+    ],
+)
+def test_settings_outside_their_rule_are_named(setting, value):
+    with pytest.raises(ConfigError, match=setting):
+        log_partition(square, 2, **{setting: value})
+
+
+def test_too_few_samples_for_the_populations_are_refused():
+    with pytest.raises(ConfigError, match="samples"):
+        log_partition(square, samples=torch.randn(10, 2, generator=rng()), **QUICK)
+
+
+def test_an_energy_without_finite_values_raises():
+    with pytest.raises(EnergyError, match="not a number"):
+        log_partition(lambda x: square(x) * math.nan, 2, **QUICK)
+
+
+def test_an_energy_of_the_wrong_shape_raises():
+    with pytest.raises(EnergyError, match=r"got \(2, 1\)"):
+        log_partition(nn.Linear(2, 1), 2, **QUICK)
+
+
+# --- coordinates --------------------------------------------------------------------------------------------
+
+
+def test_whitened_coordinates_keep_the_density():
+    """exp(−E) dx is the same measure: E_z(z) = E(x) − log|det L|, and gradients follow the chain rule."""
+    energy = Gaussian(torch.zeros(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
+    factor = torch.linalg.cholesky(torch.tensor([[2.0, 0.5, 0], [0.5, 1, 0.2], [0, 0.2, 3]]).double())
+    q = Reference(torch.tensor([1.0, -1, 0.5]).double(), factor)
+    white = Whitened(energy, q, _Place(torch.float64, torch.device("cpu")), rng())
+    x = torch.randn(5, 3, generator=rng(1)).double()
+    z = white.to_white(x)
+    log_det = factor.diagonal().log().sum()
+    assert torch.allclose(white.to_model(z), x)
+    assert torch.allclose(white.energy(z), energy(x) - log_det)
+    assert torch.allclose(white.reference.log_prob(z), q.log_prob(x) + log_det)
+    y = z.clone().requires_grad_(True)
+    (grad,) = torch.autograd.grad(white.energy(y).sum(), y)
+    assert torch.allclose(white.energy.value_and_grad(z).grad, grad)

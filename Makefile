@@ -18,7 +18,7 @@ demo: setup
 	$(BIN)/metastable compare --data toy:two-modes --methods cd,pcd,jarzynski --out runs/demo --overwrite
 
 test: setup lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

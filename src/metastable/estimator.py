@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 import numbers
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,14 +17,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from metastable.api import fit, log_partition
-from metastable.core.configure import build_tagged
-from metastable.core.errors import ConfigError, InputError, require, require_count
+from metastable.api import fit, log_partition, resolve_method
+from metastable.core.errors import ConfigError, require, require_count
 from metastable.core.random import derive, generator
+from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, Proposal
-from metastable.energies.build import ENERGIES, EnergyConfig
+from metastable.energies.build import EnergyConfig
 from metastable.kernels import MALA, run_chain
-from metastable.methods import METHODS, Method
+from metastable.methods import Method
 from metastable.proposals import Gaussian
 from metastable.run import Run
 from metastable.training.config import Schedule
@@ -39,6 +38,8 @@ WALKERS = 512
 STEP_SIZE = 0.05
 REACH = 1.3
 """Sampling begins from a Gaussian this much wider than the data."""
+ENOUGH = 4096
+"""Rows that tell the estimate of log Z where the data are."""
 BLOCK = 16_384
 """Rows that are scored or drawn at once, so that memory does not grow with the table."""
 
@@ -133,27 +134,314 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> EnergyDensity:
         """Learn the density of the rows of `X`, `(n, d)`; `y` is ignored."""
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-        self._check_parameters()
+        settings = self._settings(*X.shape)
         seed = _seed(self.random_state)
-        self.smoothing_ = self._smoothing(*X.shape)
-        frame = _frame(X, self.smoothing_, bool(self.standardize))
-        self.run_ = self._train(_noisy_copies(X, frame, seed), seed)
-        self._normalise(X, frame, seed)
-        self.offset_ = float(np.percentile(self.score_samples(X), 100 * self.contamination))
+        whitened = Coordinates.fit(X)
+        used = whitened if self.standardize else Coordinates.plain(X.shape[1])
+        blurred = _blurred(whitened.forward(X), settings.smoothing, derive(seed, "blur"))
+        rows = blurred if self.standardize else whitened.inverse(blurred)
+        self.run_ = self._train(rows, settings, seed)
+        self._normalise(rows, used, seed)
+        self._whitened, self.smoothing_ = whitened, settings.smoothing
+        self.offset_ = float(np.percentile(self.score_samples(X), 100 * settings.contamination))
         return self
 
-    def _train(self, rows: np.ndarray, seed: int) -> Run:
-        n, d = rows.shape[0] if self._rows is None else self._rows, rows.shape[1]
-        return fit(
+    def _settings(self, n: int, d: int) -> _Settings:
+        """Every number checked, and `auto` replaced by what n rows of d columns ask for."""
+        rules = {
+            "steps": int(np.clip(20 * np.sqrt(n), 100, 1000)),
+            "learning_rate": min(0.01, 0.03 / d),
+            "smoothing": 0.35 * n ** (-1 / (d + 4)),
+        }
+        values = {
+            name: auto if _is_auto(getattr(self, name)) else getattr(self, name)
+            for name, auto in rules.items()
+        }
+        return _Settings(
+            steps=_whole("steps", values["steps"]),
+            learning_rate=_real("learning_rate", values["learning_rate"], "above 0", lambda v: v > 0),
+            smoothing=_real("smoothing", values["smoothing"], "at least 0 and below 1", lambda v: 0 <= v < 1),
+            batch_size=_whole("batch_size", self.batch_size),
+            contamination=_real(
+                "contamination", self.contamination, "above 0 and at most 0.5", lambda v: 0 < v <= 0.5
+            ),
+        )
+
+    def _train(self, rows: np.ndarray, settings: _Settings, seed: int) -> Run:
+        run = fit(
             self._energy(),
             rows,
             self._method(),
-            self._steps(n),
+            settings.steps,
             seed=seed,
-            learning_rate=self._learning_rate(d),
+            learning_rate=settings.learning_rate,
             schedule=Schedule("cosine"),
-            batch_size=int(self.batch_size),
+            batch_size=settings.batch_size,
             device=self.device,
             evaluate=False,
             progress=bool(self.verbose),
         )
+        if run.status == "interrupted":  # the trainer ends gently; a half-trained density would not
+            raise KeyboardInterrupt
+        return run
+
+    def _energy(self) -> Any:
+        if isinstance(self.energy, nn.Module):
+            return copy.deepcopy(self.energy)
+        if isinstance(self.energy, str) and self.energy == "mlp":
+            return {"name": "mlp", "hidden": tuple(_whole("hidden", width) for width in self.hidden)}
+        return self.energy
+
+    def _method(self) -> Method:
+        """The method with `walkers` and `step_size` where they are given, and quick defaults for `jarzynski`.
+
+        No walkers are held out for log Z, because it is estimated afresh when training has ended.
+        """
+        given: dict[str, Any] = {}
+        if not _is_auto(self.walkers):
+            given["walkers"] = _whole("walkers", self.walkers)
+        if not _is_auto(self.step_size):
+            given["step_size"] = _real("step_size", self.step_size, "above 0", lambda v: v > 0)
+        if not isinstance(self.method, (str, Mapping)):
+            if given:
+                raise ConfigError(next(iter(given)), "is a setting of the method: give it there, not to both")
+            return resolve_method(self.method)
+        settings = {"name": self.method} if isinstance(self.method, str) else dict(self.method)
+        if settings.get("name") == "jarzynski" and not {"kernel", "step_size"} & settings.keys():
+            settings["kernel"] = MALA(given.pop("step_size", STEP_SIZE))
+            settings = {"walkers": WALKERS, "held_out": 0.0, **settings}
+        return resolve_method({**settings, **given})
+
+    def _normalise(self, rows: np.ndarray, used: Coordinates, seed: int) -> None:
+        """log Z of the trained energy, and both in the table's units."""
+        run = self.run_
+        parameter = next(iter(run.energy.parameters()))  # pyright: ignore
+        some = rows[:: -(-len(rows) // ENOUGH)]
+        z = log_partition(
+            run.energy, data=torch.tensor(some).to(parameter), walkers=128, seed=derive(seed, "log_partition")
+        )
+        for words in z.warnings:
+            warnings.warn(
+                f"log Z may be off, and with it every score: {words}", ConvergenceWarning, stacklevel=3
+            )
+        run.log_partition = z
+        self.run_ = _on_cpu(run)
+        self.energy_ = InUnits(copy.deepcopy(run.energy), used)
+        self.log_partition_ = z.shifted(-used.log_det)
+
+    # ---- the density
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """log p of each row of `X`, `(n, d)` to `(n,)`, normalised, in the units of the training table."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        with torch.no_grad():
+            energies = torch.cat([self.energy_(part) for part in torch.tensor(X).split(BLOCK)])
+        return -energies.numpy() - self.log_partition_.value
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Total log-likelihood Σ log p(x) of the rows of `X`, as `KernelDensity` has it; `y` is ignored."""
+        return float(self.score_samples(X).sum())
+
+    def sample(
+        self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None
+    ) -> np.ndarray:
+        """`n_samples` draws from the density, `(n_samples, d)`, in the units of the training table.
+
+        Sequential Monte Carlo from a Gaussian around the data: modes get their share anew in every call.
+        """
+        check_is_fitted(self)
+        left = _whole("n_samples", n_samples)
+        rng = generator(_seed(random_state))
+        energy = InCoordinates(self.energy_, self._whitened)
+        reference = Gaussian(torch.zeros(self.n_features_in_, dtype=torch.float64), REACH)
+        parts = []
+        while left > 0:
+            parts.append(_draws(energy, reference, min(left, BLOCK), rng))
+            left -= BLOCK
+        return self._whitened.inverse(torch.cat(parts).numpy())
+
+    # ---- outliers
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """log p(x) above the threshold, `score_samples(X) − offset_`; negative for outliers."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: Any) -> np.ndarray:
+        """1 for rows that are as likely as the training rows, −1 for outliers."""
+        return np.where(self.decision_function(X) >= 0, 1, -1)
+
+
+class _Settings(NamedTuple):
+    steps: int
+    learning_rate: float
+    smoothing: float
+    batch_size: int
+    contamination: float
+
+
+# --- coordinates -------------------------------------------------------------------------------------------
+
+
+class Coordinates(NamedTuple):
+    """u = (x − mean)·matrix, and back.
+
+    Attributes:
+        mean: `(d,)`.
+        matrix: A, `(d, d)`.
+        inverse_matrix: A⁻¹.
+        log_det: log|det A|.
+    """
+
+    mean: np.ndarray
+    matrix: np.ndarray
+    inverse_matrix: np.ndarray
+    log_det: float
+
+    @classmethod
+    def plain(cls, d: int) -> Coordinates:
+        """u = x."""
+        return cls(np.zeros(d), np.eye(d), np.eye(d), 0.0)
+
+    @classmethod
+    def fit(cls, X: np.ndarray) -> Coordinates:
+        """u of mean zero and unit covariance: columns are scaled, then correlations undone symmetrically.
+
+        A = diag(1/σ)·T^{−1/2} with T = (1 − α)R + αI, R the correlations and α their shrinkage. The symmetric root
+        keeps columns where they were and, unlike principal axes, hardly moves when the data hardly move.
+        """
+        mean, scale, varies = _column_scales(X)
+        z = (X - mean) / scale
+        T = np.diag(np.where(varies, 1.0, LEAST_VARIANCE))
+        if varies.any():
+            T[np.ix_(varies, varies)] = _shrunk_correlations(z[:, varies])
+        variances, axes = np.linalg.eigh(T)
+        matrix = (axes / np.sqrt(variances)) @ axes.T / scale[:, None]
+        inverse = (axes * np.sqrt(variances)) @ axes.T * scale
+        return cls(mean, matrix, inverse, -float(np.log(scale).sum() + 0.5 * np.log(variances).sum()))
+
+    def forward(self, X: np.ndarray) -> np.ndarray:
+        """From x to u."""
+        return (X - self.mean) @ self.matrix
+
+    def inverse(self, U: np.ndarray) -> np.ndarray:
+        """From u to x."""
+        return U @ self.inverse_matrix + self.mean
+
+
+def _column_scales(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means, standard deviations, and which columns change by more than rounding; the others get scale 1."""
+    mean, scale = X.mean(0), X.std(0)
+    varies = scale > 10 * np.finfo(X.dtype).eps * np.abs(X).max(0)
+    return mean, np.where(varies, scale, 1.0), varies
+
+
+def _shrunk_correlations(z: np.ndarray) -> np.ndarray:
+    """(1 − α)R + αI for standardised rows, with the α that `_shrinkage` finds."""
+    alpha = _shrinkage(z)
+    return (1 - alpha) * (z.T @ z / len(z)) + alpha * np.eye(z.shape[1])
+
+
+def _shrinkage(z: np.ndarray, folds: int = 5) -> float:
+    """α in [`LEAST_VARIANCE`, 1] at which a Gaussian with covariance (1 − α)R + αI predicts held-out rows best."""
+    candidates = np.geomspace(LEAST_VARIANCE, 1, 25)
+    total = np.zeros(len(candidates))
+    fold = np.arange(len(z)) % folds
+    for k in range(min(folds, len(z))):
+        kept, out = z[fold != k], z[fold == k]
+        mean = kept.mean(0)
+        variances, axes = np.linalg.eigh(np.cov(kept, rowvar=False, bias=True).reshape(2 * z.shape[1:]))
+        shrunk = np.outer(1 - candidates, variances.clip(0)) + candidates[:, None]
+        squares = ((out - mean) @ axes) ** 2
+        total -= 0.5 * (squares.sum(0) / shrunk + len(out) * np.log(shrunk)).sum(1)
+    return float(candidates[total.argmax()])
+
+
+def _blurred(U: np.ndarray, smoothing: float, seed: int) -> np.ndarray:
+    """√(1 − s²)·u + noise, the table repeated to `ROWS` rows or more.
+
+    In a direction in which the rows have variance v the noise has variance 1 − (1 − s²)v, so that together they
+    have variance 1, and at least s².
+    """
+    kept = 1 - smoothing**2
+    variances, axes = np.linalg.eigh(U.T @ U / len(U))
+    root = axes * np.sqrt(np.maximum(1 - kept * variances, smoothing**2)) @ axes.T
+    copies = np.tile(U, (-(-ROWS // len(U)), 1))
+    return np.sqrt(kept) * copies + np.random.default_rng(seed).normal(size=copies.shape) @ root
+
+
+class InUnits(nn.Module):
+    """E(x) = E_u((x − mean)·matrix), in float64 on the CPU: an energy of u as one of x."""
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, energy: nn.Module, coordinates: Coordinates):
+        super().__init__()
+        self.energy = energy.cpu().double().requires_grad_(False)
+        self.event_shape = coordinates.mean.shape
+        self.register_buffer("mean", torch.tensor(coordinates.mean))
+        self.register_buffer("matrix", torch.tensor(coordinates.matrix))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, d)` to `(B,)`."""
+        return self.energy((x.to(self.mean) - self.mean) @ self.matrix)
+
+
+class InCoordinates:
+    """The other way round: an energy of x as one of u, for sampling where every direction has the same scale."""
+
+    def __init__(self, energy: Energy, coordinates: Coordinates):
+        self.energy = energy
+        self.mean = torch.tensor(coordinates.mean)
+        self.matrix = torch.tensor(coordinates.inverse_matrix)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.energy(u @ self.matrix + self.mean)
+
+
+# --- draws -------------------------------------------------------------------------------------------------
+
+
+def _draws(energy: Energy, reference: Proposal, n: int, rng: torch.Generator) -> Tensor:
+    """`n` rows of equal weight: walkers of an annealing run drawn by weight, then moved apart."""
+    kernel = default_kernel()
+    walkers = smc(energy, reference, 1, max(n, WALKERS), rng, kernel=kernel)
+    rows = resample_indices(walkers.log_weight, n, rng=rng)
+    x = walkers.x[rows[torch.randperm(n, generator=rng)]]
+    h = float(walkers.schedule.step_sizes[-1])  # pyright: ignore
+    return run_chain(kernel, energy, kernel.init(energy, x), 10, rng, step_size=h).state.x
+
+
+def _on_cpu(run: Run) -> Run:
+    """The run where any machine can open it."""
+    if isinstance(run.energy, nn.Module):
+        run.energy.cpu()
+    if run.walkers is not None:
+        x, log_weight = run.walkers.x.cpu(), run.walkers.log_weight.cpu()
+        run.walkers = replace(run.walkers, x=x, log_weight=log_weight)
+    return run
+
+
+# --- arguments ---------------------------------------------------------------------------------------------
+
+
+def _seed(random_state: Any) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
+def _whole(field: str, value: Any) -> int:
+    """A count, also as one of numpy's integers."""
+    value = int(value) if isinstance(value, np.integer) else value
+    require_count(field, value)
+    return value
+
+
+def _real(field: str, value: Any, rule: str, holds: Callable[[float], bool]) -> float:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and np.isfinite(value)
+    require(number and holds(float(value)), field, f"a number {rule}", value)
+    return float(value)

@@ -79,7 +79,9 @@ def test_samples_follow_the_seed(metastable, run_folder, tmp_path):
 
 
 def test_sample_refuses_what_it_cannot_write(refused, run_folder, tmp_path):
-    assert "out: must be a file that ends in .npy" in refused("sample", run_folder, "--out", tmp_path / "x.csv")
+    assert "out: must be a file that ends in .npy" in refused(
+        "sample", run_folder, "--out", tmp_path / "x.csv"
+    )
     assert "n: must be an integer of at least 1, got 0" in refused("sample", run_folder, "--n", 0)
 
 
@@ -177,22 +179,35 @@ def test_reproduce_refuses_unknown_names_and_scales(refused, metastable, tmp_pat
     assert "did you mean 'jarzynski-gmm'" in refused("reproduce", "jarzinski-gmm")
     assert "scale" in refused("reproduce", "jarzynski-gmm", "--scale", "huge", "--out", tmp_path / "r")
     assert metastable("reproduce").exit_code == 2
+    assert metastable("reproduce", "jarzynski-gmm", "--scale", "huge", "--dry-run").exit_code == 2
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_dry_reproduction_prints_the_settings_and_writes_nothing(metastable, tmp_path):
+    result = metastable("reproduce", "jarzynski-gmm", "--dry-run", "--out", tmp_path / "r")
+    assert result.exit_code == 0, result.output
+    assert '"walkers": ' in result.output
+    assert not (tmp_path / "r").exists()
 
 
 def test_bench_runs_the_suites_that_are_asked_for(metastable, monkeypatch):
     import types
 
+    from metastable.experiments.base import Row
+
     made = types.ModuleType("metastable.benchmarks")
     made.SUITES = {"kernels": None, "walkers": None}
-    made.run_suite = lambda name: [{"case": f"{name} case", "ratio": 2.5}]
+    made.run_suite = lambda name: [Row(f"{name} ratio", 2.5, "<=", 3.0 if name == "kernels" else 2.0)]
     monkeypatch.setitem(sys.modules, "metastable.benchmarks", made)
     assert metastable("bench", "--list").output.split() == ["kernels", "walkers"]
-    both = metastable("bench").output
-    assert "kernels case" in both
-    assert "walkers case" in both
-    one = metastable("bench", "--suite", "kernels").output
-    assert "2.5" in one
-    assert "walkers" not in one
+    both = metastable("bench")
+    assert both.exit_code == 1  # one claim does not hold, and the other suite is still shown
+    assert "kernels ratio" in both.output
+    assert "walkers ratio" in both.output
+    one = metastable("bench", "--suite", "kernels")
+    assert one.exit_code == 0
+    assert "2.5" in one.output
+    assert "walkers" not in one.output
     result = metastable("bench", "--suite", "kernel")
     assert result.exit_code == 2
     assert "did you mean 'kernels'" in result.stderr

@@ -27,7 +27,15 @@ from metastable.training.config import Schedule, TrainerConfig
 from .conftest import DATA
 
 SMALL = [
-    *("--no-progress", "--set", "energy.hidden=[8]", "--set", "jarzynski.walkers=64", "--set", "pcd.walkers=64"),
+    *(
+        "--no-progress",
+        "--set",
+        "energy.hidden=[8]",
+        "--set",
+        "jarzynski.walkers=64",
+        "--set",
+        "pcd.walkers=64",
+    ),
     *("--set", "trainer.batch_size=64", "--set", "trainer.log_every=1"),
 ]
 
@@ -184,7 +192,11 @@ def test_beyond_two_dimensions_mode_weights_come_from_samples():
 
 
 def test_the_gravest_finding_is_named():
-    found = [Finding("a-note", "note", ""), Finding("wrong-mode-weights", "problem", ""), Finding("w", "warning", "")]
+    found = [
+        Finding("a-note", "note", ""),
+        Finding("wrong-mode-weights", "problem", ""),
+        Finding("w", "warning", ""),
+    ]
     assert main_finding(run_of(None, [0.3, 0.7], diagnosis=found)) == "wrong mode weights"
     assert main_finding(run_of(None, [0.3, 0.7])) is None
 

@@ -164,13 +164,19 @@ def test_bad_settings_are_refused_by_dotted_name(assignment, words, refused):
 def test_bad_names_are_refused_with_the_nearest(refused, tmp_path):
     assert "did you mean 'jarzynski'" in refused("train", "--data", DATA, "--method", "jarzinski")
     assert "did you mean 'two-modes'" in refused("train", "two-mode")
-    assert "device: must be one of" in refused("train", "two-modes", "--device", "gpu", "--out", tmp_path / "a")
+    assert "device: must be one of" in refused(
+        "train", "two-modes", "--device", "gpu", "--out", tmp_path / "a"
+    )
     assert "precision" in refused("train", "two-modes", "--precision", "16", "--out", tmp_path / "a")
 
 
 def test_bad_config_files_are_refused(refused, tmp_path):
     path = tmp_path / "bad.json"
-    for text, words in [("{", "not valid JSON"), ("[1]", "must hold a table"), ('{"steps": 3}', "steps: unknown")]:
+    for text, words in [
+        ("{", "not valid JSON"),
+        ("[1]", "must hold a table"),
+        ('{"steps": 3}', "steps: unknown"),
+    ]:
         path.write_text(text)
         assert words in refused("train", path)
     assert "no such file" in refused("train", tmp_path / "none.json")

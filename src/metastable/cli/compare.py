@@ -24,8 +24,12 @@ def compare(
     methods: Annotated[str, typer.Option(help="Names with commas between them.")] = "cd,pcd,jarzynski",
     budget: Annotated[str | None, typer.Option(help="Time for each method: 60s, 2m, 1h.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of each method; 1500 by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path("runs/compare"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier comparison in --out.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path(
+        "runs/compare"
+    ),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier comparison in --out.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share of the rows kept for scores; 0.1.")] = None,
@@ -37,7 +41,9 @@ def compare(
             help="A setting of energy, trainer or one method, e.g. pcd.walkers=1000; repeatable.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything, write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and print everything, write nothing.")
+    ] = False,
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
 ) -> None:
     """Train the same energy with several methods at the same cost, and set them side by side."""
@@ -120,7 +126,9 @@ def comparison_table(found: Comparison) -> Any:
 
     rows = [cells(row) for row in found.rows]
     truth = {"method": "data", "mode weights": weights_text(found.truth.get("mode_weights"))}
-    columns = [c for c in rows[0] if c == "method" or any(str(row[c]) for row in rows)] if rows else ["method"]
+    columns = (
+        [c for c in rows[0] if c == "method" or any(str(row[c]) for row in rows)] if rows else ["method"]
+    )
     first = [truth] if found.truth else []
     lines = [[row.get(c, "") for c in columns] for row in (*first, *rows)]
     return table(columns, lines, f"{found.data}, {found.budget} each", caption(found))

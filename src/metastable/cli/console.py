@@ -40,14 +40,16 @@ def say_error(message: str) -> None:
     console(stderr=True).print(line, soft_wrap=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", caption: str = "") -> Table:
-    """A table whose first column is text and whose others are set flush right."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", caption: str = "", words: int = 1
+) -> Table:
+    """A table whose first `words` columns are text and whose others are set flush right."""
     from rich.table import Table
     from rich.text import Text
 
     made = Table(title=title or None, caption=caption or None, title_justify="left", caption_justify="left")
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i == 0 else "right")
+        made.add_column(column, justify="left" if i < words else "right")
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     return made

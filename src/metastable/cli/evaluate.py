@@ -22,7 +22,9 @@ OUTLIER_LEVEL = 0.01
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    data: Annotated[str | None, typer.Option(help="A file or toy:NAME; by default the run's held-out rows.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A file or toy:NAME; by default the run's held-out rows.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The .json file to write; RUN/evaluation.json.")] = None,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
@@ -132,7 +134,11 @@ def score_table(result: dict[str, Any], title: str) -> Any:
 
     z = result["log_partition"]
     rows = [
-        ("log-likelihood (nats a row)", plus_minus(result["log_likelihood"], result["log_likelihood_se"]), ""),
+        (
+            "log-likelihood (nats a row)",
+            plus_minus(result["log_likelihood"], result["log_likelihood_se"]),
+            "",
+        ),
         ("log Z", plus_minus(z["value"], z["std_error"]), ""),
         ("outlier share", f"{result['outlier_share']:.4f}", f"{OUTLIER_LEVEL}"),
         ("MMD²", f"{result['mmd2']:.5f}", "0"),
@@ -141,4 +147,6 @@ def score_table(result: dict[str, Any], title: str) -> Any:
     weights = result["mode_weights"] or {"data": [], "model": [], "std_error": []}
     columns = zip(weights["data"], weights["model"], weights["std_error"], strict=True)
     rows += [(f"weight of mode {i + 1}", plus_minus(m, e), f"{d:.3f}") for i, (d, m, e) in enumerate(columns)]
-    return table(["score", "model", "data"], rows, title, f"{result['rows']} rows; samples: {result['samples']}")
+    return table(
+        ["score", "model", "data"], rows, title, f"{result['rows']} rows; samples: {result['samples']}"
+    )

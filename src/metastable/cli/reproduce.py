@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .guard import FAILED
 
 if TYPE_CHECKING:
-    from metastable.experiments.base import Result
+    from metastable.experiments.base import Experiment
 
 
 def reproduce(
@@ -20,14 +20,16 @@ def reproduce(
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings, run nothing.")] = False,
 ) -> None:
     """Run a paper's experiment and set our numbers beside the paper's; status 1 when one is not as it should be."""
     from metastable.experiments import EXPERIMENTS, TITLES
 
-    from .console import console, note, say, table
+    from .console import clock, console, note, say, table
+    from .rows import rows_table
 
     if show:
-        console().print(table(["experiment", "what it shows"], TITLES.items()))
+        console().print(table(["experiment", "what it shows"], TITLES.items(), words=2))
         return
     if name is None:
         raise typer.BadParameter("give the name of an experiment, or --list", param_hint="NAME")
@@ -36,28 +38,24 @@ def reproduce(
 
     experiment = find(EXPERIMENTS, name)
     folder = out or Path("runs") / f"{name}-{scale}-seed{seed}"
+    if dry_run:
+        _print_plan(experiment, scale, folder)
+        return
     result = run_experiment(experiment, scale, seed, folder, device=device, say=note)
-    console().print(result_table(result, experiment.title))
+    facts = f"scale {result.scale}, seed {result.seed}, {result.device}, {clock(result.seconds)}"
+    console().print(rows_table(result.rows, experiment.title, facts))
     say(f"report: {folder / 'report.html'}")
     if not result.ok:
         raise typer.Exit(FAILED)
 
 
-def result_table(result: Result, title: str) -> Any:
-    """Our numbers, what they have to satisfy, the paper's, and the verdict."""
-    from .console import clock, number, table
+def _print_plan(experiment: Experiment, scale: str, folder: Path) -> None:
+    import json
 
-    rows = []
-    for row in result.rows:
-        required = "" if row.relation is None else f"{row.relation} {number(row.target)}"
-        rows.append((row.metric, number(row.value), required, number(row.paper), _verdict(row)))
-    caption = f"scale {result.scale}, seed {result.seed}, {result.device}, {clock(result.seconds)}"
-    return table(["metric", "ours", "required", "paper", "verdict"], rows, title, caption)
+    from metastable.core.errors import require_choice
 
+    from .console import say
 
-def _verdict(row: Any) -> Any:
-    from rich.text import Text
-
-    if row.relation is None:
-        return Text("")
-    return Text("holds", style="green") if row.ok else Text("fails", style="bold red")
+    require_choice("scale", scale, experiment.scales)
+    say(experiment.title, experiment.paper, json.dumps(dict(experiment.scales[scale]), indent=2, default=str))
+    say(f"folder: {folder}", "dry run: nothing was written")

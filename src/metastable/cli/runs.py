@@ -51,10 +51,14 @@ def model_walkers(run: Run, data: Tensor | None = None, seed: int = 0) -> tuple[
     kept = run.folder / "samples.npy" if run.folder is not None else None
     if kept is not None and kept.is_file():
         x = torch.from_numpy(np.load(kept, allow_pickle=False))
-        return _placed(Walkers.equal(x), run.energy), "samples that sequential Monte Carlo drew when training ended"
+        return _placed(
+            Walkers.equal(x), run.energy
+        ), "samples that sequential Monte Carlo drew when training ended"
     z = normalised(run, data, seed)
     if z.walkers is None:
-        raise InputError(f"run: {run.folder} kept no samples; go on with: metastable train --resume --out {run.folder}")
+        raise InputError(
+            f"run: {run.folder} kept no samples; go on with: metastable train --resume --out {run.folder}"
+        )
     return z.walkers, "sequential Monte Carlo on the energy, since the run kept no samples"
 
 
@@ -80,6 +84,4 @@ def rows_for(run: Run, source: str | None) -> tuple[Dataset, str]:
 
 def _check_shape(dataset: Dataset, run: Run) -> None:
     if dataset.event_shape != run.event_shape:
-        raise InputError(
-            f"data: rows must have the shape {run.event_shape} that the run was trained on, got {dataset.event_shape}"
-        )
+        raise InputError(f"data: rows must have the run's shape {run.event_shape}, got {dataset.event_shape}")

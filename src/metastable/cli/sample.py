@@ -38,7 +38,10 @@ def sample(
     kept = walkers if weighted else walkers.resampled(n, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, kept.x.cpu().numpy())
-    say(f"{n} samples of shape {found.event_shape} from {origin}, effective sample size {ess:.0f}", f"wrote {out}")
+    say(
+        f"{n} samples of shape {found.event_shape} from {origin}, effective sample size {ess:.0f}",
+        f"wrote {out}",
+    )
     if weighted:
         beside = out.with_suffix(".log_weight.npy")
         np.save(beside, kept.log_weight.cpu().numpy())

@@ -193,7 +193,9 @@ def data_of(value: Any) -> tuple[Dataset, tuple[str, ...]]:
     dataset = _load(str(source))
     before = value.get("sha256") if isinstance(value, Mapping) else None
     if before not in (None, dataset.digest):
-        return dataset, (f"data: {source} has changed (sha256 {before} in the settings, now {dataset.digest})",)
+        return dataset, (
+            f"data: {source} has changed (sha256 {before} in the settings, now {dataset.digest})",
+        )
     return dataset, ()
 
 
@@ -220,7 +222,8 @@ def energy_of(table: Any, event_shape: tuple[int, ...]) -> Any:
     named = _named(table, default.name)
     if named["name"] == "custom":
         raise ConfigError(
-            "energy.name", f"was {named.get('class', 'a class')} of your own; train it from Python with metastable.fit"
+            "energy.name",
+            f"was {named.get('class', 'a class')} of your own; train it from Python with metastable.fit",
         )
     return build_tagged(ENERGIES, named, "energy")
 
@@ -243,5 +246,7 @@ def trainer_of(table: Any) -> TrainerConfig:
         made["optimiser"] = build_tagged(OPTIMISERS, _named(made["optimiser"], "adam"), "trainer.optimiser")
     if "schedule" in made:
         shape = made["schedule"]
-        made["schedule"] = build(Schedule, {"shape": shape} if isinstance(shape, str) else shape, "trainer.schedule")
+        made["schedule"] = build(
+            Schedule, {"shape": shape} if isinstance(shape, str) else shape, "trainer.schedule"
+        )
     return build(TrainerConfig, made, "trainer")

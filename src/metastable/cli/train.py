@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -33,13 +33,21 @@ def train(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     precision: Annotated[str | None, typer.Option(help="32-true, 64-true or bf16-mixed.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share of the rows kept for scores; 0.1.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A settings file, e.g. the config.json of a run.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A settings file, e.g. the config.json of a run.")
+    ] = None,
     assign: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any setting, e.g. method.walkers=1000; repeatable."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Any setting, e.g. method.walkers=1000; repeatable."
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything, write nothing.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and print everything, write nothing.")
+    ] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> None:
     """Train an energy on data, and say what it is worth."""
@@ -125,7 +133,7 @@ def _train(job: Job, folder: Path, resume: bool, progress: bool) -> None:
         _stopped(folder)
 
 
-def _stopped(folder: Path) -> None:
+def _stopped(folder: Path) -> NoReturn:
     from .console import note
 
     if (folder / "checkpoints").is_dir():

@@ -9,25 +9,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .base import Experiment
 
-TITLES: dict[str, str] = {
-    "jarzynski-gmm": "Two modes in 50 dimensions: Jarzynski, PCD and CD (Fig. 1, 6, 7)",
+_INDEX: dict[str, tuple[str, str]] = {
+    "jarzynski-gmm": (
+        "jarzynski_gmm",
+        "Two modes in 50 dimensions: Jarzynski, PCD and CD (Fig. 1, 6, 7)",
+    ),
+    "jarzynski-collapse": (
+        "jarzynski_collapse",
+        "Mode collapse as a differential equation, and PCD's oscillations (Fig. 8, 14)",
+    ),
+    "jarzynski-resampling": (
+        "jarzynski_resampling",
+        "Two modes in 50 dimensions: whether, when and how to resample (Fig. 9, 10)",
+    ),
 }
-"""Name and title of every experiment; the module is the name with underscores."""
+"""Name, module and title of every experiment; the title is repeated here so that nothing need be imported."""
+
+TITLES: dict[str, str] = {name: title for name, (_, title) in _INDEX.items()}
 
 
 class _Experiments(Mapping[str, "Experiment"]):
     """Experiments by name, each imported at its first use."""
 
     def __getitem__(self, name: str) -> Experiment:
-        if name not in TITLES:
-            raise KeyError(name)
-        return importlib.import_module(f"{__name__}.{name.replace('-', '_')}").EXPERIMENT
+        module, _ = _INDEX[name]
+        return importlib.import_module(f"{__name__}.{module}").EXPERIMENT
+
+    def __contains__(self, name: object) -> bool:
+        return name in _INDEX
 
     def __iter__(self) -> Iterator[str]:
-        return iter(TITLES)
+        return iter(_INDEX)
 
     def __len__(self) -> int:
-        return len(TITLES)
+        return len(_INDEX)
 
 
 EXPERIMENTS: Mapping[str, Experiment] = _Experiments()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def alternations(p: list[float], low: float = 0.1, high: float = 0.9) -> int:
     2
     """
     sides = [value > high for value in p if value < low or value > high]
-    return sum(before != after for before, after in zip(sides, sides[1:], strict=False))
+    return sum(before != after for before, after in pairwise(sides))
 
 
 class Line(TwoModes):
@@ -119,7 +120,7 @@ class Course:
 
     @property
     def q(self) -> Times:
-        """q(t) = e^{−z}/(1 + e^{−z}), the model's mass at b."""
+        """The model's mass at b, e^{−z}/(1 + e^{−z})."""
         return 0.5 * (1 - np.tanh(self.z / 2))
 
 
@@ -152,7 +153,8 @@ def train(bench: Bench, name: str, seed: int) -> Course:
         progress=lambda row: z.append(float(model.z.detach())),
     )
     first = data if name == "pcd" else model.drawn
-    assert first is not None and run.walkers is not None
+    assert first is not None
+    assert run.walkers is not None
     last = run.walkers.x.to(first)
     times = h * every * np.arange(len(z))
     return Course(times, np.array(z), share_near_b(first), share_near_b(data), _crossings(first, last))

@@ -71,7 +71,11 @@ def method_of(bench: Bench, scheme: Scheme | None, lag: int) -> Jarzynski:
     """Algorithm 1 with a fixed lag, or without resampling and then with as many walkers that only follow."""
     if scheme is None:
         return Jarzynski(
-            walkers=2 * bench.walkers, held_out=0.5, populations=2, step_size=bench.step_size, resample="never"
+            walkers=2 * bench.walkers,
+            held_out=0.5,
+            populations=2,
+            step_size=bench.step_size,
+            resample="never",
         )
     return Jarzynski(
         walkers=bench.walkers,
@@ -177,7 +181,9 @@ def spread(courses: Iterable[Course]) -> float:
 
 def _never_rows(bench: Bench, never: list[Course]) -> list[Row]:
     return [
-        Row("ess_final/never/held_out", _mean(c.ess_held_out[-1] for c in never), "<=", bench.ess_target, 0.0),
+        Row(
+            "ess_final/never/held_out", _mean(c.ess_held_out[-1] for c in never), "<=", bench.ess_target, 0.0
+        ),
         Row("ess_smallest/never/steering", _mean(min(c.ess) for c in never), "<=", bench.smallest_ess_target),
         Row("ess_final/never/steering", _mean(c.ess[-1] for c in never)),
         Row("mass_off/never", abs(mean_error(never)), ">=", bench.off_target),
@@ -210,7 +216,9 @@ def _noise_rows(noise: dict[str, list[float]]) -> list[Row]:
     rms = {name: float(np.sqrt(np.mean(np.square(values)))) for name, values in noise.items()}
     rows = [Row(f"resampling_noise/{name}", value) for name, value in rms.items()]
     for name, most in (("stratified", 0.9), ("systematic", 0.9), ("sorted", 0.2)):
-        rows.append(Row(f"resampling_noise_over_multinomial/{name}", rms[name] / rms["multinomial"], "<=", most))
+        rows.append(
+            Row(f"resampling_noise_over_multinomial/{name}", rms[name] / rms["multinomial"], "<=", most)
+        )
     return rows
 
 

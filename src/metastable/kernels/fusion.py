@@ -53,7 +53,9 @@ def split_products(graph: fx.Graph) -> None:
 
 def _found(graph: fx.Graph, target: Any) -> list[fx.Node]:
     nodes = graph.find_nodes(op="call_function", target=target)
-    return [n for n in nodes if not n.kwargs and _value(n).device.type == "cpu" and _value(n).dtype in PRECISE]
+    return [
+        n for n in nodes if not n.kwargs and _value(n).device.type == "cpu" and _value(n).dtype in PRECISE
+    ]
 
 
 def _value(node: Any) -> torch.Tensor:

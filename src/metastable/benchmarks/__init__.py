@@ -1,0 +1,38 @@
+"""Performance claims as programs: every claim is a ratio of two things timed in one run.
+
+`SUITES` names them and `run_suite` runs one; a suite is imported when it is run, prints nothing, and returns
+the same rows as an experiment, so that a claim which does not hold is a row that is not ok.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from metastable.core.errors import require_choice
+
+if TYPE_CHECKING:
+    from metastable.experiments.base import Row
+
+Suite = Callable[..., "list[Row]"]
+
+
+def _suite(module: str) -> Suite:
+    def run(**options: Any) -> list[Row]:
+        return importlib.import_module(f"{__name__}.{module}").run(**options)
+
+    return run
+
+
+SUITES: dict[str, Suite] = {"step-cost": _suite("step_cost"), "sampler": _suite("sampler")}
+"""`step-cost`: what a Jarzynski update costs beside a PCD update. `sampler`: Langevin steps per second."""
+
+
+def run_suite(name: str, **options: Any) -> list[Row]:
+    """The rows of one suite; `options` are the arguments of its `run`."""
+    require_choice("suite", name, SUITES)
+    return SUITES[name](**options)
+
+
+__all__ = ["SUITES", "run_suite"]

@@ -1,0 +1,159 @@
+"""What a Jarzynski update costs beside an update of persistent contrastive divergence.
+
+Both train the same energy on the same data, full batch, through the real training loop, with as many walkers
+in all; resampling happens as often as it does in training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from metastable.energies import MLP, Tilted
+from metastable.experiments.base import Row
+from metastable.experiments.gmm import rates, student, teacher
+from metastable.methods import Context, Jarzynski, Method, PersistentCD
+from metastable.proposals import Gaussian, fit_gaussian
+from metastable.training.config import Adam, TrainerConfig
+from metastable.training.engine import Engine
+from metastable.training.trainer import Trainer
+
+from .memory import peak_of
+from .timing import Timings, by_turns, machine, on_cores
+
+PAPER = 36 / 34
+"""Hours that the paper's CIFAR-10 training took: its method over PCD."""
+TARGETS = {"mlp": 1.10, "mixture": 1.30}
+MEMORY_TARGET = 1.5
+STEP_SIZE = 0.05
+
+
+def run(
+    *,
+    dim: int = 50,
+    walkers: int = 10_000,
+    data: int = 10_000,
+    hidden: Sequence[int] = (128, 128),
+    updates: int = 10,
+    rounds: int = 25,
+    warmup: int = 20,
+    memory_walkers: int = 100_000,
+    memory_updates: int = 3,
+    cores: int | None = None,
+    seed: int = 0,
+) -> list[Row]:
+    """Ratios of update times, and the peak memory of a large training.
+
+    Args:
+        dim: d.
+        walkers: N of every method; Jarzynski's count includes those that are held out.
+        data: rows, all of them in every update.
+        hidden: widths of the network.
+        updates: in one timing.
+        rounds: timings of each method.
+        warmup: updates before the first timing.
+        memory_walkers: N, and data rows, of the training whose memory is measured.
+        memory_updates: its updates.
+        cores: CPUs to use; by default as many as torch does.
+        seed: of every random number.
+    """
+    with on_cores(cores):
+        x = teacher(data, dim, -10.0, 6.0, 0.25, seed).x
+        rows = []
+        for name, make in _energies(x, hidden, seed).items():
+            trainers = {label: make(method) for label, method in methods(walkers).items()}
+            rows += _rows(name, trainers, updates, rounds, warmup)
+        rows.append(_memory_row(dim, memory_walkers, list(hidden), memory_updates, seed))
+        return rows + machine()
+
+
+def methods(walkers: int) -> dict[str, Method]:
+    """What is compared; `paper` is Algorithm 1 as printed, in which every walker steers."""
+    return {
+        "pcd": PersistentCD(walkers=walkers, step_size=STEP_SIZE),
+        "jarzynski": Jarzynski(walkers=walkers, step_size=STEP_SIZE),
+        "paper": Jarzynski(walkers=walkers, step_size=STEP_SIZE, held_out=0.0),
+    }
+
+
+def _energies(x: Tensor, hidden: Sequence[int], seed: int) -> dict[str, Callable[[Method], Trainer]]:
+    dim = x.shape[1]
+    return {
+        "mlp": lambda method: trainer(network(x, hidden, seed), x, method, Adam(1e-3), seed),
+        "mixture": lambda method: trainer(student(dim, seed), x, method, rates(0.025, 0.125), seed),
+    }
+
+
+def network(x: Tensor, hidden: Sequence[int], seed: int) -> nn.Module:
+    """A perceptron on top of a Gaussian with the data's mean and variances, from which walkers start exactly."""
+    reference = Gaussian(x.mean(0), 1.2 * x.std(0))
+    return Tilted(reference, MLP(x.shape[1], tuple(hidden), seed=seed))
+
+
+def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, seed: int) -> Trainer:
+    """A training that has begun, in memory."""
+    config = TrainerConfig(batch_size=None, optimiser=optimiser, device="cpu")
+    made = Trainer(
+        energy,
+        {"energy": energy},
+        x,
+        method,
+        config,
+        noise=fit_gaussian(x),
+        engine=Engine("cpu"),
+        make_context=Context,
+        seed=seed,
+    )
+    made._begin()
+    return made
+
+
+def _advance(training: Trainer, updates: int) -> None:
+    for _ in range(updates):
+        training._update()
+        training._after_update()
+
+
+def _rows(name: str, trainers: dict[str, Trainer], updates: int, rounds: int, warmup: int) -> list[Row]:
+    for training in trainers.values():
+        _advance(training, warmup)
+    cases = {label: lambda t=training: _advance(t, updates) for label, training in trainers.items()}
+    times = by_turns(cases, rounds)
+    steering = trainers["jarzynski"].state.steering
+    per_update = float(steering.resamplings.double().mean()) / trainers["jarzynski"].context.step
+    return [
+        Row(f"step_cost_ratio/{name}", times.ratio("jarzynski", "pcd"), "<=", TARGETS[name], round(PAPER, 2)),
+        Row(f"step_cost_ratio/{name}/held_out=0", times.ratio("paper", "pcd"), paper=round(PAPER, 2)),
+        *_milliseconds(name, times, updates),
+        Row(f"resamplings_per_update/{name}", per_update),
+    ]
+
+
+def _milliseconds(name: str, times: Timings, updates: int) -> list[Row]:
+    shown = ("jarzynski", "pcd")
+    return [Row(f"update_ms/{name}/{case}", 1e3 * times.median(case) / updates) for case in shown]
+
+
+def train_large(dim: int, walkers: int, hidden: list[int], updates: int, seed: int) -> None:
+    """The training whose memory is measured: N walkers and as many data rows, full batch."""
+    x = torch.randn((walkers, dim), generator=torch.Generator().manual_seed(seed))
+    method = Jarzynski(walkers=walkers, step_size=STEP_SIZE)
+    _advance(trainer(network(x, hidden, seed), x, method, Adam(1e-3), seed), updates)
+
+
+def _memory_row(dim: int, walkers: int, hidden: list[int], updates: int, seed: int) -> Row:
+    peak = peak_of(train_large, dim=dim, walkers=walkers, hidden=hidden, updates=updates, seed=seed)
+    return Row(f"peak_memory_gb/N={short(walkers)}", peak / 1e9, "<=", MEMORY_TARGET)
+
+
+def short(count: int) -> str:
+    """A count as a label.
+
+    >>> short(100_000), short(2500)
+    ('1e5', '2500')
+    """
+    power = round(math.log10(count))
+    return f"1e{power}" if count == 10**power and power > 3 else str(count)

@@ -1,0 +1,92 @@
+"""Timing by turns: cases run one after the other in every round, so that a slow moment hits all of them."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from metastable.core.errors import require_count
+from metastable.experiments.base import Row
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of each case in each round."""
+
+    seconds: Mapping[str, list[float]]
+
+    def median(self, case: str) -> float:
+        """Median seconds of a case."""
+        return statistics.median(self.seconds[case])
+
+    def ratio(self, case: str, other: str) -> float:
+        """Seconds of `case` over those of `other`: the median of the rounds' own ratios.
+
+        >>> round(Timings({"a": [1.0, 2.0, 30.0], "b": [2.0, 4.0, 6.0]}).ratio("a", "b"), 6)
+        0.5
+        """
+        pairs = zip(self.seconds[case], self.seconds[other], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+
+def by_turns(cases: Mapping[str, Callable[[], Any]], rounds: int) -> Timings:
+    """Time every case `rounds` times; warming up is the caller's business."""
+    require_count("rounds", rounds)
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, case in cases.items():
+            began = time.perf_counter()
+            case()
+            seconds[name].append(time.perf_counter() - began)
+    return Timings(seconds)
+
+
+@contextmanager
+def on_cores(count: int | None) -> Iterator[None]:
+    """Run on at most `count` CPUs with as many torch threads, and put both back; None changes nothing.
+
+    Threads that exist already stay where they are: a library that starts its own on first use should be
+    started inside.
+    """
+    if count is None:
+        yield
+        return
+    require_count("cores", count)
+    threads, placed = torch.get_num_threads(), _affinity()
+    chosen = sorted(placed)[:count]
+    _set_affinity(chosen)
+    torch.set_num_threads(len(chosen) or count)
+    try:
+        yield
+    finally:
+        _set_affinity(placed)
+        torch.set_num_threads(threads)
+
+
+def _affinity() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _set_affinity(cpus: Any) -> None:
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+
+
+def machine(**versions: str) -> list[Row]:
+    """Where the numbers were taken: rows that cannot fail."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    facts: dict[str, Any] = {
+        "cpus": len(_affinity()) or os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": load,
+        "torch": torch.__version__,
+        **versions,
+    }
+    return [Row(f"machine/{name}", value) for name, value in facts.items()]

@@ -170,9 +170,11 @@ class PersistentCD(ChainMethod[PersistentState]):
         return Negatives(x), PersistentState(state.buffer, x, reading.rows), metrics
 
     def advance(self, context: Context, state: PersistentState) -> tuple[PersistentState, Metrics]:
-        """Write the chains back to the rows they were read from."""
+        """Write the chains back to the rows they were read from; where all of them moved, they are the buffer."""
+        if self.batch is None:
+            return state._replace(buffer=state.x), {}
         buffer = ReplayBuffer(state.buffer).write(state.rows, state.x)
-        return PersistentState(buffer.x, state.x, state.rows), {}
+        return state._replace(buffer=buffer.x), {}
 
     def current_walkers(self, state: PersistentState) -> Walkers:
         """The buffer, with equal weights."""

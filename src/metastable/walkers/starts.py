@@ -50,7 +50,7 @@ class ReplayBuffer(NamedTuple):
     ) -> Reading:
         """`n` chains; each is replaced by a fresh start with probability `rejuvenation`."""
         rows = random_rows(len(self.x), n, rng, self.x.device)
-        x = self.x[rows]
+        x = self.x if n == len(self.x) else self.x.index_select(0, rows)
         if rejuvenation > 0 and fresh is not None:
             u = torch.rand(len(rows), generator=rng, device=x.device)
             x = torch.where(per_row(u < rejuvenation, x), fresh.sample(len(rows), rng).to(x.dtype), x)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-torch.set_num_threads(1)  # tests run side by side, and torch's idle threads spin: two pools would fight for the cores
+# tests run side by side, and torch's idle threads spin: two pools would fight for the cores
+torch.set_num_threads(1)
 
 FALSE_ALARM = 1e-6
 """Chance that one correct comparison fails under a new seed; every statistical tolerance follows from it."""

@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,6 +189,23 @@ def test_links_of_the_readme_lead_somewhere():
 def test_pictures_are_small():
     for picture in (ROOT / "docs" / "images").rglob("*.png"):
         assert picture.stat().st_size < 200_000, picture
+
+
+def test_the_picture_is_drawn_from_a_comparison(tmp_path):
+    from metastable.report.read import Comparison, Run
+
+    picture = load("scripts/picture.py")
+    x, y = np.linspace(-6, 6, 31), np.linspace(-3, 3, 21)
+    log_density = -((np.abs(x)[None] - 3) ** 2) - y[:, None] ** 2
+    arrays = {"grid_x": x, "grid_y": y, "log_density": log_density, "truth_log_density": log_density}
+    row = {"method": "cd", "mode_weights": [0.4, 0.6], "mode_weight_error": 0.15, "kl_exact": 0.02}
+    table = {"rows": [row], "truth": {"mode_weights": [0.25, 0.75]}}
+    found = Comparison(tmp_path, table, (Run(tmp_path, arrays=arrays),))
+    titles = [title for title, *_ in picture.panels(found)]
+    assert titles == ["true density", "contrastive divergence"]
+    drawn = picture.draw(found, tmp_path / "picture.png")
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert drawn.stat().st_size < picture.MOST_BYTES
 
 
 # ---- tables

@@ -25,6 +25,7 @@ from metastable.api import fit, resolve_method
 from metastable.core.errors import DivergenceError, InputError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
+from metastable.evaluation.modes import find_modes, nearest_center
 from metastable.evaluation.quadrature import bounding_box, log_partition_quadrature
 from metastable.methods import METHODS, Method
 from metastable.report import write_report
@@ -36,7 +37,7 @@ from metastable.training.trainer import OnRow
 STEPS = 1500
 HIDDEN = (64, 64)
 """Layers of the perceptron, unless somebody chooses: several trainings should not take several coffees."""
-WALKERS = 4096
+WALKERS = 8192
 """Negatives of the methods that keep a population; the others make one chain for each row of the batch."""
 DEFAULTS: dict[str, dict[str, Any]] = {"jarzynski": {"walkers": WALKERS}, "pcd": {"walkers": WALKERS}}
 COLUMNS = (
@@ -53,6 +54,11 @@ COLUMNS = (
     "seconds",
     "diagnosis",
 )
+CAREFUL = 0.05
+FLAT = 1e-3
+"""Directions with less than this share of the mean variance do not set the step size."""
+FEWEST_ROWS = 20
+MOST_DIRECTIONS = 512
 SEVERITIES = ("problem", "warning", "note")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -128,10 +134,32 @@ def compact(energy: Any) -> Any:
     return replace(energy, hidden=HIDDEN) if isinstance(energy, MLPConfig) else energy
 
 
+def step_size_for(x: Tensor) -> float:
+    """A step h that is small beside the data's narrowest direction inside a mode: `CAREFUL`·(its variance).
+
+    Where the data have thin parts that no centres tell apart, such as rings, a tenth of that.
+    """
+    flat = x.flatten(1).double()
+    if len(x) < FEWEST_ROWS:
+        return CAREFUL * float(flat.var(0).mean().clamp(min=1e-12))
+    modes = find_modes(x)
+    inside = flat - modes.centers.flatten(1).double()[nearest_center(x, modes.centers)]
+    small = flat.shape[1] <= MOST_DIRECTIONS
+    variance = (
+        torch.linalg.eigvalsh(torch.cov(inside.T).reshape(len(inside.T), -1)) if small else inside.var(0)
+    )
+    narrow = max(float(variance.min()), FLAT * float(variance.mean()), 1e-12)
+    return CAREFUL * narrow * (0.1 if modes.separated and len(modes) == 1 else 1.0)
+
+
 def methods_for(
-    names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None
+    names: Sequence[str],
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    step_size: float | None = None,
 ) -> list[Method]:
     """Methods by name, with `DEFAULTS` and then `settings` (by method) on top.
+
+    `step_size` is for those that are given neither a step size nor a kernel.
 
     >>> [m.walkers for m in methods_for(["pcd", "cd"], {"pcd": {"walkers": 64}})]
     [64, None]
@@ -142,8 +170,13 @@ def methods_for(
         require_choice("methods", name, METHODS)
     if len(set(names)) < len(names):
         raise InputError(f"methods: each may be named once, got {', '.join(names)}")
-    given = settings or {}
-    return [resolve_method({"name": n, **DEFAULTS.get(n, {}), **given.get(n, {})}) for n in names]
+    return [_method(name, dict((settings or {}).get(name, {})), step_size) for name in names]
+
+
+def _method(name: str, given: dict[str, Any], step_size: float | None) -> Method:
+    if not given.keys() & {"step_size", "kernel"}:
+        given["step_size"] = step_size
+    return resolve_method({"name": name, **DEFAULTS.get(name, {}), **given})
 
 
 def compare_methods(

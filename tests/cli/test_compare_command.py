@@ -15,6 +15,7 @@ from metastable.compare import (
     methods_for,
     parse_budget,
     scores,
+    step_size_for,
     trainer_for,
 )
 from metastable.core.errors import ConfigError, InputError
@@ -60,7 +61,7 @@ def test_one_table_with_a_row_for_each_method(compared):
     assert table["budget"] == "4 steps"
     for column in ("mode weights", "|error|", "KL exact", "log Z exact", "diagnosis"):
         assert output.count(column) >= 1
-    assert output.count("┏") == 1
+    assert output.count(f"{DATA}, 4 steps each") == 1
     assert f"report: {out / 'report.html'}" in output
     assert (out / "report.html").is_file()
 
@@ -163,9 +164,28 @@ def test_limits_of_the_trainer():
         trainer_for(TrainerConfig(), 0, None)
 
 
-def test_methods_share_walkers_unless_told_otherwise():
-    jarzynski, pcd = methods_for(["jarzynski", "pcd"], {"pcd": {"walkers": 5}})
+def test_methods_share_walkers_and_step_size_unless_told_otherwise():
+    jarzynski, pcd, cd = methods_for(
+        ["jarzynski", "pcd", "cd"], {"pcd": {"walkers": 5}, "cd": {"step_size": 0.5}}, 0.02
+    )
     assert jarzynski.walkers > pcd.walkers == 5
+    assert (jarzynski.step_size, pcd.step_size, cd.step_size) == (0.02, 0.02, 0.5)
+    assert methods_for(["cd"], {"cd": {"kernel": "mala"}}, 0.02)[0].step_size is None
+
+
+def test_the_step_size_follows_the_narrowest_direction_inside_a_mode():
+    noise = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.2])
+    apart = torch.cat([noise, noise + torch.tensor([20.0, 0.0])])
+    for scale in (1.0, 30.0):
+        assert step_size_for(scale * noise) == pytest.approx(0.05 * 0.04 * scale**2, rel=0.1)
+        assert step_size_for(scale * apart) == pytest.approx(0.05 * 0.04 * scale**2, rel=0.1)
+    constant = torch.cat([noise, torch.zeros(2000, 1)], 1)
+    assert step_size_for(constant) > 1e-5
+    assert step_size_for(noise[:5]) > 0
+    assert step_size_for(noise[:, :1]) == pytest.approx(0.05, rel=0.1)
+
+
+def test_compact_energies():
     assert compact(MLPConfig()).hidden == (64, 64)
     assert compact(ConvConfig()) == ConvConfig()
 

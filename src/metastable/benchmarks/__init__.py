@@ -10,8 +10,6 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from metastable.core.errors import require_choice
-
 if TYPE_CHECKING:
     from metastable.experiments.base import Row
 
@@ -31,6 +29,8 @@ SUITES: dict[str, Suite] = {"step-cost": _suite("step_cost"), "sampler": _suite(
 
 def run_suite(name: str, **options: Any) -> list[Row]:
     """The rows of one suite; `options` are the arguments of its `run`."""
+    from metastable.core.errors import require_choice
+
     require_choice("suite", name, SUITES)
     return SUITES[name](**options)
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from metastable.core.errors import MetastableError
-
 STATUS = Path("/proc/self/status")
 
 
@@ -33,6 +31,8 @@ def peak_of(work: Callable[..., Any], **arguments: Any) -> float:
     call = json.dumps([work.__module__, work.__qualname__, arguments])
     done = subprocess.run([sys.executable, "-m", __name__, call], capture_output=True, text=True, check=False)
     if done.returncode != 0:
+        from metastable.core.errors import MetastableError
+
         raise MetastableError(f"{work.__qualname__} failed in its own process:\n{done.stderr}")
     return float(done.stdout.splitlines()[-1])
 

@@ -49,7 +49,14 @@ def compare(
     """Train the same energy with several methods at the same cost, and set them side by side."""
     from dataclasses import replace
 
-    from metastable.compare import compact, compare_methods, methods_for, parse_budget, trainer_for
+    from metastable.compare import (
+        compact,
+        compare_methods,
+        methods_for,
+        parse_budget,
+        step_size_for,
+        trainer_for,
+    )
     from metastable.methods import METHODS
 
     from .bars import training_bar
@@ -61,11 +68,12 @@ def compare(
     tree = with_assignments({}, assign or [])
     own = {name: tree.pop(name) for name in METHODS if name in tree}
     _refuse_method(tree)
-    chosen = methods_for(names, own)
+    methods_for(names, own)  # refused before the data are read
     flags = {"data": data, "seed": seed, "trainer.device": device, "held_out": held_out}
     job = resolve(with_flags(tree, flags))
     if "hidden" not in tree.get("energy", {}):
         job = replace(job, energy=compact(job.energy))
+    chosen = methods_for(names, own, step_size_for(job.dataset.x))
     trainer = trainer_for(job.trainer, steps, seconds)
     if dry_run:
         _print_plan(job, chosen, trainer, out)
@@ -126,12 +134,18 @@ def comparison_table(found: Comparison) -> Any:
 
     rows = [cells(row) for row in found.rows]
     truth = {"method": "data", "mode weights": weights_text(found.truth.get("mode_weights"))}
-    columns = (
-        [c for c in rows[0] if c == "method" or any(str(row[c]) for row in rows)] if rows else ["method"]
-    )
+    left_out = _less_telling(found)
+    columns = [c for c in rows[0] if c not in left_out and any(str(row[c]) for row in rows)]
     first = [truth] if found.truth else []
     lines = [[row.get(c, "") for c in columns] for row in (*first, *rows)]
     return table(columns, lines, f"{found.data}, {found.budget} each", caption(found))
+
+
+def _less_telling(found: Comparison) -> set[str]:
+    """Columns that others make superfluous, so that the table fits a terminal."""
+    same_steps = len({row.get("steps") for row in found.rows}) == 1
+    has_kl = any(row.get("kl") is not None for row in found.rows)
+    return ({"steps"} if same_steps else set()) | ({"log-likelihood"} if has_kl else set())
 
 
 def caption(found: Comparison) -> str:

@@ -44,10 +44,12 @@ def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", caption: str = "", words: int = 1
 ) -> Table:
     """A table whose first `words` columns are text and whose others are set flush right."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title or None, caption=caption or None, title_justify="left", caption_justify="left")
+    made = Table(title=title or None, caption=caption or None, box=SIMPLE_HEAD)
+    made.title_justify = made.caption_justify = "left"
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < words else "right")
     for row in rows:

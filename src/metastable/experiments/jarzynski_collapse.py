@@ -2,9 +2,9 @@
 
 In one dimension, with both means known and ten apart, only z is learned. While walkers stay in their modes,
 learning is an ordinary differential equation in the shares of data and of first walkers near b (Appendix C).
-A walker that changes mode leaves that equation behind: at z = 0 one in eleven runs of 200 walkers has one before
-T = 100, and each of them moves PCD's z by up to T/200. Hence PCD has two rows with a target, the mean over all
-repeats and the worst of those in which every walker ended where it began, and one without.
+A walker that changes mode leaves that equation behind: at z = 0 about one run of 200 walkers in twelve has one
+before T = 100, and each of them moves PCD's z by up to T/200. Hence PCD has two rows with a target, the mean
+over all repeats and the worst of those in which every walker ended where it began, and one without.
 """
 
 from __future__ import annotations

@@ -248,7 +248,9 @@ def _require_invariant(kernel: Kernel) -> None:
 
 def _require_densities(gap: Tensor) -> None:
     if bool((gap == -torch.inf).any()):
-        raise EnergyError("energy: −inf on a walker, an infinite density; it must be bounded below where walkers go")
+        raise EnergyError(
+            "energy: −inf on a walker, an infinite density; it must be bounded below where walkers go"
+        )
     if not bool(torch.isfinite(gap).any()):
         raise EnergyError(
             f"energy: infinite or not a number on all {len(gap)} walkers; check it where the reference has draws"

@@ -1,0 +1,207 @@
+"""Suites at tiny sizes: what they compare is the same thing, and rows say what the claims are. Nothing is timed."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from metastable.benchmarks import SUITES, run_suite, sampler, step_cost
+from metastable.benchmarks.memory import peak_of
+from metastable.benchmarks.timing import Timings, by_turns, on_cores
+from metastable.core import errors
+from metastable.core.errors import ConfigError, MetastableError, MissingDependencyError
+from metastable.core.types import energy_and_grad
+from metastable.kernels import ULA
+
+over = pytest.mark.parametrize
+TINY_STEPS = {
+    "dim": 3,
+    "walkers": 64,
+    "data": 50,
+    "hidden": (8, 8),
+    "updates": 2,
+    "rounds": 2,
+    "warmup": 1,
+    "memory_walkers": 64,
+    "memory_updates": 1,
+}
+TINY_CHAINS = {"chains": 6, "hidden": (8, 8), "steps": 2, "rounds": 2, "memory_steps": (1, 2)}
+
+
+def by_name(rows):
+    return {row.metric: row for row in rows}
+
+
+def test_listing_the_suites_imports_neither_torch_nor_a_suite():
+    code = (
+        "import sys, metastable.benchmarks as b; "
+        "print(*b.SUITES, 'torch' in sys.modules, 'metastable.benchmarks.sampler' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["step-cost", "sampler", "False", "False"]
+
+
+def test_an_unknown_suite_is_named():
+    with pytest.raises(ConfigError, match="did you mean 'sampler'"):
+        run_suite("sampeler")
+    assert set(SUITES) == {"step-cost", "sampler"}
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """The work whose memory would be measured is done here: a process of its own only takes time."""
+
+    def called(work, **arguments) -> float:
+        work(**arguments)
+        return 1e6
+
+    for suite in (step_cost, sampler):
+        monkeypatch.setattr(suite, "peak_of", called)
+
+
+def test_step_cost_gives_the_claims_with_their_targets(in_process):
+    rows = by_name(run_suite("step-cost", **TINY_STEPS))
+    claims = {name: (row.relation, row.target) for name, row in rows.items() if row.relation}
+    assert claims == {
+        "step_cost_ratio/mlp": ("<=", 1.10),
+        "step_cost_ratio/mixture": ("<=", 1.30),
+        "peak_memory_gb/N=64": ("<=", 1.5),
+    }
+    assert all(rows[name].value > 0 for name in claims)
+    assert rows["machine/torch"].value == torch.__version__
+    assert rows["machine/threads"].value == torch.get_num_threads()
+
+
+def test_step_cost_compares_equal_numbers_of_walkers():
+    x = torch.randn((50, 3), generator=torch.Generator().manual_seed(0))
+    methods = step_cost.methods(64)
+    make = step_cost._energies(x, (8,), 0)["mixture"]
+    sizes = {}
+    for name, method in methods.items():
+        training = make(method)
+        step_cost._advance(training, 2)
+        assert training.context.step == 2
+        sizes[name] = len(method.current_walkers(training.state))
+    assert sizes == {"pcd": 64, "jarzynski": 64, "paper": 64}
+    assert methods["jarzynski"].threshold == type(methods["jarzynski"])().threshold
+
+
+def test_step_cost_starts_exactly():
+    x = torch.randn((50, 3), generator=torch.Generator().manual_seed(0))
+    for make in step_cost._energies(x, (8,), 0).values():
+        training = make(step_cost.methods(64)["jarzynski"])
+        assert bool((training.state.steering.log_weight == 0).all())
+
+
+@pytest.fixture
+def peers():
+    pytest.importorskip("torchebm")
+    return pytest.importorskip("jax")
+
+
+@pytest.fixture
+def without_compiling(monkeypatch):
+    """Compiled chains are tested elsewhere; here they would only take time."""
+    monkeypatch.setattr(sampler, "run_chain", _eager(sampler.run_chain))
+
+
+def _eager(run_chain):
+    return lambda *args, engine, **kwargs: run_chain(*args, engine="eager", **kwargs)
+
+
+def test_the_sampler_suite_gives_the_claims_with_their_targets(peers, without_compiling, in_process):
+    rows = by_name(run_suite("sampler", **TINY_CHAINS))
+    claims = {name: (row.relation, row.target) for name, row in rows.items() if row.relation}
+    assert claims == {
+        "speed_ratio/torchebm": (">=", 1.4),
+        "speed_ratio/jax": (">=", 0.9),
+        "memory_growth_mb/1_to_2_steps": ("<=", 20.0),
+    }
+    speeds = {name for name in rows if name.startswith("steps_per_second/")}
+    cases = ("ula/compile", "ula/eager", "mala/compile", "hmc/compile", "torchebm", "jax")
+    assert speeds == {f"steps_per_second/{case}" for case in cases}
+    assert rows["machine/jax"].value == peers.__version__
+
+
+def test_the_jax_network_is_ours(peers):
+    net, x = sampler.problem(7, (8, 5), seed=3)
+    energy = sampler.jax_energy(net)
+    own = energy_and_grad(net, x)
+    assert np.allclose(energy(peers.numpy.asarray(x.numpy())), own.energy.numpy(), atol=1e-6)
+    grad = peers.grad(lambda x: energy(x).sum())(peers.numpy.asarray(x.numpy()))
+    assert np.allclose(grad, own.grad.numpy(), atol=1e-6)
+
+
+@over("peer", [sampler.torchebm_chain, sampler.jax_chain])
+def test_peers_make_the_same_step(peers, peer):
+    """One step from one point: mean x − h∇E and standard deviation √(2h), to within five standard errors."""
+    h, chains = 0.3, 40_000
+    net, _ = sampler.problem(1, (8,), seed=1)
+    x = torch.full((chains, 2), 0.5)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        y = torch.from_numpy(np.array(peer(net, x, h)(1)))
+    expected = x[0] - h * energy_and_grad(net, x[:1]).grad[0]
+    sigma = math.sqrt(2 * h)
+    assert bool(((y.mean(0) - expected).abs() < 5 * sigma / math.sqrt(chains)).all())
+    assert bool(((y.std(0) / sigma - 1).abs() < 5 / math.sqrt(2 * chains)).all())
+    ours = sampler.ours(ULA(h), net, x, "eager")(1)
+    assert bool(((y.mean(0) - ours.mean(0)).abs() < 8 * sigma / math.sqrt(chains)).all())
+
+
+def test_a_missing_peer_names_the_extra(monkeypatch):
+    def absent(module: str, extra: str, purpose: str):
+        return errors.need("no_such_package" if module == "jax" else "math", extra, purpose)
+
+    monkeypatch.setattr(sampler, "need", absent)
+    with pytest.raises(MissingDependencyError, match=r"metastable\[bench\]"):
+        run_suite("sampler", **TINY_CHAINS)
+
+
+def test_turns_are_taken_in_order():
+    seen: list[str] = []
+    times = by_turns({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, 3)
+    assert seen == ["a", "b"] * 3
+    assert len(times.seconds["a"]) == len(times.seconds["b"]) == 3
+
+
+def test_a_slow_round_does_not_move_the_ratio():
+    quiet = Timings({"a": [3.0, 3.0, 3.0], "b": [2.0, 2.0, 2.0]})
+    disturbed = Timings({"a": [3.0, 300.0, 3.0], "b": [2.0, 200.0, 2.0]})
+    assert quiet.ratio("a", "b") == disturbed.ratio("a", "b") == 1.5
+
+
+def test_cores_are_given_back():
+    threads = torch.get_num_threads()
+    with on_cores(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads
+
+
+@pytest.fixture
+def importable(monkeypatch):
+    """Lets a child process import the work beside this file."""
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(here)
+    return importlib.import_module("child_work")
+
+
+def test_peak_memory_is_that_of_the_child_alone(importable):
+    ours = np.ones(300_000_000, dtype=np.uint8)
+    small, large = (peak_of(importable.hold, megabytes=m) for m in (1, 150))
+    assert large - small == pytest.approx(149e6, abs=10e6)
+    assert small < len(ours)
+
+
+def test_a_child_that_fails_says_why(importable):
+    with pytest.raises(MetastableError, match="out of cheese"):
+        peak_of(importable.fail)

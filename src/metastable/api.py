@@ -327,7 +327,8 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
     from metastable.data import check_data
 
     dtype = init.dtype if isinstance(init, Tensor) and init.is_floating_point() else torch.float32
-    x = check_data(init, "init", dtype=dtype)
+    rows = torch.as_tensor(np.asarray(init) if not isinstance(init, Tensor) else init)
+    x = check_data(torch.cat([rows, rows]) if len(rows) == 1 else rows, "init", dtype=dtype)[: len(rows)]
     return x.clone() if len(x) == n else x[torch.randint(len(x), (n,), generator=rng).to(x.device)]
 
 

@@ -23,6 +23,8 @@ from metastable.run import Run, read_summary, write_json
 SHOWN = 2000
 """Rows of data and samples that a report shows."""
 GRID = 161
+DISAGREEMENT = 3.0
+"""Standard errors between two estimates of log Z beyond which the first is doubted."""
 
 
 def evaluate_run(run: Run, train: Tensor, validation: Tensor, toy: ToySet | None, *, seed: int) -> Run:
@@ -30,17 +32,37 @@ def evaluate_run(run: Run, train: Tensor, validation: Tensor, toy: ToySet | None
 
     log Z and samples come from the method's own walkers where it has weighted ones (Jarzynski). For the others
     both come from sequential Monte Carlo on the trained energy: chains that start at the data would show the
-    data's mode weights, not the model's.
+    data's mode weights, not the model's. A method's own log Z is compared with that of sequential Monte Carlo,
+    which shares nothing with the training, and doubted where the two disagree.
     """
+    second = log_partition(run.energy, data=train, seed=derive(seed, "evaluate"))
     if run.log_partition is None:
-        z = log_partition(run.energy, data=train, seed=derive(seed, "evaluate"))
-        run.log_partition, run.walkers = z, z.walkers or run.walkers
+        run.log_partition, run.walkers = second, second.walkers or run.walkers
+    else:
+        run.log_partition = _compared(run.log_partition, second)
     run.modes, separated = _modes(run, train, toy, seed)
-    run.scores = _scores(run, validation, toy)
+    run.scores = _scores(run, validation, toy) | {"log_z_smc": second.value, "log_z_smc_se": second.std_error}
     run.diagnosis = _diagnosis(run, train, validation, separated)
     if run.folder is not None:
         _write(run, train, toy, seed)
     return run
+
+
+def _compared(own: LogPartition, second: LogPartition) -> LogPartition:
+    """`own`, with a warning where an independent estimate contradicts it beyond both errors.
+
+    The spread between populations cannot show what all of them missed, such as mass that training put where
+    no walker was; a path from the reference goes there.
+    """
+    error = math.hypot(own.std_error, second.std_error)
+    if not second.trusted or not abs(own.value - second.value) > DISAGREEMENT * error + 0.01:
+        return own
+    words = (
+        f"an independent estimate by sequential Monte Carlo is {second.value:.3f} ± {second.std_error:.3f}, "
+        f"{abs(own.value - second.value) / error:.1f} standard errors away; use more walkers, a smaller learning "
+        "rate, or that estimate"
+    )
+    return dataclasses.replace(own, warnings=(*own.warnings, words))
 
 
 def _equal_weights(run: Run, n: int, seed: int) -> Tensor:

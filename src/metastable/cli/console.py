@@ -83,7 +83,7 @@ def clock(seconds: float) -> str:
     """Seconds as people say them.
 
     >>> clock(3.21), clock(75.0), clock(3700.0)
-    ('3.2 s', '1 min 15 s', '1 h 2 min')
+    ('3.2 s', '1 min 15 s', '1 h 1 min')
     """
     if seconds < 60:
         return f"{seconds:.1f} s"

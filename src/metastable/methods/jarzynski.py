@@ -352,6 +352,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             doubts.append(
                 f"the held-out populations disagree by {float(per_population.std()):.2f} nats; use more walkers"
             )
+        if state.following is not None and len(state.following.x) < 50 * state.following.groups:
+            size = len(state.following.x) // state.following.groups
+            doubts.append(f"each held-out population has only {size} walkers; their spread may be too small")
         if error > 0.5:
             doubts.append(f"the standard error is {error:.2f} nats")
         low = float(state.following.ess().min()) if state.following is not None else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import numbers
 import warnings
 from collections.abc import Callable, Mapping
@@ -226,7 +227,9 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
             if given:
                 raise ConfigError(next(iter(given)), "is a setting of the method: give it there, not to both")
             return resolve_method(self.method)
-        settings = {"name": self.method} if isinstance(self.method, str) else dict(self.method)
+        settings: dict[str, Any] = (
+            {"name": self.method} if isinstance(self.method, str) else dict(self.method)
+        )
         if settings.get("name") == "jarzynski" and not {"kernel", "step_size"} & settings.keys():
             settings["kernel"] = MALA(given.pop("step_size", STEP_SIZE))
             settings = {"walkers": WALKERS, "held_out": 0.0, **settings}
@@ -246,8 +249,12 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
             )
         run.log_partition = z
         self.run_ = _on_cpu(run)
-        self.energy_ = InUnits(copy.deepcopy(run.energy), used)
+        energy: Any = copy.deepcopy(run.energy)
+        self.energy_ = InUnits(energy, used)
         self.log_partition_ = z.shifted(-used.log_det)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "offset_")  # set last: a fit that was interrupted is none
 
     # ---- the density
 
@@ -274,7 +281,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         left = _whole("n_samples", n_samples)
         rng = generator(_seed(random_state))
         energy = InCoordinates(self.energy_, self._whitened)
-        reference = Gaussian(torch.zeros(self.n_features_in_, dtype=torch.float64), REACH)
+        reference = Gaussian(torch.zeros(self.n_features_in_, dtype=torch.float64), REACH)  # pyright: ignore
         parts = []
         while left > 0:
             parts.append(_draws(energy, reference, min(left, BLOCK), rng))
@@ -462,6 +469,6 @@ def _whole(field: str, value: Any) -> int:
 
 
 def _real(field: str, value: Any, rule: str, holds: Callable[[float], bool]) -> float:
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and np.isfinite(value)
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     require(number and holds(float(value)), field, f"a number {rule}", value)
     return float(value)

@@ -19,8 +19,8 @@ def log_mean_exp(log_weight: Tensor, dim: int = -1) -> Tensor:
 
 def ess_fraction(log_weight: Tensor, dim: int = -1) -> Tensor:
     """Effective sample size over N, (Σw)²/(NΣw²) in (0, 1]: equation (13) of the Jarzynski paper."""
-    top = torch.logsumexp(log_weight, dim)
-    return torch.exp(2 * top - torch.logsumexp(2 * log_weight, dim)) / log_weight.shape[dim]
+    w = torch.exp(log_weight - log_weight.amax(dim, keepdim=True))
+    return w.sum(dim).square() / (log_weight.shape[dim] * w.square().sum(dim))
 
 
 def entropy_fraction(log_weight: Tensor, dim: int = -1) -> Tensor:

@@ -144,7 +144,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         self.run_ = self._train(rows, settings, seed)
         self._normalise(rows, used, seed)
         self._whitened, self.smoothing_ = whitened, settings.smoothing
-        self.offset_ = float(np.percentile(self.score_samples(X), 100 * settings.contamination))
+        self.offset_ = float(np.percentile(self._log_density(X), 100 * settings.contamination))
         return self
 
     def _settings(self, n: int, d: int) -> _Settings:
@@ -261,7 +261,9 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     def score_samples(self, X: Any) -> np.ndarray:
         """log p of each row of `X`, `(n, d)` to `(n,)`, normalised, in the units of the training table."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return self._log_density(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def _log_density(self, X: np.ndarray) -> np.ndarray:
         with torch.no_grad():
             energies = torch.cat([self.energy_(part) for part in torch.tensor(X).split(BLOCK)])
         return -energies.numpy() - self.log_partition_.value

@@ -22,6 +22,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "jarzynski_resampling",
         "Two modes in 50 dimensions: whether, when and how to resample (Fig. 9, 10)",
     ),
+    "log-partition-coverage": (
+        "log_partition",
+        "log Z of four targets: how often the 95 % interval covers the truth",
+    ),
 }
 """Name, module and title of every experiment; the title is repeated here so that nothing need be imported."""
 

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import require_choice
+from metastable.core.random import derive
 from metastable.energies import Banana, DoubleWell, Gaussian, two_modes
 from metastable.evaluation.log_partition import log_partition
+
+from .base import Bench, Experiment, Row
 
 
 def correlated_covariance(dim: int = 10, correlation: float = 0.9) -> Tensor:
@@ -77,3 +80,33 @@ def coverage(target_name: str, seeds: int | Iterable[int] = 100) -> dict[str, An
         "seconds": sum(row["seconds"] for row in rows),
         "rows": rows,
     }
+
+
+def body(bench: Bench) -> list[Row]:
+    """Coverage, bias and width of the interval on every target."""
+    rows = []
+    for name in TARGETS:
+        first = derive(bench.seed, "coverage", name) % 2**31
+        found = coverage(name, range(first, first + bench.seeds))
+        bench.say(f"{name}: {found['coverage']:.0%} of {bench.seeds} intervals cover log Z")
+        rows += [
+            Row(f"coverage/{name}", found["coverage"], ">=", bench.least),
+            Row(f"mean_error/{name}", found["mean_error"]),
+            Row(f"mean_error_std_error/{name}", found["mean_error_std_error"]),
+            Row(f"median_std_error/{name}", found["median_std_error"]),
+            Row(f"seconds_per_call/{name}", found["seconds"] / bench.seeds),
+        ]
+    return rows
+
+
+EXPERIMENT = Experiment(
+    name="log-partition-coverage",
+    title="log Z of four targets: how often the 95 % interval covers the truth",
+    paper="Ours: no paper gives an interval for log Z to compare with",
+    scales={
+        "smoke": {"seeds": 6, "least": 0.6},
+        "cpu": {"seeds": 100, "least": 0.9},
+        "gpu": {"seeds": 100, "least": 0.9},
+    },
+    body=body,
+)

@@ -48,7 +48,7 @@ def row_sum(x: Tensor) -> Tensor:
 
 def row_dot(x: Tensor, y: Tensor) -> Tensor:
     """Inner product of each row of `x` with the same row of `y`, shape `(B,)`."""
-    return torch.linalg.vecdot(x.flatten(1), y.flatten(1))
+    return row_sum(x * y)
 
 
 def per_row(values: Tensor, like: Tensor) -> Tensor:

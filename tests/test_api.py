@@ -151,6 +151,19 @@ def test_methods_without_walkers_get_samples_of_the_model_not_of_their_chain():
     assert abs(run.log_partition.value - run.scores["log_z_exact"]) < 6 * run.log_partition.std_error + 0.01
 
 
+def test_a_loaded_persistent_run_has_samples_of_the_model_not_its_buffer(tmp_path):
+    run = ms.fit(None, "toy:two-modes?n=1000", ms.methods.PersistentCD(walkers=64), 20, out=tmp_path / "a")
+    again = ms.load_run(tmp_path / "a")
+    assert torch.equal(again.walkers.x, torch.from_numpy(np.load(tmp_path / "a" / "samples.npy")))
+    assert len(again.walkers) != 64
+    assert again.log_partition.value == run.log_partition.value
+
+
+def test_a_mixture_energy_on_images_is_refused():
+    with pytest.raises(ConfigError, match="mixture"):
+        ms.fit("mixture", torch.randn((20, 1, 4, 4)), "cd", 5)
+
+
 def test_your_own_module_is_reloaded_into_your_own_module(tmp_path):
     class Mine(torch.nn.Module):
         def __init__(self):

@@ -240,7 +240,8 @@ def load_summary(run: Run) -> Run:
     """What a run's `summary.json` knows, put back into the run."""
     assert run.folder is not None
     kept = read_summary(run.folder)
-    if kept.get("log_partition") and run.log_partition is None:
+    weighted = run.log_partition is not None
+    if kept.get("log_partition") and not weighted:
         run.log_partition = LogPartition.from_json(kept["log_partition"])
     run.status = kept.get("status", "unfinished")
     run.scores = kept.get("scores", {})
@@ -249,6 +250,8 @@ def load_summary(run: Run) -> Run:
     names = {f.name for f in dataclasses.fields(Finding)}
     run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]
     samples = run.folder / "samples.npy"
-    if run.walkers is None and samples.is_file():
+    if (
+        not weighted and samples.is_file()
+    ):  # a buffer of chains holds the data's mode weights, not the model's
         run.walkers = Walkers.equal(torch.from_numpy(np.load(samples, allow_pickle=False)))
     return run

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import require_choice, require_count, require_positive
+from metastable.core.errors import require, require_choice, require_count, require_positive
 from metastable.core.random import derive
 from metastable.proposals import fit_gaussian
 
@@ -89,6 +89,9 @@ class MixtureConfig:
 
     def build(self, data: Tensor, seed: int) -> nn.Module:
         """Means at random around the data's mean, a tenth of its spread apart."""
+        require(
+            data.dim() == 2, "energy.name", "another than 'mixture' for events that are no vectors", "mixture"
+        )
         rng = torch.Generator().manual_seed(derive(seed, "energy"))
         noise = torch.randn((self.components, data.shape[1]), generator=rng).to(data)
         return GaussianMixture(data.mean(0) + 0.1 * data.std(0) * noise, self.scale, trainable=True)

@@ -263,7 +263,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         check_is_fitted(self)
         return self._log_density(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _log_density(self, X: np.ndarray) -> np.ndarray:
+    def _log_density(self, X: Any) -> np.ndarray:
         with torch.no_grad():
             energies = torch.cat([self.energy_(part) for part in torch.tensor(X).split(BLOCK)])
         return -energies.numpy() - self.log_partition_.value

@@ -192,9 +192,9 @@ EXPERIMENT = Experiment(
         "smoke": PAPER
         | {
             "dim": 50,
-            "data": 2000,
-            "walkers": 2000,
-            "steps": 1500,
+            "data": 4000,
+            "walkers": 4000,
+            "steps": 900,
             "repeats": 1,
             "sweep": (),
             "mass_target": 0.08,

@@ -30,31 +30,23 @@ def move(method: ChainMethod, context: Context, x: Tensor) -> tuple[Tensor, Metr
 
 
 @dataclass(frozen=True)
-class ContrastiveDivergence(ChainMethod[Nothing]):
-    """Algorithm 3: chains restart at data points before every update and make `steps` steps.
-
-    Biased: with frequent restarts it follows the Fisher divergence, which cannot see the weights of
-    separated modes.
+class FreshChains(ChainMethod[Nothing]):
+    """Chains that begin anew at every update and are forgotten after it; subclasses say where they begin.
 
     Attributes:
         walkers: number of chains; by default one for each row of the data batch.
-
-    | symbol | here |
-    |---|---|
-    | N | `walkers` |
-    | P | `steps` |
-    | h | `step_size` |
     """
 
     walkers: int | None = None
-    steps: int = 4
-
-    name: ClassVar[str] = "cd"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.walkers is not None:
-            require_count("cd.walkers", self.walkers)
+            require_count(f"{self.name}.walkers", self.walkers)
+
+    def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
+        """Where `n` chains begin, `(n, *event)`."""
+        raise NotImplementedError
 
     def start(self, context: Context) -> Nothing:
         """Nothing is carried."""
@@ -63,9 +55,8 @@ class ContrastiveDivergence(ChainMethod[Nothing]):
     def negatives(
         self, context: Context, state: Nothing, batch: Tensor
     ) -> tuple[Negatives, Nothing, Metrics]:
-        """Lines 3–8."""
-        x = from_data(batch, self.walkers or len(batch), context.rng)
-        x, metrics = move(self, context, x)
+        """Begin, then move."""
+        x, metrics = move(self, context, self.begin(context, batch, self.walkers or len(batch)))
         return Negatives(x), state, metrics
 
     def load(self, tree: dict[str, Any]) -> Nothing:
@@ -74,38 +65,43 @@ class ContrastiveDivergence(ChainMethod[Nothing]):
 
 
 @dataclass(frozen=True)
-class ShortRun(ChainMethod[Nothing]):
+class ContrastiveDivergence(FreshChains):
+    """Algorithm 3: chains restart at data points before every update and make `steps` steps.
+
+    Biased: with frequent restarts it follows the Fisher divergence, which cannot see the weights of
+    separated modes.
+
+    | symbol | here |
+    |---|---|
+    | N | `walkers` |
+    | P | `steps` |
+    | h | `step_size` |
+    """
+
+    steps: int = 4
+
+    name: ClassVar[str] = "cd"
+
+    def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
+        """Line 4: rows of the data."""
+        return from_data(batch, n, context.rng)
+
+
+@dataclass(frozen=True)
+class ShortRun(FreshChains):
     """Chains from noise, `steps` long, at every update (Nijkamp and others, 2019).
 
     The noise is the Gaussian with the data's mean and covariance. What is learned is the short chain as a
     generator; its energy is in general not a density model of the data.
     """
 
-    walkers: int | None = None
     steps: int = 60
 
     name: ClassVar[str] = "short-run"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.walkers is not None:
-            require_count("short-run.walkers", self.walkers)
-
-    def start(self, context: Context) -> Nothing:
-        """Nothing is carried."""
-        return Nothing()
-
-    def negatives(
-        self, context: Context, state: Nothing, batch: Tensor
-    ) -> tuple[Negatives, Nothing, Metrics]:
-        """Fresh noise, then the chain."""
-        x = from_noise(context.noise, self.walkers or len(batch), context.rng).to(batch.dtype)
-        x, metrics = move(self, context, x)
-        return Negatives(x), state, metrics
-
-    def load(self, tree: dict[str, Any]) -> Nothing:
-        """Nothing was saved."""
-        return Nothing()
+    def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
+        """Fresh noise."""
+        return from_noise(context.noise, n, context.rng).to(batch.dtype)
 
 
 class PersistentState(NamedTuple):

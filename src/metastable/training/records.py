@@ -66,6 +66,11 @@ def read_jsonl(path: Path) -> list[Row]:
     return rows
 
 
+def _line(row: Row) -> str:
+    """A row of the metrics file. Values that are not finite become null, which JSON can say."""
+    return json.dumps({k: (v if math.isfinite(v) else None) for k, v in row.items()}) + "\n"
+
+
 class Recorder:
     """Keeps the history, and appends each row to `metrics.jsonl` and TensorBoard where there is a folder."""
 
@@ -80,12 +85,11 @@ class Recorder:
             self._board = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, row: Row) -> None:
-        """Append one row. Non-finite values become null in the file, which JSON can say."""
+        """Append one row."""
         self.history.append(row)
         if self.path is not None:
-            clean = {k: (v if math.isfinite(v) else None) for k, v in row.items()}
             with self.path.open("a") as file:
-                file.write(json.dumps(clean) + "\n")
+                file.write(_line(row))
         if self._board is not None:
             for name, value in row.items():
                 if name != "step":
@@ -99,10 +103,7 @@ class Recorder:
         if self.path is not None:
             kept, self.history = self.history, []
             partial = self.path.with_suffix(".partial")
-            text = "".join(
-                json.dumps({k: (v if math.isfinite(v) else None) for k, v in r.items()}) + "\n" for r in kept
-            )
-            partial.write_text(text)
+            partial.write_text("".join(map(_line, kept)))
             partial.replace(self.path)
             self.history = kept
 

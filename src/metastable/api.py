@@ -21,7 +21,7 @@ from metastable.data import Dataset, load_array
 from metastable.energies import check_energy
 from metastable.energies.build import ENERGIES, default_config
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
-from metastable.kernels import MALA, ULA, Kernel, run_chain, warm_up
+from metastable.kernels import KERNELS, MALA, ULA, Kernel, run_chain, warm_up
 from metastable.methods import METHODS, Context, Method
 from metastable.methods.jarzynski import fixed_parameters
 from metastable.proposals import fit_gaussian
@@ -100,13 +100,14 @@ def fit(
     }
     if folder is not None:
         _open_folder(folder, settings, resume)
+    noise = fit_gaussian(x)
     trainer_ = Trainer(
         module,
-        _players(module),
+        _players(module, method, x, noise, seed, engine),
         x,
         method,
         config,
-        noise=fit_gaussian(x),
+        noise=noise,
         engine=engine,
         make_context=Context,
         seed=seed,
@@ -120,7 +121,7 @@ def fit(
             if folder is not None:
                 _write_failure(folder, settings, trainer_, method, error)
             raise
-    run = _run_of(module, method, outcome, settings, folder)
+    run = _run_of(trainer_.players, method, outcome, settings, folder)
     if evaluate:
         evaluate_run(run, x, engine.place(validation.x), dataset.toy, seed=seed)
     return run
@@ -144,17 +145,24 @@ def _trainer_config(
     return dataclasses.replace(trainer or TrainerConfig(), **options)
 
 
-def resolve_method(method: Method | str | Mapping[str, Any]) -> Method:
+def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method") -> Method:
     """A method from itself, its name, or a mapping with a `name` and settings."""
     if isinstance(method, Method):
         return method
     if isinstance(method, type) and issubclass(method, Method):
         return method()
-    if isinstance(method, Mapping) and isinstance(method.get("kernel"), (str, Mapping)):
-        from metastable.kernels import KERNELS
+    if isinstance(method, Mapping):
+        method = {k: _resolve_part(k, v, path) for k, v in method.items()}
+    return build_tagged(METHODS, method, path)
 
-        method = {**method, "kernel": build_tagged(KERNELS, method["kernel"], "method.kernel")}
-    return build_tagged(METHODS, method, "method")
+
+def _resolve_part(key: str, value: Any, path: str) -> Any:
+    """A kernel, or the method that negatives come from, given by name or as a table."""
+    if key == "kernel" and value is not None and not isinstance(value, Kernel):
+        return build_tagged(KERNELS, value, f"{path}.kernel")
+    if key == "source" and value is not None:
+        return resolve_method(value, f"{path}.source")
+    return value
 
 
 def _resolve_energy(energy: Any, x: Tensor, seed: int) -> tuple[Any, Any]:
@@ -170,13 +178,17 @@ def _resolve_energy(energy: Any, x: Tensor, seed: int) -> tuple[Any, Any]:
     return config.build(x, seed), describe(config)  # pyright: ignore
 
 
-def _players(energy: Any) -> dict[str, nn.Module]:
+def _players(
+    energy: Any, method: Method, x: Tensor, noise: Proposal, seed: int, engine: Engine
+) -> dict[str, nn.Module]:
+    """The energy, and the modules that the method brings."""
     if not isinstance(energy, nn.Module):
         raise InputError(
             "energy: to be trained it must be an nn.Module with parameters; a plain function can be sampled "
             "(ms.sample) and normalised (ms.log_partition)"
         )
-    return {"energy": energy}
+    companions = method.companions(energy, x, noise, derive(seed, "companions"))
+    return {"energy": energy} | {name: engine.place_module(m) for name, m in companions.items()}
 
 
 def _open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
@@ -213,10 +225,15 @@ def _write_failure(
 
 
 def _run_of(
-    energy: Any, method: Method, outcome: Outcome, settings: dict[str, Any], folder: Path | None
+    players: dict[str, nn.Module],
+    method: Method,
+    outcome: Outcome,
+    settings: dict[str, Any],
+    folder: Path | None,
 ) -> Run:
     return Run(
-        energy=energy,
+        energy=players["energy"],
+        players=players,
         method=method.name,
         history=outcome.history,
         walkers=outcome.walkers,
@@ -413,25 +430,44 @@ def load_run(folder: str | Path, energy: nn.Module | None = None, *, device: str
         raise InputError(f"run: {folder} holds no checkpoint")
     if energy is None:
         energy = _rebuilt_energy(config, folder)
-    weights = checkpoint.weights["energy"]
-    energy.to(dtype=next(iter(weights.values())).dtype).load_state_dict(dict(weights))
-    energy.to(device)
     method = resolve_method(_method_settings(config["method"]))
-    state = method.load(checkpoint.state["method"])  # pyright: ignore
+    context = _reread(energy, method, config, checkpoint.weights, device)
+    state = method.load(_on(checkpoint.state["method"], context.data.device))
     run = Run(
         energy=energy,
+        players=dict(context.players),
         method=method.name,
         history=read_history(folder),
-        walkers=method.current_walkers(state),
-        log_partition=method.log_partition(state),
+        walkers=method.current_walkers(context, state),
+        log_partition=method.log_partition(context, state),
         config=config,
         folder=folder,
     )
     return load_summary(run)
 
 
+def _reread(
+    energy: nn.Module, method: Method, config: dict[str, Any], weights: Mapping[str, Any], device: str
+) -> Context:
+    """Every module of a run with its weights, in a context whose data are not the run's, but of their shape."""
+    dtype = next(iter(weights["energy"].values())).dtype
+    probe = _probe(config).to(dtype)
+    noise = fit_gaussian(probe)
+    players = {
+        "energy": energy,
+        **method.companions(energy, probe, noise, derive(config["seed"], "companions")),
+    }
+    for name, module in players.items():
+        module.to(dtype=dtype).load_state_dict(dict(weights[name]))
+        module.to(device).eval()
+    rng = generator(derive(config["seed"], "method"), torch.device(device))
+    return Context(energy, players, probe.to(device), noise.to(device), rng)
+
+
 def _method_settings(described: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in described.items() if v is not None}
+    """Settings that a file can hold: without the empty ones, and without objects of the user's own (`<name>`)."""
+    own = {k for k, v in described.items() if isinstance(v, str) and v.startswith("<")}
+    return {k: v for k, v in described.items() if v is not None and k not in own}
 
 
 def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
@@ -441,5 +477,15 @@ def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
             "load_run(folder, energy=...)"
         )
     settings = build_tagged(ENERGIES, config["energy"], "energy")
-    probe = torch.randn((8, *config["event_shape"]), generator=generator(0))
-    return settings.build(probe, config["seed"])
+    return settings.build(_probe(config), config["seed"])
+
+
+def _probe(config: dict[str, Any]) -> Tensor:
+    """A few rows of the shape of a run's data."""
+    return torch.randn((8, *config["event_shape"]), generator=generator(0))
+
+
+def _on(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    return {k: _on(v, device) for k, v in tree.items()} if isinstance(tree, dict) else tree

@@ -33,6 +33,7 @@ class Run:
         status: `finished`, `interrupted` or `diverged`.
         folder: where it is on disk, if anywhere.
         ema: the averaged energy, where one was asked for. log Z belongs to `energy`, not to it.
+        players: every module of the run by name: the energy, and what the method trained or kept beside it.
     """
 
     energy: Energy
@@ -48,6 +49,7 @@ class Run:
     ema: nn.Module | None = None
     seconds: float = 0.0
     modes: dict[str, Any] | None = None
+    players: dict[str, nn.Module] = field(default_factory=dict)
 
     @property
     def event_shape(self) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def test_step_cost_compares_equal_numbers_of_walkers():
         training = make(method)
         step_cost._advance(training, 2)
         assert training.context.step == 2
-        sizes[name] = len(method.current_walkers(training.state))
+        sizes[name] = len(method.current_walkers(training.context, training.state))
     assert sizes == {"pcd": 64, "jarzynski": 64, "paper": 64}
     assert methods["jarzynski"].threshold == type(methods["jarzynski"])().threshold
 

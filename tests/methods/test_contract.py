@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -46,13 +47,22 @@ def context(request) -> Context:
     return Context(energy, {"energy": energy}, data, fit_gaussian(data), rng)
 
 
+def with_companions(method, context: Context) -> Context:
+    """The context as a run of this method has it."""
+    made = method.companions(context.energy, context.data, context.noise, 0)
+    return replace(context, players={"energy": context.energy, **made})
+
+
 def update(method, context, state, rate=0.05):
-    loss, state, metrics = method.loss(context, state, "energy", context.data)
-    context.energy.zero_grad()
-    loss.backward()
-    with torch.no_grad():
-        for p in context.energy.parameters():
-            p -= rate * p.grad
+    negatives, state, metrics = method.negatives(context, state, context.data)
+    for player in method.turns(context):
+        loss, more = method.loss(context, state, player, context.data, negatives)
+        metrics |= more
+        parameters = [p for p in context.players[player].parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for p, g in zip(parameters, gradients, strict=True):
+                p -= rate * g
     state, more = method.advance(context, state)
     context.step += 1
     return state, {**metrics, **more}
@@ -60,6 +70,7 @@ def update(method, context, state, rate=0.05):
 
 @pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
 def test_updates_give_finite_metrics_and_learn_the_mean(method, context):
+    context = with_companions(method, context)
     state = method.start(context)
     for _ in range(4):
         state, metrics = update(method, context, state)
@@ -71,14 +82,16 @@ def test_updates_give_finite_metrics_and_learn_the_mean(method, context):
 
 @pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
 def test_saved_state_goes_on_bit_for_bit(method, context):
+    context = with_companions(method, context)
     state = method.start(context)
     state, _ = update(method, context, state)
     kept = unpack(*pack(method.save(state)))
-    weights = {k: v.clone() for k, v in context.energy.state_dict().items()}
+    weights = copy.deepcopy({name: m.state_dict() for name, m in context.players.items()})
     rng = context.rng.get_state()
 
     def go_on(state):
-        context.energy.load_state_dict(weights)
+        for name, module in context.players.items():
+            module.load_state_dict(weights[name])
         context.rng.set_state(rng)
         context.step = 1
         for _ in range(3):
@@ -89,6 +102,19 @@ def test_saved_state_goes_on_bit_for_bit(method, context):
     assert torch.equal(first[1], second[1])
     for name, value in first[0].items():
         assert torch.equal(value, second[0][name]), name
+
+
+@pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
+def test_evaluations_are_counted_as_they_are_made(method, context):
+    """`evaluations` against the rows that really went through the energy in one update."""
+    context = with_companions(method, context)
+    state = method.start(context)
+    state, _ = update(method, context, state)
+    rows = []
+    hook = context.energy.network.register_forward_hook(lambda module, given, made: rows.append(len(made)))
+    update(method, context, state)
+    hook.remove()
+    assert method.evaluations(context, len(context.data)) == sum(rows)
 
 
 def test_surrogate_gradient_is_data_minus_weighted_negatives():
@@ -160,7 +186,7 @@ class Unknown(Identity):
 def test_a_kernel_without_a_known_density_is_refused_by_jarzynski(context):
     method = Jarzynski(walkers=64, populations=4, kernel=Unknown())
     state = method.start(context)
-    _, state, _ = method.loss(context, state, "energy", context.data)
+    _, state, _ = method.negatives(context, state, context.data)
     with pytest.raises(UnsupportedError, match="transition density"):
         method.advance(context, state)
 
@@ -200,7 +226,7 @@ def test_an_energy_without_an_exact_start_gets_walkers_and_log_z_from_smc(contex
     context.energy, context.players = energy, {"energy": energy}
     method = Jarzynski(walkers=2048, populations=8)
     state = method.start(context)
-    z = method.log_partition(state)
+    z = method.log_partition(context, state)
     reference = fit_gaussian(context.data)
     x = reference.sample(200_000, context.rng)
     with torch.no_grad():

@@ -25,7 +25,6 @@ from metastable.core.errors import ConfigError, InputError, nearest, require
 from metastable.core.random import derive, generator
 from metastable.data import Dataset, load_array
 from metastable.energies.build import ENERGIES, default_config
-from metastable.kernels import KERNELS
 from metastable.methods import Method
 from metastable.training.config import OPTIMISERS, Schedule, TrainerConfig
 
@@ -229,12 +228,8 @@ def energy_of(table: Any, event_shape: tuple[int, ...]) -> Any:
 
 
 def method_of(table: Any) -> Method:
-    """The method, with its kernel."""
-    named = _named(table, "jarzynski")
-    kernel = named.get("kernel")
-    if kernel is not None:
-        named["kernel"] = build_tagged(KERNELS, kernel, "method.kernel")
-    return resolve_method(named)
+    """The method, with its kernel or its source of negatives."""
+    return resolve_method(_named(table, "jarzynski"))
 
 
 def trainer_of(table: Any) -> TrainerConfig:
@@ -244,9 +239,21 @@ def trainer_of(table: Any) -> TrainerConfig:
     made = dict(table or {})
     if "optimiser" in made:
         made["optimiser"] = build_tagged(OPTIMISERS, _named(made["optimiser"], "adam"), "trainer.optimiser")
+    if "optimisers" in made:
+        made["optimisers"] = _optimisers(made["optimisers"])
     if "schedule" in made:
         shape = made["schedule"]
         made["schedule"] = build(
             Schedule, {"shape": shape} if isinstance(shape, str) else shape, "trainer.schedule"
         )
     return build(TrainerConfig, made, "trainer")
+
+
+def _optimisers(table: Any) -> dict[str, Any]:
+    path = "trainer.optimisers"
+    if not isinstance(table, Mapping):
+        raise ConfigError(path, f"must be a table of optimisers by player, got {table!r}")
+    return {
+        player: build_tagged(OPTIMISERS, _named(given, "adam"), f"{path}.{player}")
+        for player, given in table.items()
+    }

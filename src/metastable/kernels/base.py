@@ -73,6 +73,10 @@ class Kernel:
         """Gradient evaluations that one step costs."""
         return 1
 
+    def evaluations(self, steps: int) -> int:
+        """Energies that `init` and `steps` steps evaluate for one chain; one with its gradient counts as one."""
+        return steps * self.gradients_per_step + int(self.invariant)
+
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """The state of chains standing at `x`."""
         raise NotImplementedError

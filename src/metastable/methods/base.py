@@ -1,18 +1,22 @@
 """The one idea: every method lowers the energy of data and raises the energy of weighted negatives.
 
-A method is a frozen set of choices with four pure pieces, called by the trainer at an update's three moments:
+A method is a frozen set of choices with a few pure pieces, called by the trainer at an update's moments:
 
-1. `loss` gives each player its surrogate loss, and the trainer steps that player's optimiser;
-2. `advance` follows the parameters **after** the step: weights, buffers, frozen copies;
-3. both return metrics, tensors that nobody waits for.
+1. `negatives` draws the weighted negatives of the update, once, for all players;
+2. `loss` gives each player its surrogate loss on data and negatives, and the trainer steps that player's
+   optimiser;
+3. `advance` follows the parameters **after** the step: weights, buffers, frozen copies;
+4. each of them returns metrics, tensors that nobody waits for.
 
 What a method carries from one update to the next is its state, a tuple of tensors that a checkpoint keeps.
+Modules that a method needs beside the energy (a second player, a noise model, a frozen copy) are its
+`companions`; a checkpoint keeps them too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -32,7 +36,7 @@ class Context:
 
     Attributes:
         energy: the energy in training.
-        players: every module that is trained, by name; `energy` among them.
+        players: every module of the run by name: `energy`, and the method's companions.
         data: the training data, `(n, *event)`, on the device.
         noise: a normalised density around the data, for starts from noise.
         rng: the method's own random numbers.
@@ -49,12 +53,29 @@ class Context:
     engine: str = "eager"
     data_scale: float = field(default=1.0)
 
+    def seeing(self, energy: Energy) -> Context:
+        """The same context with another energy in the place of the one in training."""
+        return replace(self, energy=energy)
+
 
 class Negatives(NamedTuple):
-    """Weighted negatives: positions `(N, *event)` and raw log-weights `(N,)`, or None for equal weights."""
+    """Weighted negatives.
+
+    Attributes:
+        x: positions, `(N, *event)`.
+        log_weight: raw log-weights `(N,)`, or None for equal weights.
+        log_prob: log-density `(N,)` of the noise that drew them, where a method needs it.
+    """
 
     x: Tensor
     log_weight: Tensor | None = None
+    log_prob: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The average of one value per negative, `(N,)`, under their weights."""
+        if self.log_weight is None:
+            return values.mean()
+        return torch.softmax(self.log_weight, 0).to(values.dtype) @ values
 
 
 class Nothing(NamedTuple):
@@ -67,6 +88,18 @@ class Method(Generic[State]):
 
     name: ClassVar[str] = ""
 
+    def companions(self, energy: nn.Module, data: Tensor, noise: Proposal, seed: int) -> dict[str, nn.Module]:
+        """Modules of the method's own, by name; those with trainable parameters become players.
+
+        They are built from the shape of `data` and from `seed`, and a checkpoint holds everything that
+        training or the data put into them: a finished run is read back with other data of the same shape.
+        """
+        return {}
+
+    def rate(self, player: str) -> float:
+        """What the learning rate is multiplied with for this player."""
+        return 1.0
+
     def start(self, context: Context) -> State:
         """The state before the first update."""
         raise NotImplementedError
@@ -75,9 +108,15 @@ class Method(Generic[State]):
         """Which players are stepped in this update, in order."""
         return ("energy",)
 
+    def negatives(
+        self, context: Context, state: State, batch: Tensor
+    ) -> tuple[Negatives | None, State, Metrics]:
+        """The weighted negatives of this update, shared by all players; None for a method without any."""
+        return None, state, {}
+
     def loss(
-        self, context: Context, state: State, player: str, batch: Tensor
-    ) -> tuple[Tensor, State, Metrics]:
+        self, context: Context, state: State, player: str, batch: Tensor, negatives: Any
+    ) -> tuple[Tensor, Metrics]:
         """The surrogate whose gradient is this player's update."""
         raise NotImplementedError
 
@@ -85,11 +124,18 @@ class Method(Generic[State]):
         """Follow the parameters after the step."""
         return state, {}
 
-    def current_walkers(self, state: State) -> Walkers | None:
+    def evaluations(self, context: Context, batch: int) -> int | None:
+        """Energies of single events that one update evaluates, one with its gradient counting as one.
+
+        None where a method does not say; then it cannot be given a budget of evaluations.
+        """
+        return None
+
+    def current_walkers(self, context: Context, state: State) -> Walkers | None:
         """The weighted walkers that the method holds now, where it holds any."""
         return None
 
-    def log_partition(self, state: State) -> LogPartition | None:
+    def log_partition(self, context: Context, state: State) -> LogPartition | None:
         """log Z of the energy as it is now, where the method gives it."""
         return None
 
@@ -135,17 +181,74 @@ class ChainMethod(Method[State]):
             return self.kernel
         return ULA(self.default_step_size if self.step_size is None else self.step_size)
 
+    def chains(self, context: Context, batch: int) -> int | None:
+        """Chains that move in one update, where a method says so."""
+        return None
+
     def negatives(self, context: Context, state: State, batch: Tensor) -> tuple[Negatives, State, Metrics]:
         """The weighted negatives of this update."""
         raise NotImplementedError
 
     def loss(
-        self, context: Context, state: State, player: str, batch: Tensor
-    ) -> tuple[Tensor, State, Metrics]:
+        self, context: Context, state: State, player: str, batch: Tensor, negatives: Any
+    ) -> tuple[Tensor, Metrics]:
         """Mean energy of data minus weighted mean energy of negatives."""
-        negatives, state, metrics = self.negatives(context, state, batch)
-        loss, contrast_metrics = contrast(context.energy, batch, negatives, self.energy_l2)
-        return loss, state, {**contrast_metrics, **metrics}
+        return contrast(context.energy, batch, negatives, self.energy_l2)
+
+    def evaluations(self, context: Context, batch: int) -> int | None:
+        """The chains' gradients, then one energy for each datum and each negative."""
+        chains = self.chains(context, batch)
+        return None if chains is None else chains * (self.moves.evaluations(self.steps) + 1) + batch
+
+
+@dataclass(frozen=True)
+class Objective(Method[State]):
+    """Another loss on the negatives of any chain method: what a paper changes when it keeps the sampler.
+
+    The source is a whole method (`PersistentCD`, `ShortRun`, `Jarzynski`, …) of which everything but the loss
+    is used; the state is the source's own.
+
+    Attributes:
+        source: where the negatives come from.
+    """
+
+    source: ChainMethod
+
+    def sampled(self, context: Context) -> Context:
+        """The context that the source sees; a method that samples another energy than E overrides this."""
+        return context
+
+    def start(self, context: Context) -> State:
+        """The source's."""
+        return self.source.start(self.sampled(context))
+
+    def negatives(self, context: Context, state: State, batch: Tensor) -> tuple[Negatives, State, Metrics]:
+        """The source's."""
+        return self.source.negatives(self.sampled(context), state, batch)
+
+    def advance(self, context: Context, state: State) -> tuple[State, Metrics]:
+        """The source's."""
+        return self.source.advance(self.sampled(context), state)
+
+    def evaluations(self, context: Context, batch: int) -> int | None:
+        """The source's; a method that looks at more energies than data and negatives adds them."""
+        return self.source.evaluations(context, batch)
+
+    def current_walkers(self, context: Context, state: State) -> Walkers | None:
+        """The source's."""
+        return self.source.current_walkers(self.sampled(context), state)
+
+    def log_partition(self, context: Context, state: State) -> LogPartition | None:
+        """The source's; a method that samples another energy than E gives none."""
+        return self.source.log_partition(self.sampled(context), state)
+
+    def save(self, state: State) -> dict[str, Any]:
+        """The source's."""
+        return self.source.save(state)
+
+    def load(self, tree: dict[str, Any]) -> State:
+        """The source's."""
+        return self.source.load(tree)
 
 
 def contrast(
@@ -154,20 +257,21 @@ def contrast(
     """E(x⁺) averaged minus E(x⁻) averaged with the negatives' weights: its gradient is (11), sign reversed."""
     E_data = energy(positives)
     E_model = energy(negatives.x)
-    if negatives.log_weight is None:
-        mean_model = E_model.mean()
-    else:
-        mean_model = torch.softmax(negatives.log_weight, 0).to(E_model.dtype) @ E_model
-    mean_data = E_data.mean()
+    mean_data, mean_model = E_data.mean(), negatives.mean(E_model)
     loss = mean_data - mean_model
     if energy_l2:
         loss = loss + energy_l2 * (E_data.square().mean() + E_model.square().mean())
-    metrics = {
-        "energy_data": mean_data.detach(),
-        "energy_negatives": mean_model.detach(),
-        "energy_gap": (mean_data - mean_model).detach(),
+    return loss, gap_metrics(mean_data, mean_model)
+
+
+def gap_metrics(mean_data: Tensor, mean_model: Tensor) -> Metrics:
+    """The numbers that every method with negatives logs, and the guard watches."""
+    mean_data, mean_model = mean_data.detach(), mean_model.detach()
+    return {
+        "energy_data": mean_data,
+        "energy_negatives": mean_model,
+        "energy_gap": mean_data - mean_model,
     }
-    return loss, metrics
 
 
 def chain_metrics(context: Context, moved: Tensor, acceptance: Tensor | None = None) -> Metrics:

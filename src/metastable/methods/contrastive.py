@@ -56,8 +56,12 @@ class FreshChains(ChainMethod[Nothing]):
         self, context: Context, state: Nothing, batch: Tensor
     ) -> tuple[Negatives, Nothing, Metrics]:
         """Begin, then move."""
-        x, metrics = move(self, context, self.begin(context, batch, self.walkers or len(batch)))
+        x, metrics = move(self, context, self.begin(context, batch, self.chains(context, len(batch))))
         return Negatives(x), state, metrics
+
+    def chains(self, context: Context, batch: int) -> int:
+        """As many as `walkers` says, or one for each row."""
+        return self.walkers or batch
 
     def load(self, tree: dict[str, Any]) -> Nothing:
         """Nothing was saved."""
@@ -144,9 +148,16 @@ class PersistentCD(ChainMethod[PersistentState]):
         require_choice("pcd.start_at", self.start_at, ("data", "noise", "model"))
         require(0 <= self.rejuvenation <= 1, "pcd.rejuvenation", "between 0 and 1", self.rejuvenation)
 
+    def _size(self, context: Context) -> int:
+        return self.walkers or min(len(context.data), 10_000)
+
+    def chains(self, context: Context, batch: int) -> int:
+        """`batch` of them, or all."""
+        return min(self.batch or self._size(context), self._size(context))
+
     def start(self, context: Context) -> PersistentState:
         """Line 2."""
-        N = self.walkers or min(len(context.data), 10_000)
+        N = self._size(context)
         if self.start_at == "data":
             x = from_data(context.data, N, context.rng)
         elif self.start_at == "model":
@@ -160,8 +171,7 @@ class PersistentCD(ChainMethod[PersistentState]):
     ) -> tuple[Negatives, PersistentState, Metrics]:
         """Read, rejuvenate, move."""
         buffer = ReplayBuffer(state.buffer)
-        n = min(self.batch or len(state.buffer), len(state.buffer))
-        reading = buffer.read(n, context.rng, self.rejuvenation, context.noise)
+        reading = buffer.read(self.chains(context, len(batch)), context.rng, self.rejuvenation, context.noise)
         x, metrics = move(self, context, reading.x)
         return Negatives(x), PersistentState(state.buffer, x, reading.rows), metrics
 
@@ -172,7 +182,7 @@ class PersistentCD(ChainMethod[PersistentState]):
         buffer = ReplayBuffer(state.buffer).write(state.rows, state.x)
         return state._replace(buffer=buffer.x), {}
 
-    def current_walkers(self, state: PersistentState) -> Walkers:
+    def current_walkers(self, context: Context, state: PersistentState) -> Walkers:
         """The buffer, with equal weights."""
         return Walkers.equal(state.buffer)
 

@@ -219,6 +219,22 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         following = per_population * self.populations
         return self.walkers - following, following
 
+    def chains(self, context: Context, batch: int) -> int:
+        """Walkers that move in one update, of those that steer and those that follow."""
+        return sum(min(self.batch or n, n) for n in self.counts)
+
+    def evaluations(self, context: Context, batch: int) -> int:
+        """The moves, the energies of walkers that stand still, and those of the gradient."""
+        moving, steering = self.chains(context, batch), self.counts[0]
+        if not isinstance(self.moves, ULA):
+            follow = self.walkers + moving * self.moves.evaluations(self.steps)
+        elif self.batch is None:
+            follow = moving * self.steps
+        else:
+            follow = self.walkers + moving * (self.steps + 1)
+        in_gradient = min(self.batch or steering, steering) if self.gradient == "batch" else steering
+        return follow + in_gradient + batch
+
     def start(self, context: Context) -> JarzynskiState:
         """Line 2, with walkers that follow the first model exactly or carry the error of their start."""
         steering, following = self.counts
@@ -236,12 +252,11 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         return Negatives(walkers.x, walkers.log_weight), state, {}
 
     def loss(
-        self, context: Context, state: JarzynskiState, player: str, batch: Tensor
-    ) -> tuple[Tensor, JarzynskiState, Metrics]:
+        self, context: Context, state: JarzynskiState, player: str, batch: Tensor, negatives: Any
+    ) -> tuple[Tensor, Metrics]:
         """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k."""
-        log_z = self._log_z(state)
-        loss, state, metrics = super().loss(context, state, player, batch)
-        return loss, state, {**metrics, "cross_entropy": log_z + metrics["energy_data"]}
+        loss, metrics = super().loss(context, state, player, batch, negatives)
+        return loss, {**metrics, "cross_entropy": self._log_z(state) + metrics["energy_data"]}
 
     def _log_z(self, state: JarzynskiState) -> Tensor:
         """log Z from the walkers that follow, or from those that steer where none do."""
@@ -326,7 +341,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             metrics["acceptance"] = move.acceptance.mean()
         return metrics
 
-    def current_walkers(self, state: JarzynskiState) -> Walkers:
+    def current_walkers(self, context: Context, state: JarzynskiState) -> Walkers:
         """All walkers with weights that are comparable across populations."""
         parts = [p for p in (state.steering, state.following) if p is not None]
         x = torch.cat([p.x for p in parts])
@@ -334,7 +349,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         sizes = [len(p.x) // p.groups for p in parts for _ in range(p.groups)]
         return Walkers(x, log_weight, {"ess_fraction": float(ess_fraction(log_weight)), "populations": sizes})
 
-    def log_partition(self, state: JarzynskiState) -> LogPartition:
+    def log_partition(self, context: Context, state: JarzynskiState) -> LogPartition:
         """log Z of the current model, with the spread of the held-out populations as its error."""
         if state.following is None:
             value = float(state.steering.log_partition()[0])

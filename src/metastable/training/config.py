@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -96,9 +96,11 @@ class TrainerConfig:
     Attributes:
         steps: updates.
         max_seconds: stop after this many seconds of training, even before `steps`; None has no limit.
+        max_evaluations: stop after this many energy evaluations (a gradient counts as one); None has no limit.
         batch_size: data rows per update; None takes all of them.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
             `per_module = True` is given the module instead, to make parameter groups.
+        optimisers: by name, for players that should not share `optimiser` (a method's page names its players).
         schedule: `Schedule`, or any callable from an optimiser to a torch scheduler.
         clip_grad_norm: cut the gradient's norm at this value.
         ema: decay of an exponential moving average of the weights; None keeps none.
@@ -116,8 +118,10 @@ class TrainerConfig:
 
     steps: int = 2000
     max_seconds: float | None = None
+    max_evaluations: int | None = None
     batch_size: int | None = 512
     optimiser: Adam | SGD | OptimiserFactory = field(default_factory=Adam)
+    optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
     schedule: Schedule | ScheduleFactory = field(default_factory=Schedule)
     clip_grad_norm: float | None = None
     ema: float | None = None
@@ -136,6 +140,8 @@ class TrainerConfig:
         require_count("trainer.steps", self.steps)
         if self.max_seconds is not None:
             require_positive("trainer.max_seconds", self.max_seconds)
+        if self.max_evaluations is not None:
+            require_count("trainer.max_evaluations", self.max_evaluations)
         if self.batch_size is not None:
             require_count("trainer.batch_size", self.batch_size)
         for name in ("log_every", "checkpoint_every", "keep"):

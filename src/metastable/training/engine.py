@@ -7,6 +7,7 @@ an update, and differentiated in its input, which a process wrapper around `forw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -54,9 +55,9 @@ class Engine:
         """The precision's forward context."""
         return self.fabric.autocast()
 
-    def backward(self, loss: Tensor) -> None:
-        """Backward through the precision plugin."""
-        self.fabric.backward(loss)
+    def backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+        """Backward through the precision plugin, into `parameters` and nothing else."""
+        self.fabric.backward(loss, inputs=parameters)
 
 
 def _accelerator(device: str) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""The training loop: three moments an update, for every method alike."""
+"""The training loop: the same moments in every update, for every method alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from metastable.core.errors import CheckpointError, InputError
+from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Proposal, Walkers
 
@@ -35,12 +35,15 @@ OnRow = Callable[[Row], None]
 class TrainableMethod(Protocol):
     """What the trainer needs of a method (`metastable.methods.base.Method` is one)."""
 
+    def rate(self, player: str) -> float: ...
     def start(self, context: Any) -> Any: ...
     def turns(self, context: Any) -> Any: ...
-    def loss(self, context: Any, state: Any, player: str, batch: Tensor) -> Any: ...
+    def negatives(self, context: Any, state: Any, batch: Tensor) -> Any: ...
+    def loss(self, context: Any, state: Any, player: str, batch: Tensor, negatives: Any) -> Any: ...
     def advance(self, context: Any, state: Any) -> Any: ...
-    def current_walkers(self, state: Any) -> Walkers | None: ...
-    def log_partition(self, state: Any) -> LogPartition | None: ...
+    def evaluations(self, context: Any, batch: int) -> int | None: ...
+    def current_walkers(self, context: Any, state: Any) -> Walkers | None: ...
+    def log_partition(self, context: Any, state: Any) -> LogPartition | None: ...
     def save(self, state: Any) -> dict[str, Any]: ...
     def load(self, tree: dict[str, Any]) -> Any: ...
 
@@ -66,7 +69,9 @@ class Trainer:
 
     Args:
         energy: the energy, already checked.
-        players: modules that are trained, by name; empty for an energy without parameters is refused.
+        players: the modules of the run, by name, `energy` among them; those with trainable parameters get an
+            optimiser each. All of them stay in eval mode: a density needs one fixed energy, which dropout or
+            batch statistics would make a random one.
         data: `(n, *event)`, on the engine's device.
         method: a training method.
         config: how training runs.
@@ -105,7 +110,10 @@ class Trainer:
             engine=config.engine,
             data_scale=max(float(data.flatten(1).var(0).sum().sqrt()), 1e-12),
         )
-        self.optimisers = {name: self._optimiser(module) for name, module in self.players.items()}
+        for module in self.players.values():
+            module.eval()
+        self.optimisers = self._optimisers()
+        self.follow = {name: _followers(module) for name, module in self.players.items()}
         self.schedules = {name: self._schedule(o) for name, o in self.optimisers.items()}
         self.ema = self._averaged(config.ema)
         self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep)
@@ -114,18 +122,28 @@ class Trainer:
         self.gather = Gather()
         self.state: Any = None
         self.seconds = 0.0
+        self.evaluations = 0
         self.rollbacks = 0
         self.row: Row = {}
         self._interrupted = False
 
-    def _optimiser(self, module: nn.Module) -> Optimizer:
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        if not parameters:
+    def _optimisers(self) -> dict[str, Optimizer]:
+        unknown = set(self.config.optimisers) - set(self.players)
+        if unknown:
+            known = ", ".join(self.players)
+            raise ConfigError(f"trainer.optimisers.{min(unknown)}", f"is no player of this run ({known})")
+        if not _trainable(self.players["energy"]):
             raise InputError("energy: has no trainable parameters; there is nothing to fit")
-        factory: Any = self.config.optimiser
-        made = factory(module if getattr(factory, "per_module", False) else parameters)
+        return {name: self._optimiser(name) for name, module in self.players.items() if _trainable(module)}
+
+    def _optimiser(self, name: str) -> Optimizer:
+        """The player's own optimiser, or the one that all share, at the rate its method asks for."""
+        module, factory = self.players[name], self.config.optimisers.get(name, self.config.optimiser)
+        made: Any = factory(module if getattr(factory, "per_module", False) else _trainable(module))  # pyright: ignore
         if not isinstance(made, Optimizer):
             raise InputError(f"optimiser: must make a torch.optim.Optimizer, got {type(made).__name__}")
+        for group in made.param_groups:
+            group["lr"] *= 1.0 if name in self.config.optimisers else self.method.rate(name)
         return made
 
     def _schedule(self, optimiser: Optimizer) -> LRScheduler:
@@ -159,35 +177,48 @@ class Trainer:
         return self._outcome("interrupted" if self._interrupted else "finished")
 
     def _is_last(self) -> bool:
-        """Whether there is no further update: steps or seconds are spent, or somebody pressed Ctrl-C."""
-        limit = self.config.max_seconds
-        late = limit is not None and self.seconds >= limit
-        return late or self._interrupted or self.context.step >= self.config.steps
+        """Whether there is no further update: the budget is spent, or somebody pressed Ctrl-C."""
+        seconds, evaluations = self.config.max_seconds, self.config.max_evaluations
+        late = seconds is not None and self.seconds >= seconds
+        spent = evaluations is not None and self.evaluations >= evaluations
+        return late or spent or self._interrupted or self.context.step >= self.config.steps
 
     def _update(self) -> None:
-        """One update: losses and optimiser steps, then the method follows, then numbers are gathered."""
-        batch = self.batches.at(self.context.step)
-        averaged: dict[str, Tensor] = {}
-        for player in self.method.turns(self.context):
+        """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
+        method, context = self.method, self.context
+        batch = self.batches.at(context.step)
+        with self.engine.autocast():
+            negatives, self.state, averaged = method.negatives(context, self.state, batch)
+        for player in method.turns(context):
             with self.engine.autocast():
-                loss, self.state, metrics = self.method.loss(self.context, self.state, player, batch)
+                loss, metrics = method.loss(context, self.state, player, batch, negatives)
             averaged |= metrics
             averaged |= self._descend(player, loss)
         if self.ema is not None:
             self.ema.update_parameters(self.players["energy"])
         # outside autocast: log-weights add up energy differences, which half precision would not keep
-        self.state, latest = self.method.advance(self.context, self.state)
+        self.state, latest = method.advance(context, self.state)
         self.gather.add(averaged, latest)
-        self.context.step += 1
+        self._count(len(batch))
+        context.step += 1
+
+    def _count(self, batch: int) -> None:
+        made = self.method.evaluations(self.context, batch)
+        if made is not None:
+            self.evaluations += made
+        elif self.config.max_evaluations is not None:
+            raise ConfigError("trainer.max_evaluations", "this method does not count its evaluations")
 
     def _descend(self, player: str, loss: Tensor) -> dict[str, Tensor]:
         module, optimiser = self.players[player], self.optimisers[player]
         optimiser.zero_grad(set_to_none=True)
-        self.engine.backward(loss)
+        self.engine.backward(loss, _trainable(module))
         limit = self.config.clip_grad_norm
         norm = nn.utils.clip_grad_norm_(module.parameters(), float("inf") if limit is None else limit)
         optimiser.step()
         self.schedules[player].step()
+        for follow in self.follow[player]:
+            follow()
         return {"grad_norm" if player == "energy" else f"grad_norm_{player}": norm}
 
     def _after_update(self) -> None:
@@ -208,6 +239,7 @@ class Trainer:
                 "step": self.context.step,
                 "seconds": self.seconds,
                 "learning_rate": rate,
+                "evaluations": self.evaluations,
                 **values,
             }
             reason = self.guard.reason(self.row)
@@ -271,6 +303,7 @@ class Trainer:
             "rng": self.context.rng.get_state(),
             "gather": self.gather.save(),
             "seconds": self.seconds,
+            "evaluations": self.evaluations,
             "rollbacks": self.rollbacks,
         }
 
@@ -298,6 +331,7 @@ class Trainer:
         self.context.step = checkpoint.step
         self.gather.load(_to(tree["gather"], self.engine.device))
         self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
+        self.evaluations = tree["evaluations"]
 
     def _outcome(self, status: str) -> Outcome:
         return Outcome(
@@ -305,8 +339,8 @@ class Trainer:
             step=self.context.step,
             seconds=self.seconds,
             history=self.recorder.history,
-            walkers=self.method.current_walkers(self.state),
-            log_partition=self.method.log_partition(self.state),
+            walkers=self.method.current_walkers(self.context, self.state),
+            log_partition=self.method.log_partition(self.context, self.state),
             ema=None if self.ema is None else self.ema.module,
             state=self.state,
             refused=[] if self.store is None else self.store.refused,
@@ -329,6 +363,15 @@ class Trainer:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def _followers(module: nn.Module) -> list[Callable[[], None]]:
+    """What parts of a module want to do after each of its optimiser steps (`after_step`)."""
+    return [m.after_step for m in module.modules() if hasattr(m, "after_step")]  # pyright: ignore
 
 
 def _plain(tree: dict[str, Any]) -> dict[str, Any]:

@@ -158,11 +158,11 @@ def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method
 
 def _resolve_part(key: str, value: Any, path: str) -> Any:
     """A kernel, or the method that negatives come from, given by name or as a table."""
-    if key == "kernel" and value is not None and not isinstance(value, Kernel):
+    if value is None or isinstance(value, (Kernel, Method)):
+        return value
+    if key == "kernel":
         return build_tagged(KERNELS, value, f"{path}.kernel")
-    if key == "source" and value is not None:
-        return resolve_method(value, f"{path}.source")
-    return value
+    return resolve_method(value, f"{path}.source") if key == "source" else value
 
 
 def _resolve_energy(energy: Any, x: Tensor, seed: int) -> tuple[Any, Any]:

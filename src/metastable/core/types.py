@@ -21,7 +21,11 @@ Energy = Callable[[Tensor], Tensor]
 
 @runtime_checkable
 class Proposal(Protocol):
-    """A normalised density that samples and scores."""
+    """A normalised density that samples and scores.
+
+    A trainable one is an `nn.Module` with parameters; where it also has `rsample(n, rng)`, gradients flow through
+    its draws.
+    """
 
     event_shape: tuple[int, ...]
 

@@ -1,8 +1,7 @@
 """Tables of README.md and docs/ from `results/NAME/SCALE/result.json`; numbers are never typed by hand.
 
-A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (every judged or
-published number at the largest scale of each experiment) or an experiment (every number at every scale, and
-its pictures).
+A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (one line for each
+experiment at its largest scale) or an experiment (every number at every scale, and its pictures).
 
     python scripts/tables.py            write the tables
     python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is
@@ -27,6 +26,8 @@ PICTURES = Path("docs/images/results")
 SCALES = ("smoke", "cpu", "gpu")
 """From the smallest to the largest."""
 SIGNS = {"<=": "≤", ">=": "≥"}
+FIRST = 3
+"""Numbers of each experiment that the summary shows."""
 MARKED = re.compile(
     r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<end><!-- end table -->)", re.DOTALL
 )
@@ -89,18 +90,30 @@ def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
 
 
 def summary(results: list[Result]) -> str:
-    """Judged and published numbers, each experiment at its largest scale."""
+    """One line for each experiment at its largest scale: how many numbers are as required, and the first few."""
     largest = {r.name: r for r in results}  # results come in the order of scales
-    head = ["experiment", "scale", "number", "ours", "required", "paper"]
-    rows = [
-        [r.name, r.scale, f"`{row['metric']}`", _ours(row), _required(row), _shown(row.get("paper"))]
-        for r in largest.values()
-        for row in r.rows
-        if row.get("relation") or row.get("paper") is not None
-    ]
+    head = ["experiment", "scale", "as required", "first numbers"]
+    rows = [[r.name, r.scale, _met(r), _first_numbers(r)] for r in largest.values()]
     if not rows:
         return "*No results are stored yet; `metastable reproduce --list` names the experiments.*"
     return _markdown(head, rows)
+
+
+def _met(result: Result) -> str:
+    judged = [row for row in result.rows if row.get("relation")]
+    return f"{sum(row['ok'] for row in judged)} of {len(judged)}"
+
+
+def _first_numbers(result: Result) -> str:
+    """The first judged numbers, and those that are not as required wherever they stand."""
+    judged = [row for row in result.rows if row.get("relation")]
+    shown = [row for i, row in enumerate(judged) if i < FIRST or not row["ok"]]
+    return "<br>".join(_in_words(row) for row in shown)
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    paper = "" if row.get("paper") is None else f", paper {_shown(row['paper'])}"
+    return f"`{row['metric']}` {_ours(row)} ({_required(row)}{paper}){'' if row['ok'] else ' **not met**'}"
 
 
 def experiment(name: str, path: Path, results: list[Result]) -> str:

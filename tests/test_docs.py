@@ -268,11 +268,11 @@ def test_tables_without_results_say_so(tables, copy):
     assert tables.stale(copy) == []
 
 
-def test_summary_has_judged_and_published_numbers_of_the_largest_scale(tables, copy):
+def test_summary_has_a_line_for_each_experiment_at_its_largest_scale(tables, copy):
     tables.write(copy)
     text = (copy / "README.md").read_text()
-    assert "| some-paper | cpu | `error/a` | 0.01235 | ≤ 0.02 | – |" in text
-    assert "| some-paper | cpu | `error/b` | 0.5 | ≥ 0.6 | 0.7 |" in text
+    assert "| some-paper | cpu | 1 of 2 | `error/a` 0.01235 (≤ 0.02)<br>" in text
+    assert "<br>`error/b` 0.5 (≥ 0.6, paper 0.7) **not met** |" in text
     assert "aside" not in text
     assert "smoke" not in text
     assert "old" not in text

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, DivergenceError, InputError, require_count
+from metastable.core.errors import ConfigError, DivergenceError, InputError, UnsupportedError, require_count
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.data import Dataset, load_array
 from metastable.energies import check_energy
 from metastable.energies.build import ENERGIES, default_config
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
-from metastable.kernels import KERNELS, MALA, ULA, Kernel, run_chain, warm_up
+from metastable.kernels import KERNELS, MALA, ULA, Gibbs, Kernel, run_chain, warm_up
 from metastable.methods import METHODS, Context, Method
 from metastable.methods.jarzynski import fixed_parameters
-from metastable.proposals import fit_gaussian
+from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
 from metastable.run import Run, read_config, read_history, require_run_folder, write_json
 from metastable.summary import evaluate_run, load_summary
 from metastable.training.checkpoints import CheckpointStore
@@ -87,6 +87,7 @@ def fit(
     if isinstance(module, nn.Module):
         engine.place_module(module)
     check_energy(module, x)
+    _check_discrete(module, method)
     folder = None if out is None else Path(out)
     settings = {
         "version": __version__,
@@ -100,7 +101,7 @@ def fit(
     }
     if folder is not None:
         _open_folder(folder, settings, resume)
-    noise = fit_gaussian(x)
+    noise = _noise(module, x)
     trainer_ = Trainer(
         module,
         _players(module, method, x, noise, seed, engine),
@@ -162,6 +163,8 @@ def _resolve_part(key: str, value: Any, path: str) -> Any:
         return value
     if key == "kernel":
         return build_tagged(KERNELS, value, f"{path}.kernel")
+    if key == "sources" and isinstance(value, (list, tuple)):
+        return tuple(resolve_method(v, f"{path}.sources.{i}") for i, v in enumerate(value))
     return resolve_method(value, f"{path}.source") if key == "source" else value
 
 
@@ -176,6 +179,29 @@ def _resolve_energy(energy: Any, x: Tensor, seed: int) -> tuple[Any, Any]:
     else:
         return energy, {"name": "custom", "class": type(energy).__qualname__}
     return config.build(x, seed), describe(config)  # pyright: ignore
+
+
+def _is_discrete(energy: Any) -> bool:
+    """Whether the energy is over units coded −1 and +1."""
+    return bool(getattr(energy, "discrete", False))
+
+
+def _noise(energy: Any, x: Tensor) -> Gaussian | Signs:
+    """Noise around the data: Gaussian, or independent units with the data's means for a discrete energy."""
+    return fit_signs(x) if _is_discrete(energy) else fit_gaussian(x)
+
+
+def _check_discrete(energy: Any, method: Method) -> None:
+    """Refuse a method that would leave the states of a discrete energy."""
+    if not _is_discrete(energy) or getattr(method, "discrete", False):
+        return
+    kernel = getattr(getattr(method, "source", method), "moves", None)
+    if kernel is None or not kernel.discrete:
+        kind = "works on" if kernel is None else f"with kernel {kernel.name!r} moves in"
+        raise UnsupportedError(
+            f"method: {method.name!r} {kind} continuous space, but the energy is over units coded −1 and +1; use "
+            "cd, pcd or jarzynski with kernel=ms.kernels.Gibbs() (method.kernel=gibbs)"
+        )
 
 
 def _players(
@@ -283,10 +309,11 @@ def sample(
     Args:
         energy: any callable `(B, *event) → (B,)`.
         n: chains.
-        kernel: MALA with a warmed-up step size by default.
+        kernel: by default MALA with a warmed-up step size, or Gibbs for a discrete energy.
         steps: steps of each chain.
         init: positions `(m, *event)` to start from (drawn with replacement if m is not n), a proposal, or
-            None for a standard normal, in which case `event_shape` or the energy's own says the shape.
+            None for a standard normal (random signs for a discrete energy), in which case `event_shape` or the
+            energy's own says the shape.
         event_shape: shape of one event, or its dimension.
         warmup: steps of step-size adaptation before the chains proper, whose moves are thrown away.
         seed: of every random number.
@@ -307,7 +334,9 @@ def sample(
     x = _initial(energy, n, init, event_shape, rng_seed)
     rng = generator(rng_seed, x.device)
     check_energy(energy, x)
-    if kernel is None:
+    if kernel is None and _is_discrete(energy):
+        kernel = Gibbs()
+    elif kernel is None:
         kernel, warmup = MALA(0.1), warmup or 200
     if warmup:
         kernel, state = warm_up(kernel, energy, x, warmup, rng)
@@ -337,6 +366,8 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if _is_discrete(energy):
+            return Signs.uniform(shape).sample(n, rng).to(_home(energy))
         return torch.randn((n, *shape), generator=rng).to(_home(energy))
     if isinstance(init, Proposal):
         device = next((b.device for b in getattr(init, "buffers", list)()), torch.device("cpu"))
@@ -368,19 +399,25 @@ def continue_sampling(
 
     `n` walkers are drawn in proportion to the weights, then move by ULA; each step's weight removes the bias of
     its own step size (Proposition 1 with constant θ). The result is weighted: use `.resampled()` for equal
-    weights.
+    weights. A discrete energy's walkers move by Gibbs sweeps, which leave it invariant, so that their weights stay
+    equal.
 
     Args:
         energy: the model.
         walkers: weighted samples of it, e.g. `run.walkers`.
         n: how many.
-        steps: ULA steps.
-        step_size: by default found by warm-up.
+        steps: ULA steps, or Gibbs sweeps.
+        step_size: by default found by warm-up; a discrete energy has none.
         seed: of every random number.
     """
     require_count("n", n)
     rng = generator(derive(seed, "continue"), walkers.x.device)
     start = walkers.resampled(n, seed=derive(seed, "resample"))
+    if _is_discrete(energy):
+        if step_size is not None:
+            raise UnsupportedError(f"step_size: Gibbs sweeps of a discrete energy have none, got {step_size}")
+        moved = run_chain(Gibbs(), energy, Gibbs().init(energy, start.x), steps, rng)
+        return Walkers.equal(moved.state.x, info={"kernel": Gibbs()})
     if step_size is None:
         kernel, _ = warm_up(ULA(0.05), energy, start.x[:1024], 100, rng)
     else:
@@ -414,12 +451,20 @@ def log_partition(
     return estimate_log_partition(energy, dim, event_shape=event_shape, seed=seed, **options)
 
 
-def load_run(folder: str | Path, energy: nn.Module | None = None, *, device: str = "cpu") -> Run:
+def load_run(
+    folder: str | Path,
+    energy: nn.Module | None = None,
+    *,
+    method: Method | None = None,
+    device: str = "cpu",
+) -> Run:
     """A run from its folder.
 
     Args:
         folder: the run.
         energy: the module to load the weights into; needed when the energy was your own, made by the library
+            from `config.json` otherwise.
+        method: the method as it was trained; needed when it was given modules or functions of your own, made
             from `config.json` otherwise.
         device: where to put it.
     """
@@ -430,8 +475,9 @@ def load_run(folder: str | Path, energy: nn.Module | None = None, *, device: str
         raise InputError(f"run: {folder} holds no checkpoint")
     if energy is None:
         energy = _rebuilt_energy(config, folder)
-    method = resolve_method(_method_settings(config["method"]))
+    method = resolve_method(_method_settings(config["method"])) if method is None else method
     context = _reread(energy, method, config, checkpoint.weights, device)
+    context.step = checkpoint.step
     state = method.load(_on(checkpoint.state["method"], context.data.device))
     run = Run(
         energy=energy,
@@ -452,13 +498,19 @@ def _reread(
     """Every module of a run with its weights, in a context whose data are not the run's, but of their shape."""
     dtype = next(iter(weights["energy"].values())).dtype
     probe = _probe(config).to(dtype)
-    noise = fit_gaussian(probe)
+    noise = _noise(energy, probe)
     players = {
         "energy": energy,
         **method.companions(energy, probe, noise, derive(config["seed"], "companions")),
     }
     for name, module in players.items():
-        module.to(dtype=dtype).load_state_dict(dict(weights[name]))
+        try:
+            module.to(dtype=dtype).load_state_dict(dict(weights[name]))
+        except RuntimeError as error:
+            own = "energy=" if name == "energy" else "method="
+            raise InputError(
+                f"run: its {name!r} does not fit the module made for it; pass your own, load_run({own}…): {error}"
+            ) from error
         module.to(device).eval()
     rng = generator(derive(config["seed"], "method"), torch.device(device))
     return Context(energy, players, probe.to(device), noise.to(device), rng)

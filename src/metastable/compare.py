@@ -27,7 +27,7 @@ from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
 from metastable.evaluation.modes import find_modes, nearest_center
 from metastable.evaluation.quadrature import bounding_box, log_partition_quadrature
-from metastable.methods import METHODS, Method
+from metastable.methods import METHODS, ChainMethod, Method, Mixed, Objective
 from metastable.report import write_report
 from metastable.run import Run, write_json
 from metastable.summary import exact_mode_weights
@@ -47,10 +47,12 @@ COLUMNS = (
     "kl_exact",
     "log_likelihood",
     "log_likelihood_se",
+    "mmd",
     "log_z",
     "log_z_se",
     "log_z_exact",
     "steps",
+    "evaluations",
     "seconds",
     "diagnosis",
 )
@@ -116,14 +118,17 @@ def parse_budget(text: str) -> float:
     return seconds
 
 
-def trainer_for(trainer: TrainerConfig, steps: int | None, seconds: float | None) -> TrainerConfig:
-    """`trainer` with a limit on steps, on seconds, or on both; `STEPS` where neither is given.
+def trainer_for(
+    trainer: TrainerConfig, steps: int | None, seconds: float | None, evaluations: int | None = None
+) -> TrainerConfig:
+    """`trainer` with a limit on steps, seconds or energy evaluations, or several; `STEPS` where none is given.
 
     Under a limit on steps alone the learning rate falls to zero along a cosine, unless a schedule was chosen:
     how many steps fit into a time nobody knows beforehand.
     """
-    if seconds is not None:
-        return replace(trainer, steps=10**9 if steps is None else steps, max_seconds=seconds)
+    if seconds is not None or evaluations is not None:
+        most = 10**9 if steps is None else steps
+        return replace(trainer, steps=most, max_seconds=seconds, max_evaluations=evaluations)
     if trainer.schedule == Schedule():
         trainer = replace(trainer, schedule=Schedule("cosine"))
     return replace(trainer, steps=STEPS if steps is None else steps)
@@ -174,9 +179,19 @@ def methods_for(
 
 
 def _method(name: str, given: dict[str, Any], step_size: float | None) -> Method:
-    if not given.keys() & {"step_size", "kernel"}:
-        given["step_size"] = step_size
-    return resolve_method({"name": name, **DEFAULTS.get(name, {}), **given})
+    method = resolve_method({"name": name, **DEFAULTS.get(name, {}), **given})
+    return method if step_size is None else with_step_size(method, step_size)
+
+
+def with_step_size(method: Method, step_size: float) -> Method:
+    """The method, or the source of its negatives, with this step size where it was given no other."""
+    if isinstance(method, Objective):
+        return replace(method, source=with_step_size(method.source, step_size))
+    if isinstance(method, Mixed):
+        return replace(method, sources=tuple(with_step_size(s, step_size) for s in method.sources))
+    if not isinstance(method, ChainMethod) or method.kernel is not None or method.step_size is not None:
+        return method
+    return replace(method, step_size=step_size)
 
 
 def compare_methods(
@@ -227,7 +242,9 @@ def compare_methods(
 
 
 def _budget_words(trainer: TrainerConfig) -> str:
-    return f"{trainer.steps} steps" if trainer.max_seconds is None else f"{trainer.max_seconds:g} s"
+    words = [] if trainer.max_seconds is None else [f"{trainer.max_seconds:g} s"]
+    words += [] if trainer.max_evaluations is None else [f"{trainer.max_evaluations:,} energy evaluations"]
+    return " or ".join(words) or f"{trainer.steps} steps"
 
 
 def _open(folder: Path, overwrite: bool) -> None:
@@ -300,10 +317,12 @@ def scores(run: Run, train: Tensor) -> dict[str, Any]:
         "kl_exact": found.get("kl_exact"),
         "log_likelihood": found.get("log_likelihood"),
         "log_likelihood_se": found.get("log_likelihood_se"),
+        "mmd": found.get("mmd"),
         "log_z": None if z is None else z.value,
         "log_z_se": None if z is None else z.std_error,
         "log_z_exact": _exact_log_z(run, train) if exact else None,
         "steps": int(run.history[-1]["step"]) if run.history else 0,
+        "evaluations": int(run.history[-1]["evaluations"]) if run.history else 0,
         "seconds": run.seconds,
         "diagnosis": main_finding(run),
     }

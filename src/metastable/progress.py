@@ -6,7 +6,12 @@ from typing import Any
 
 from metastable.training.records import Row
 
-SHOWN = (("energy_gap", "gap {:+.3g}"), ("ess", "ESS {:.0%}"), ("log_z", "log Z {:.3f}"))
+SHOWN = (
+    ("energy_gap", "gap {:+.3g}"),
+    ("score_loss", "score loss {:.4g}"),
+    ("ess", "ESS {:.0%}"),
+    ("log_z", "log Z {:.3f}"),
+)
 
 
 class TrainingBar:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +63,48 @@ class Run:
         with torch.no_grad():
             return -self.energy(x) - self.log_partition.value
 
-    def sample(self, n: int, *, steps: int = 100, step_size: float | None = None, seed: int = 0) -> Walkers:
+    def sample(
+        self,
+        n: int,
+        *,
+        steps: int = 100,
+        step_size: float | None = None,
+        seed: int = 0,
+        corrected: bool = False,
+    ) -> Walkers:
         """`n` weighted walkers of the model: weighted sampling that goes on from the run's own walkers.
 
-        See `metastable.continue_sampling`.
+        See `metastable.continue_sampling`. With `corrected` they are weighted by the learned density ratio too
+        and stand for the data instead of the model: `.resampled()` gives data-like samples of equal weight.
         """
         from metastable.api import continue_sampling
 
         if self.walkers is None:
             raise InputError("walkers: this run kept none; use metastable.sample on its energy")
-        return continue_sampling(self.energy, self.walkers, n, steps=steps, step_size=step_size, seed=seed)
+        walkers = continue_sampling(self.energy, self.walkers, n, steps=steps, step_size=step_size, seed=seed)
+        return self.corrected(walkers) if corrected else walkers
+
+    def log_ratio(self, x: Tensor) -> Tensor:
+        """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.
+
+        For f-EBM it is H(x) + E(x), which at the optimum is log p/q exactly, log Z included: nothing is left to
+        normalise. How near to that it is can be seen from the mean of e^{log_ratio} over the model, which should
+        be 1.
+        """
+        ratio = self.players.get("ratio")
+        if ratio is None:
+            raise InputError(f"ratio: a run of {self.method!r} learns no density ratio; train with 'f-ebm'")
+        with torch.no_grad():
+            return ratio(x, self.energy(x))
+
+    def importance_weights(self, x: Tensor) -> Tensor:
+        """Weights `(B,)`, with sum 1, that turn averages over samples of the model into averages over the data."""
+        return torch.softmax(self.log_ratio(x).double(), 0)
+
+    def corrected(self, walkers: Walkers) -> Walkers:
+        """Walkers of the model, weighted by the density ratio so that they stand for the data."""
+        log_ratio = self.log_ratio(walkers.x).to(walkers.log_weight)
+        return replace(walkers, log_weight=walkers.log_weight + log_ratio)
 
     def report(self) -> Path:
         """Write `report.html` into the folder."""

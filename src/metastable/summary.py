@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.random import derive
+from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Walkers
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import Facts, Finding, diagnose
-from metastable.evaluation.distances import energy_distance
+from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, median_distance, mmd2
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
+from metastable.proposals import fit_gaussian
 from metastable.run import Run, read_summary, write_json
 
 SHOWN = 2000
@@ -41,11 +42,18 @@ def evaluate_run(run: Run, train: Tensor, validation: Tensor, toy: ToySet | None
     else:
         run.log_partition = _compared(run.log_partition, second)
     run.modes, separated = _modes(run, train, toy, seed)
-    run.scores = _scores(run, validation, toy) | {"log_z_smc": second.value, "log_z_smc_se": second.std_error}
+    run.scores = _scores(run, validation, toy) | _second_scores(second)
     run.diagnosis = _diagnosis(run, train, validation, separated)
     if run.folder is not None:
         _write(run, train, toy, seed)
     return run
+
+
+def _second_scores(second: LogPartition) -> dict[str, float]:
+    """The estimate that shares nothing with the training, under the name of what it is."""
+    if second.std_error == 0:
+        return {"log_z_exact": second.value}
+    return {"log_z_smc": second.value, "log_z_smc_se": second.std_error}
 
 
 def _compared(own: LogPartition, second: LogPartition) -> LogPartition:
@@ -58,7 +66,8 @@ def _compared(own: LogPartition, second: LogPartition) -> LogPartition:
     if not second.trusted or not abs(own.value - second.value) > DISAGREEMENT * error + 0.01:
         return own
     words = (
-        f"an independent estimate by sequential Monte Carlo is {second.value:.3f} ± {second.std_error:.3f}, "
+        f"an independent value ({'enumeration' if second.std_error == 0 else 'sequential Monte Carlo'}) is "
+        f"{second.value:.3f} ± {second.std_error:.3f}, "
         f"{abs(own.value - second.value) / error:.1f} standard errors away; use more walkers, a smaller learning "
         "rate, or that estimate"
     )
@@ -73,8 +82,11 @@ def _equal_weights(run: Run, n: int, seed: int) -> Tensor:
 def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> tuple[dict[str, Any] | None, bool]:
     """Mode weights of data and model, around the toy set's centres or the modes found in the data.
 
-    Also whether gaps of low density lie between parts of the data, which can be so with a single centre.
+    Also whether gaps of low density lie between parts of the data, which can be so with a single centre. Units
+    coded −1 and +1 have no density to find modes in.
     """
+    if is_discrete(run):
+        return None, False
     if toy is not None and toy.centers is not None:
         centers, separated = toy.centers.to(train), True
         truth = None if toy.weights is None else toy.weights.tolist()
@@ -101,6 +113,11 @@ def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> tuple[dict
         "std_error": errors.std_error.tolist(),
     }
     return found, separated
+
+
+def is_discrete(run: Run) -> bool:
+    """Whether the energy is over units coded −1 and +1."""
+    return bool(getattr(run.energy, "discrete", False))
 
 
 def independent_size(walkers: Walkers, centers: Tensor) -> float | None:
@@ -132,9 +149,13 @@ def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float
             float(energies.std()) / math.sqrt(len(energies)), z.std_error
         )
         scores["cross_entropy"] = -scores["log_likelihood"]
+    if "log_partition" in run.players:  # a method that learns log Z beside the energy
+        scores["log_z_learned"] = float(run.players["log_partition"]().detach())
     if run.walkers is not None:
         w = run.walkers.resampled(min(2000, len(run.walkers)))
-        scores["energy_distance"] = float(energy_distance(w.x.flatten(1), validation[:2000].flatten(1)))
+        drawn, held = w.x.flatten(1), validation[:2000].flatten(1)
+        scores["energy_distance"] = float(energy_distance(drawn, held))
+        scores["mmd"] = distance_of_means(drawn, held)
     if toy is not None and toy.log_density is not None and z is not None:
         own = toy.log_density(validation.cpu().float()).double().mean()
         scores["kl_estimated"] = scores["cross_entropy"] + float(own)
@@ -142,9 +163,20 @@ def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float
     return scores
 
 
+def distance_of_means(samples: Tensor, data: Tensor) -> float:
+    """MMD of samples and data; 0 where the unbiased estimate of its square is negative.
+
+    The kernel's widths are ½, 1 and 2 times the median distance within the data, the same for every model of
+    them, so that models can be compared.
+    """
+    width = median_distance(data, data)
+    squared = float(mmd2(samples, data, [factor * width for factor in BANDWIDTH_FACTORS]))
+    return math.sqrt(max(squared, 0.0))
+
+
 def _exact_scores(run: Run, data: Tensor, toy: ToySet) -> dict[str, float]:
     """In two dimensions everything can be had exactly, by quadrature: log Z, KL and mode weights."""
-    if data.dim() != 2 or data.shape[1] > 2 or toy.log_density is None:
+    if data.dim() != 2 or data.shape[1] > 2 or toy.log_density is None or is_discrete(run):
         return {}
     box = bounding_box(data, 1.0)
     density = grid_density(run.energy, box, 401)
@@ -174,6 +206,7 @@ def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> 
         steps=int(run.history[-1]["step"]) if run.history else None,
         **_sample_facts(run, train),
         **_held_out_facts(run, train, validation),
+        **_energy_facts(run, train),
     )
     findings = diagnose(run.history, facts)
     z = run.log_partition
@@ -191,8 +224,28 @@ def _sample_facts(run: Run, train: Tensor) -> dict[str, float]:
     x = run.walkers.resampled(min(4000, len(run.walkers))).x.flatten(1)
     ratio = x.var(0).sum().sqrt() / train.flatten(1).var(0).sum().sqrt().clamp(min=1e-12)
     held = run.walkers.x.flatten(1)
+    if is_discrete(run):  # few states: that walkers share one says nothing
+        return {"sample_std_ratio": float(ratio)}
     distinct = len(torch.unique(held[:, :8], dim=0))
     return {"sample_std_ratio": float(ratio), "duplicates": 1 - distinct / len(held)}
+
+
+def _energy_facts(run: Run, train: Tensor) -> dict[str, float]:
+    """Spread of E/T over data and as much noise, with T the temperature that the run's chains really had."""
+    if is_discrete(run):
+        return {}
+    x = train[:SHOWN]
+    noise = fit_gaussian(x).sample(len(x), generator(0, x.device)).to(x)
+    with torch.no_grad():
+        energies = run.energy(torch.cat([x, noise])).double()
+    return {"energy_spread": float(energies.std()) / _temperature(run.config.get("method", {}))}
+
+
+def _temperature(method: dict[str, Any]) -> float:
+    """1, unless the kernel's noise is not the one that its step implies (`ULA.temperature`)."""
+    kernel = method.get("kernel") or (method.get("source") or {}).get("kernel") or {}
+    noise = kernel.get("noise")
+    return 1.0 if noise is None else noise**2 / (2 * kernel["step_size"])
 
 
 def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, float]:
@@ -221,7 +274,7 @@ def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> None:
 
 def _grids(run: Run, train: Tensor, toy: ToySet | None) -> dict[str, Any]:
     """Log-densities for pictures of one- and two-dimensional models."""
-    if train.dim() != 2 or train.shape[1] > 2:
+    if train.dim() != 2 or train.shape[1] > 2 or is_discrete(run):
         return {}
     density = grid_density(run.energy, bounding_box(train, 0.2), GRID)
     offset = 0.0 if run.log_partition is None else density.log_partition - run.log_partition.value

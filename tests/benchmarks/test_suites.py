@@ -73,11 +73,29 @@ def test_step_cost_gives_the_claims_with_their_targets(in_process):
     assert claims == {
         "step_cost_ratio/mlp": ("<=", 1.10),
         "step_cost_ratio/mixture": ("<=", 1.30),
+        "step_cost_ratio/robust": ("<=", 1.02),
+        **{f"step_cost_ratio/{name}": ("<=", 1.05) for name in step_cost.CONTRASTS},
         "peak_memory_gb/N=64": ("<=", 1.5),
     }
     assert all(rows[name].value > 0 for name in claims)
     assert rows["machine/torch"].value == torch.__version__
     assert rows["machine/threads"].value == torch.get_num_threads()
+
+
+@over("name", step_cost.CONTRASTS)
+def test_the_loop_by_hand_makes_the_same_update(name):
+    x = torch.randn((50, 3), generator=torch.Generator().manual_seed(0))
+    method, by_hand = step_cost.CONTRASTS[name]
+    ours, theirs = (step_cost.network(x, (8,), 0) for _ in range(2))
+    training = step_cost.trainer(ours, x, method, step_cost.Adam(step_cost.LEARNING_RATE), 0)
+    training.context.rng.manual_seed(1)
+    if "log_partition" in training.players:
+        training.players["log_partition"].value.data.zero_()
+    before = ours.network.head.weight.clone()
+    step_cost._advance(training, 1)
+    by_hand(theirs, x, torch.Generator().manual_seed(1))()
+    assert not torch.equal(ours.network.head.weight, before)
+    assert torch.allclose(ours.network.head.weight, theirs.network.head.weight, rtol=0, atol=1e-6)
 
 
 def test_step_cost_compares_equal_numbers_of_walkers():
@@ -92,6 +110,18 @@ def test_step_cost_compares_equal_numbers_of_walkers():
         sizes[name] = len(method.current_walkers(training.context, training.state))
     assert sizes == {"pcd": 64, "jarzynski": 64, "paper": 64}
     assert methods["jarzynski"].threshold == type(methods["jarzynski"])().threshold
+
+
+def test_the_beta_objective_is_timed_on_the_chains_of_plain_training():
+    methods = step_cost.plain_and_robust(64)
+    assert methods["robust"].source == methods["plain"]
+    assert methods["robust"].beta == step_cost.BETA != 0
+    x = torch.randn((50, 3), generator=torch.Generator().manual_seed(0))
+    make = step_cost._energies(x, (8,), 0)["mlp"]
+    done = {name: make(method) for name, method in methods.items()}
+    for training in done.values():
+        step_cost._advance(training, 2)
+    assert done["plain"].evaluations == done["robust"].evaluations > 0
 
 
 def test_step_cost_starts_exactly():

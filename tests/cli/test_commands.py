@@ -62,10 +62,10 @@ def test_samples_have_equal_weights_unless_asked(metastable, run_folder, tmp_pat
     assert np.ptp(weight) > 0
 
 
-def test_samples_of_chains_without_weights_come_from_sequential_monte_carlo(metastable, pcd_folder, tmp_path):
+def test_samples_of_chains_without_weights_come_from_the_finished_energy(metastable, pcd_folder, tmp_path):
     result = metastable("sample", pcd_folder, "--n", 9, "--steps", 2, "--out", tmp_path / "x.npy")
     assert result.exit_code == 0, result.output
-    assert "sequential Monte Carlo" in result.output
+    assert "drawn from the finished energy" in result.output
 
 
 def test_samples_follow_the_seed(metastable, run_folder, tmp_path):
@@ -121,7 +121,7 @@ def test_evaluate_on_data_far_away_sees_outliers(metastable, run_folder, tmp_pat
 def test_evaluate_without_weighted_walkers(metastable, pcd_folder, tmp_path):
     result = metastable("evaluate", pcd_folder, "--out", tmp_path / "e.json")
     assert result.exit_code == 0, result.output
-    assert "sequential Monte Carlo" in json.loads((tmp_path / "e.json").read_text())["samples"]
+    assert "drawn from the finished energy" in json.loads((tmp_path / "e.json").read_text())["samples"]
 
 
 def test_evaluate_refuses_rows_of_another_shape(refused, run_folder, tmp_path):

@@ -224,3 +224,25 @@ def test_the_gravest_finding_is_named():
 def test_columns_that_nothing_fills_are_left_out(tmp_path):
     found = Comparison(tmp_path, "x", "1 steps", ["cd"], [{"method": "cd", "kl": None, "log_z": 1.0}])
     assert found.columns == ["log_z"]
+
+
+def test_a_budget_of_evaluations_is_spent_by_every_method(metastable, tmp_path):
+    words = ["--methods", "cd,score-matching,nce", "--evaluations", 3000, "--out", tmp_path / "c"]
+    result = metastable("compare", "--data", DATA, *words, *SMALL)
+    assert result.exit_code == 0, result.output
+    table = table_of(tmp_path / "c")
+    assert table["budget"] == "3,000 energy evaluations"
+    assert "evaluations" in result.output
+    assert "MMD" in result.output
+    for row in table["rows"]:
+        one_update = row["evaluations"] / row["steps"]
+        assert 3000 <= row["evaluations"] < 3000 + one_update
+        assert row["mmd"] >= 0
+
+
+def test_the_step_size_goes_to_whoever_makes_steps():
+    adaptive, plain, scores_only = methods_for(["adance", "cd", "score-matching"], step_size=0.01)
+    assert adaptive.source.step_size == plain.step_size == 0.01
+    assert not hasattr(scores_only, "step_size")
+    (chosen,) = methods_for(["cd"], {"cd": {"step_size": 0.3}}, step_size=0.01)
+    assert chosen.step_size == 0.3

@@ -118,7 +118,7 @@ def test_a_lost_mode_is_a_collapse_and_not_also_a_wrong_weight() -> None:
     assert names(findings) == ["mode-collapse"]
     collapse = only(findings, "mode-collapse")
     assert collapse.severity == "problem"
-    assert collapse.evidence["lost_modes"] == [0]
+    assert collapse.evidence["lost_modes"] == [1]
     assert "cannot see" in collapse.text
     assert "jarzynski" in collapse.advice
 
@@ -413,3 +413,35 @@ def test_reading_a_log_needs_no_torch() -> None:
         "m.diagnose([{'step': 0}]); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --------------------------------------------------------------------------------------- flat and steep energies
+
+
+@pytest.mark.parametrize(
+    ("spread", "found"), [(0.0, True), (0.29, True), (0.31, False), (5.0, False), (None, False)]
+)
+def test_an_energy_that_tells_nothing_apart_is_constant(spread: float | None, found: bool) -> None:
+    findings = diagnose(healthy(), Facts("adance", energy_spread=spread))
+    assert ("constant-energy" in names(findings)) is found
+    if found:
+        assert only(findings, "constant-energy").severity == "problem"
+        assert "rejuvenation" in only(findings, "constant-energy").advice
+
+
+@pytest.mark.parametrize(
+    ("slope", "found"),
+    [
+        (lambda t: 1 - math.exp(-t / 0.02), False),  # rises by orders of magnitude at the start, then stays
+        (lambda t: 0.5 + 0.5 * t, False),
+        (lambda t: math.exp(3 * t), True),
+        (lambda t: 1e-3 if t < 0.5 else 10.0, True),
+        (lambda t: math.exp(-3 * t), False),
+    ],
+)
+def test_a_slope_that_goes_on_growing_is_named(slope, found: bool) -> None:
+    rng = np.random.default_rng(0)
+    log = changed(healthy(), gradient_magnitude=lambda t: slope(t) * (1 + 0.1 * rng.normal()))
+    assert ("energy-steepening" in names(diagnose(log))) is found
+    if found:
+        assert "spectral" in only(diagnose(log), "energy-steepening").advice

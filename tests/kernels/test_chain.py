@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError
+from metastable.core.types import energy_and_grad
 from metastable.energies import MLP, Banana
 from metastable.kernels import HMC, MALA, ULA, Kernel, chain, run_chain
 
@@ -150,10 +151,14 @@ def test_compiled_chains_are_the_eager_ones(kernel, backend, fresh_compiler, mon
 
     def both() -> Tensor:
         eager, fast = (
-            run_chain(kernel, energy, kernel.init(energy, x), 5, rng(4), engine=engine)
+            run_chain(kernel, energy, kernel.init(energy, x), 5, rng(4), engine=engine, slopes=True)
             for engine in chain.ENGINES
         )
-        for a, b in zip((*eager.state, *eager.info), (*fast.state, *fast.info), strict=True):
+        for a, b in zip(
+            (*eager.state, *eager.info[:2], eager.slope),
+            (*fast.state, *fast.info[:2], fast.slope),
+            strict=True,
+        ):
             assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
         return fast.state.x
 
@@ -197,3 +202,14 @@ def test_more_batch_shapes_than_the_compilers_own_limit(fresh_compiler, monkeypa
             state = kernel.init(energy, torch.zeros(chains, 2))
             x = run_chain(kernel, energy, state, 1, rng(), engine="compile").state.x
             assert x.shape == (chains, 2)
+
+
+@over("kernel", [ULA(0.05), MALA(0.3)])
+def test_slopes_are_averaged_over_the_positions_that_a_chain_moved_from(kernel):
+    energy, state = start(kernel)
+    result = run_chain(kernel, energy, state, 7, rng(1), slopes=True)
+    trace = run_chain(kernel, energy, state, 7, rng(1), record=1).trace
+    path = torch.cat([state.x[None], trace[:-1]])
+    norms = torch.stack([energy_and_grad(energy, x).grad.norm(dim=1) for x in path])
+    torch.testing.assert_close(result.slope, norms.mean(0), rtol=1e-12, atol=0)
+    assert run_chain(kernel, energy, state, 7, rng(1)).slope is None

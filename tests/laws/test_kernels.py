@@ -346,7 +346,7 @@ def test_move_step_and_density_share_one_drift(kernel):
         assert ((kernel.step_size * old.grad).abs() > kernel.drift_clip).any()
 
 
-@over("name", KERNELS)
+@over("name", [name for name in KERNELS if name != "gibbs"])  # which moves signs: tests/kernels/test_gibbs.py
 def test_images_move_as_their_flat_selves(name):
     kernel = KERNELS[name](0.1)
 

@@ -1,7 +1,9 @@
-"""What a Jarzynski update costs beside an update of persistent contrastive divergence.
+"""What an update costs: Jarzynski beside persistent contrastive divergence, noise contrast beside a loop by hand.
 
-Both train the same energy on the same data, full batch, through the real training loop, with as many walkers
-in all; resampling happens as often as it does in training.
+Jarzynski and PCD train the same energy on the same data, full batch, through the real training loop, with as many
+walkers in all; resampling happens as often as it does in training. The β objective is timed beside plain
+training on the same chains. A method of noise contrast goes through the same loop, beside plain torch code that
+makes the same update and nothing else: no metrics, no guard, no schedule.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from metastable.energies import MLP, Tilted
 from metastable.experiments.base import Row
 from metastable.experiments.gmm import rates, student, teacher
-from metastable.methods import Context, Jarzynski, Method, PersistentCD
+from metastable.methods import NCE, Context, Jarzynski, Method, PersistentCD, RankingNCE, Robust
 from metastable.proposals import Gaussian, fit_gaussian
 from metastable.training.config import Adam, TrainerConfig
 from metastable.training.engine import Engine
@@ -27,6 +30,12 @@ from .timing import Timings, by_turns, machine, on_cores
 PAPER = 36 / 34
 """Hours that the paper's CIFAR-10 training took: its method over PCD."""
 TARGETS = {"mlp": 1.10, "mixture": 1.30}
+CONTRAST_TARGET = 1.05
+BETA_TARGET = 1.02
+BETA = 0.1
+LEARNING_RATE = 1e-3
+NEGATIVES = 4
+"""For each datum, in ranking NCE."""
 MEMORY_TARGET = 1.5
 STEP_SIZE = 0.1
 
@@ -40,6 +49,7 @@ def run(
     updates: int = 10,
     rounds: int = 25,
     warmup: int = 20,
+    batch: int = 4096,
     memory_walkers: int = 100_000,
     memory_updates: int = 3,
     cores: int | None = None,
@@ -55,6 +65,7 @@ def run(
         updates: in one timing.
         rounds: timings of each method.
         warmup: updates before the first timing.
+        batch: data rows of an update of noise contrast.
         memory_walkers: N, and data rows, of the training whose memory is measured.
         memory_updates: its updates.
         cores: CPUs to use; by default as many as torch does.
@@ -62,10 +73,13 @@ def run(
     """
     with on_cores(cores):
         x = teacher(data, dim, -10.0, 6.0, 0.25, seed).x
-        rows = []
+        rows: list[Row] = []
         for name, make in _energies(x, hidden, seed).items():
             trainers = {label: make(method) for label, method in methods(walkers).items()}
             rows += _rows(name, trainers, updates, rounds, warmup)
+        rows += _beta_rows(_energies(x, hidden, seed)["mlp"], walkers, updates, rounds, warmup)
+        for name in CONTRASTS:
+            rows += _contrast_rows(name, x[:batch], hidden, updates, rounds, warmup, seed)
         rows.append(_memory_row(dim, memory_walkers, list(hidden), memory_updates, seed))
         return rows + machine()
 
@@ -96,13 +110,14 @@ def network(x: Tensor, hidden: Sequence[int], seed: int) -> nn.Module:
 def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, seed: int) -> Trainer:
     """A training that has begun, in memory."""
     config = TrainerConfig(batch_size=None, optimiser=optimiser, device="cpu")
+    noise = fit_gaussian(x)
     made = Trainer(
         energy,
-        {"energy": energy},
+        {"energy": energy, **method.companions(energy, x, noise, seed)},
         x,
         method,
         config,
-        noise=fit_gaussian(x),
+        noise=noise,
         engine=Engine("cpu"),
         make_context=Context,
         seed=seed,
@@ -135,6 +150,110 @@ def _rows(name: str, trainers: dict[str, Trainer], updates: int, rounds: int, wa
 def _milliseconds(name: str, times: Timings, updates: int) -> list[Row]:
     shown = ("jarzynski", "pcd")
     return [Row(f"update_ms/{name}/{case}", 1e3 * times.median(case) / updates) for case in shown]
+
+
+# ---- the β objective beside plain training
+
+
+def plain_and_robust(walkers: int) -> dict[str, Method]:
+    """Persistent chains, and the same ones as the source of the β objective."""
+    plain = PersistentCD(walkers=walkers, step_size=STEP_SIZE)
+    return {"plain": plain, "robust": Robust(source=plain, beta=BETA)}
+
+
+def _beta_rows(
+    make: Callable[[Method], Trainer], walkers: int, updates: int, rounds: int, warmup: int
+) -> list[Row]:
+    trainers = {label: make(method) for label, method in plain_and_robust(walkers).items()}
+    for training in trainers.values():
+        _advance(training, warmup)
+    cases = {label: lambda t=training: _advance(t, updates) for label, training in trainers.items()}
+    times = by_turns(cases, rounds)
+    return [
+        Row("step_cost_ratio/robust", times.ratio("robust", "plain"), "<=", BETA_TARGET),
+        Row("update_ms/robust", 1e3 * times.median("robust") / updates),
+        Row("update_ms/robust/plain", 1e3 * times.median("plain") / updates),
+    ]
+
+
+# ---- noise contrast beside a loop by hand
+
+ByHand = Callable[[nn.Module, Tensor, torch.Generator], Callable[[], None]]
+
+
+def nce_by_hand(energy: nn.Module, x: Tensor, rng: torch.Generator) -> Callable[[], None]:
+    """An update of binary NCE as plain torch code: Gaussian noise, one forward pass, a learned log Z, Adam."""
+    mean, factor, log_noise = _gaussian_by_hand(x)
+    c = nn.Parameter(torch.zeros(()))
+    optimiser = torch.optim.AdamW([*energy.parameters(), c], LEARNING_RATE, weight_decay=0.0)
+
+    def update() -> None:
+        y = mean + torch.randn(x.shape, generator=rng) @ factor.T
+        points = torch.cat([x, y])
+        G = -energy(points) - c - log_noise(points)
+        loss = softplus(-G[: len(x)]).mean() + softplus(G[len(x) :]).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    return update
+
+
+def ranking_by_hand(energy: nn.Module, x: Tensor, rng: torch.Generator) -> Callable[[], None]:
+    """An update of ranking NCE as plain torch code: Gaussian negatives, one forward pass, a softmax, Adam."""
+    mean, factor, log_noise = _gaussian_by_hand(x)
+    optimiser = torch.optim.AdamW(energy.parameters(), LEARNING_RATE, weight_decay=0.0)
+
+    def update() -> None:
+        y = mean + torch.randn((NEGATIVES * len(x), x.shape[1]), generator=rng) @ factor.T
+        points = torch.cat([x, y])
+        r = -energy(points) - log_noise(points)
+        loss = softplus(r[len(x) :].view(-1, NEGATIVES).logsumexp(1) - r[: len(x)]).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    return update
+
+
+def _gaussian_by_hand(x: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Mean, Cholesky factor and log-density of the Gaussian with the moments of `x`."""
+    mean, factor = x.mean(0), torch.linalg.cholesky(x.T.cov(correction=0))
+    constant = factor.diagonal().log().sum() + 0.5 * len(mean) * math.log(2 * math.pi)
+
+    def log_noise(x: Tensor) -> Tensor:
+        white = torch.linalg.solve_triangular(factor, (x - mean).T, upper=False)
+        return -0.5 * white.square().sum(0) - constant
+
+    return mean, factor, log_noise
+
+
+CONTRASTS: dict[str, tuple[Method, ByHand]] = {
+    "nce": (NCE(), nce_by_hand),
+    "ranking-nce": (RankingNCE(negatives_per_datum=NEGATIVES), ranking_by_hand),
+}
+"""Methods of noise contrast by name, each with the loop that it is timed beside."""
+
+
+def _contrast_rows(
+    name: str, x: Tensor, hidden: Sequence[int], updates: int, rounds: int, warmup: int, seed: int
+) -> list[Row]:
+    method, by_hand = CONTRASTS[name]
+    training = trainer(network(x, hidden, seed), x, method, Adam(LEARNING_RATE), seed)
+    update = by_hand(network(x, hidden, seed), x, torch.Generator().manual_seed(seed))
+
+    def repeated(times: int) -> None:
+        for _ in range(times):
+            update()
+
+    _advance(training, warmup)
+    repeated(warmup)
+    times = by_turns({"ours": lambda: _advance(training, updates), "hand": lambda: repeated(updates)}, rounds)
+    return [
+        Row(f"step_cost_ratio/{name}", times.ratio("ours", "hand"), "<=", CONTRAST_TARGET),
+        Row(f"update_ms/{name}", 1e3 * times.median("ours") / updates),
+        Row(f"update_ms/{name}/by_hand", 1e3 * times.median("hand") / updates),
+    ]
 
 
 def train_large(dim: int, walkers: int, hidden: list[int], updates: int, seed: int) -> None:

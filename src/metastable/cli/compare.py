@@ -20,9 +20,12 @@ MOST_WEIGHTS = 4
 
 
 def compare(
-    data: Annotated[str, typer.Option(help="A .npy, .npz, .csv or .tsv file, or toy:NAME.")],
+    data: Annotated[str, typer.Option(help="A .npy, .npz, .csv or .tsv file, toy:NAME, mnist:FOLDER, …")],
     methods: Annotated[str, typer.Option(help="Names with commas between them.")] = "cd,pcd,jarzynski",
     budget: Annotated[str | None, typer.Option(help="Time for each method: 60s, 2m, 1h.")] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(help="Energy evaluations for each method; a gradient counts as one.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of each method; 1500 by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path(
         "runs/compare"
@@ -74,7 +77,7 @@ def compare(
     if "hidden" not in tree.get("energy", {}):
         job = replace(job, energy=compact(job.energy))
     chosen = methods_for(names, own, step_size_for(job.dataset.x))
-    trainer = trainer_for(job.trainer, steps, seconds)
+    trainer = trainer_for(job.trainer, steps, seconds, evaluations)
     if dry_run:
         _print_plan(job, chosen, trainer, out)
         return
@@ -125,9 +128,11 @@ def comparison_table(found: Comparison) -> Any:
             "KL est.": number(row.get("kl"), 3),
             "KL exact": number(row.get("kl_exact"), 3),
             "log-likelihood": plus_minus(row.get("log_likelihood"), row.get("log_likelihood_se")),
+            "MMD": number(row.get("mmd"), 3),
             "log Z": plus_minus(row.get("log_z"), row.get("log_z_se")),
             "log Z exact": plus_minus(row.get("log_z_exact"), None),
             "steps": number(row.get("steps")),
+            "evaluations": number(row.get("evaluations")),
             "time": clock(row["seconds"]) if "seconds" in row else "",
             "diagnosis": row.get("diagnosis") or "nothing found",
         }
@@ -145,7 +150,12 @@ def _less_telling(found: Comparison) -> set[str]:
     """Columns that others make superfluous, so that the table fits a terminal."""
     same_steps = len({row.get("steps") for row in found.rows}) == 1
     has_kl = any(row.get("kl") is not None for row in found.rows)
-    return ({"steps"} if same_steps else set()) | ({"log-likelihood"} if has_kl else set())
+    by_evaluations = "evaluations" in found.budget
+    return (
+        ({"steps"} if same_steps or by_evaluations else set())
+        | (set() if by_evaluations else {"evaluations"})
+        | ({"log-likelihood"} if has_kl else set())
+    )
 
 
 def caption(found: Comparison) -> str:

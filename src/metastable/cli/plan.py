@@ -63,6 +63,14 @@ def memory(job: Job, energy: nn.Module, x: Tensor) -> int:
 
 def chains(method: Any, batch: int, rows: int) -> int:
     """Negatives of one update."""
+    copies = len(getattr(method, "betas", (None,)))
+    method = getattr(method, "source", method)
+    if hasattr(method, "sources"):
+        return copies * sum(chains(source, batch, rows) for source in method.sources)
+    return copies * _chains_of_one(method, batch, rows)
+
+
+def _chains_of_one(method: Any, batch: int, rows: int) -> int:
     walkers = getattr(method, "walkers", None)
     if walkers is not None:
         return walkers

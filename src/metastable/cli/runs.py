@@ -44,7 +44,7 @@ def model_walkers(run: Run, data: Tensor | None = None, seed: int = 0) -> tuple[
     """Weighted samples of the model, and where they came from in words.
 
     Chains that carry no weights (`cd`, `pcd`, `short-run`) may sit in the wrong proportions, so for those
-    methods the samples are the ones that sequential Monte Carlo drew from the finished energy.
+    methods the samples are the ones that were drawn from the finished energy when training ended.
     """
     if run.walkers is not None and bool((run.walkers.log_weight != 0).any()):
         return run.walkers, "the run's own weighted walkers"
@@ -53,7 +53,7 @@ def model_walkers(run: Run, data: Tensor | None = None, seed: int = 0) -> tuple[
         x = torch.from_numpy(np.load(kept, allow_pickle=False))
         return _placed(
             Walkers.equal(x), run.energy
-        ), "samples that sequential Monte Carlo drew when training ended"
+        ), "samples drawn from the finished energy when training ended"
     z = normalised(run, data, seed)
     if z.walkers is None:
         raise InputError(

@@ -16,6 +16,12 @@ def sample(
     weighted: Annotated[
         bool, typer.Option("--weighted", help="Keep the weights: also write NAME.log_weight.npy.")
     ] = False,
+    corrected: Annotated[
+        bool,
+        typer.Option(
+            "--corrected", help="Weigh by the learned density ratio: samples of the data's law (f-ebm)."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
 ) -> None:
@@ -34,6 +40,8 @@ def sample(
     found = open_run(run, device)
     start, origin = model_walkers(found, seed=seed)
     walkers = continue_sampling(found.energy, start, n, steps=steps, seed=seed)
+    if corrected:
+        walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
     ess = walkers.ess
     kept = walkers if weighted else walkers.resampled(n, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)

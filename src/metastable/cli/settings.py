@@ -8,8 +8,6 @@ tree with a few facts added, so a run can be trained again from its own folder.
 from __future__ import annotations
 
 import json
-import math
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from metastable.api import resolve_method
 from metastable.core.configure import build, build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, nearest, require
-from metastable.core.random import derive, generator
 from metastable.data import Dataset, load_array
 from metastable.energies.build import ENERGIES, default_config
 from metastable.methods import Method
@@ -34,7 +29,8 @@ SECTIONS = ("data", "energy", "method", "trainer", "seed", "held_out")
 FACTS = ("about", "version", "event_shape")
 """What a run or a preset says about itself; nothing is read from these."""
 HELD_OUT = 0.1
-NOISE = re.compile(r"(?<=[?&])noise=([^&]*)&?")
+STILL = 0.05
+"""Share of the typical standard deviation below which a pixel counts as one that does not change."""
 
 
 @dataclass(frozen=True)
@@ -181,36 +177,36 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
     dataset, notes = data_of(settings.get("data"))
     energy = energy_of(settings.get("energy"), dataset.event_shape)
+    notes += _still_pixels(dataset, energy)
     return Job(dataset, energy, method, trainer, seed, float(held_out), notes)
+
+
+def _still_pixels(dataset: Dataset, energy: Any) -> tuple[str, ...]:
+    """A note where pixels hardly change: on a Gaussian fitted to them any ordinary step is far too long."""
+    if len(dataset.event_shape) != 3 or getattr(energy, "reference", "none") == "none":
+        return ()
+    sd = dataset.x.std(0)
+    still = int((sd < STILL * sd.square().mean().sqrt()).sum())
+    if not still:
+        return ()
+    return (
+        f"data: {still} of {sd.numel()} pixels hardly change and have no density to speak of, so that training is "
+        "likely to diverge; add a little noise, as in --data 'NAME:FOLDER?noise=0.2'",
+    )
 
 
 def data_of(value: Any) -> tuple[Dataset, tuple[str, ...]]:
     """The rows, under the name by which they can be read again, and what is odd about them."""
     source = value.get("source") if isinstance(value, Mapping) else value
     if not isinstance(source, (str, Path)) or not str(source):
-        raise ConfigError("data", "give --data FILE, --data toy:NAME, or a preset that names its data")
-    dataset = _load(str(source))
+        raise ConfigError("data", "give --data FILE, toy:NAME or mnist:FOLDER, or a preset with data")
+    dataset = replace(load_array(str(source)), name=str(source))
     before = value.get("sha256") if isinstance(value, Mapping) else None
     if before not in (None, dataset.digest):
         return dataset, (
             f"data: {source} has changed (sha256 {before} in the settings, now {dataset.digest})",
         )
     return dataset, ()
-
-
-def _load(source: str) -> Dataset:
-    """Rows under the name `source`; `toy:NAME?noise=S` adds normal noise of standard deviation S.
-
-    Pixels that never change, or take a few values only, have no density; a little noise gives them one.
-    """
-    found = NOISE.search(source) if source.startswith("toy:") else None
-    if found is None:
-        return replace(load_array(source), name=source)
-    scale = _parsed(found[1])
-    ok = isinstance(scale, (int, float)) and 0 < scale < math.inf
-    require(ok, source, "given noise as a finite number above 0", found[1])
-    x = load_array(NOISE.sub("", source).rstrip("?&")).x
-    return Dataset.of(x + scale * torch.randn(x.shape, generator=generator(derive(0, source))), source)
 
 
 def energy_of(table: Any, event_shape: tuple[int, ...]) -> Any:

@@ -25,7 +25,9 @@ def train(
             help=f"A preset ({PRESETS}), a settings file (.json, .toml), or the folder of a run.",
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="A .npy, .npz, .csv or .tsv file, or toy:NAME.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A .npy, .npz, .csv or .tsv file, toy:NAME, mnist:FOLDER, …")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="cd, pcd, short-run or jarzynski.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-N by default.")] = None,
@@ -92,7 +94,11 @@ def _base(preset: str | None, config: Path | None, out: Path | None, resume: boo
 
 def _name(preset: str | None, config: Path | None, job: Job) -> str:
     """What a new run is called: its preset, its file, or its data."""
-    source = preset or (config and str(config)) or job.dataset.name.removeprefix("toy:").partition("?")[0]
+    from metastable.data.images import image_source
+
+    data = job.dataset.name
+    source = preset or (config and str(config)) or image_source(data)
+    source = source or data.removeprefix("toy:").partition("?")[0]
     path = Path(source)
     return (path.parent if path.name == "config.json" else path).stem or "run"
 

@@ -24,7 +24,8 @@ class Proposal(Protocol):
     """A normalised density that samples and scores.
 
     A trainable one is an `nn.Module` with parameters; where it also has `rsample(n, rng)`, gradients flow through
-    its draws.
+    its draws. Where it has `sample_and_log_prob(n, rng)`, draws with their log-densities cost less than one after
+    the other.
     """
 
     event_shape: tuple[int, ...]

@@ -234,6 +234,38 @@ def _digits() -> ToySet:
     return ToySet("digits", (1, 8, 8), "1797 handwritten digits, 8 by 8, in [-1, 1]", draw, rows=1797)
 
 
+def bars_and_stripes(side: int = 4) -> Tensor:
+    """All pictures `(1, side, side)` whose rows, or whose columns, are each of one sign: 2·2^side − 2 of them.
+
+    >>> bars_and_stripes(2).shape
+    torch.Size([6, 1, 2, 2])
+    """
+    require_count("side", side)
+    bits = 2 * ((torch.arange(2**side)[:, None] >> torch.arange(side)) & 1).float() - 1
+    bars = bits[:, None, :].expand(-1, side, side)
+    return torch.cat([bars, bars[1:-1].transpose(1, 2)])[:, None].contiguous()  # the two plain ones once
+
+
+def _bars_and_stripes(side: int = 4) -> ToySet:
+    patterns = bars_and_stripes(side)
+
+    def draw(n: int, rng: torch.Generator) -> Tensor:
+        return patterns[torch.randint(len(patterns), (n,), generator=rng)]
+
+    def log_density(x: Tensor) -> Tensor:
+        known = (x.flatten(1)[:, None] == patterns.flatten(1).to(x)).all(2).any(1)
+        value = x.new_full((len(x),), -math.log(len(patterns)))
+        return torch.where(known, value, torch.full_like(value, -math.inf))
+
+    return ToySet(
+        "bars-and-stripes",
+        (1, side, side),
+        f"{side}×{side} pictures of −1 and +1 whose rows or columns are each of one sign, for discrete energies",
+        draw,
+        _guarded(log_density, (1, side, side)),
+    )
+
+
 TOY_SETS: dict[str, ToySet] = {
     toy.name: toy
     for toy in (
@@ -245,6 +277,7 @@ TOY_SETS: dict[str, ToySet] = {
         _two_moons(),
         _circles(),
         _digits(),
+        _bars_and_stripes(),
     )
 }
 """Every toy set by name."""

@@ -2,18 +2,26 @@
 
 from .analytic import Banana, DoubleWell, Funnel, Gaussian, GaussianMixture, two_modes
 from .check import check_energy
+from .discrete import RBM, BoltzmannMachine, DiscreteEnergy, Hopfield
 from .networks import MLP, ConvNet, Tilted, zero_last_layer
+from .spectral import SpectralNorm, spectral_norm
 
 __all__ = [
     "MLP",
+    "RBM",
     "Banana",
+    "BoltzmannMachine",
     "ConvNet",
+    "DiscreteEnergy",
     "DoubleWell",
     "Funnel",
     "Gaussian",
     "GaussianMixture",
+    "Hopfield",
+    "SpectralNorm",
     "Tilted",
     "check_energy",
+    "spectral_norm",
     "two_modes",
     "zero_last_layer",
 ]

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from metastable.core.errors import require, require_choice, require_count, require_positive
 from metastable.core.random import derive
-from metastable.proposals import fit_gaussian
+from metastable.proposals import fit_gaussian, fit_signs
 
 from .analytic import GaussianMixture
+from .discrete import RBM, BoltzmannMachine
 from .networks import MLP, ConvNet, Tilted
+from .spectral import spectral_norm as normalise
 
 REFERENCES = ("gaussian", "none")
 
@@ -26,16 +28,25 @@ class EnergyConfig:
         reference: `gaussian` gives E = −log q + f with q fitted to the data and f zero at the start, so that
             the first walkers and log Z₀ are exact; `none` gives the bare network.
         inflate: the reference's standard deviations are the data's times this.
+        spectral_norm: divide every layer of the network by its largest singular value (see `spectral_norm`).
+        scale: what a spectrally normalised network is multiplied with; learned where none is given.
     """
 
     reference: str = "gaussian"
     inflate: float = 1.2
+    spectral_norm: bool = False
+    scale: float | None = None
 
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         require_choice("energy.reference", self.reference, REFERENCES)
         require_positive("energy.inflate", self.inflate)
+        if self.scale is not None:
+            require_positive("energy.scale", self.scale)
+            require(self.spectral_norm, "energy.scale", "left out unless spectral_norm is on", self.scale)
+            rule = "'none' beside a given scale: a network on a reference starts at zero, by a learned scale"
+            require(self.reference == "none", "energy.reference", rule, self.reference)
 
     def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
         """The network f."""
@@ -44,6 +55,8 @@ class EnergyConfig:
     def build(self, data: Tensor, seed: int) -> nn.Module:
         """The energy for this data."""
         network = self.network(tuple(data.shape[1:]), derive(seed, "energy"))
+        if self.spectral_norm:
+            network = normalise(network, self.scale or 1.0, self.scale is None, derive(seed, "spectral"))
         if self.reference == "none":
             return network
         return Tilted(fit_gaussian(data, inflate=self.inflate), network)
@@ -97,7 +110,58 @@ class MixtureConfig:
         return GaussianMixture(data.mean(0) + 0.1 * data.std(0) * noise, self.scale, trainable=True)
 
 
-ENERGIES: dict[str, type] = {c.name: c for c in (MLPConfig, ConvConfig, MixtureConfig)}
+@dataclass(frozen=True)
+class RBMConfig:
+    """A restricted Boltzmann machine, for data coded −1 and +1; trained with `kernel=gibbs`.
+
+    Attributes:
+        hidden: hidden units.
+        scale: standard deviation of the first weights. The first visible biases are those of the data's means.
+    """
+
+    hidden: int = 64
+    scale: float = 0.01
+
+    name: ClassVar[str] = "rbm"
+
+    def __post_init__(self) -> None:
+        require_count("energy.hidden", self.hidden)
+        require_positive("energy.scale", self.scale)
+
+    def build(self, data: Tensor, seed: int) -> nn.Module:
+        """See `RBM`."""
+        rbm = RBM(tuple(data.shape[1:]), self.hidden, self.scale, derive(seed, "energy"))
+        with torch.no_grad():
+            rbm.visible_bias.copy_(fit_signs(data).fields.flatten())
+        return rbm
+
+
+@dataclass(frozen=True)
+class BoltzmannConfig:
+    """A Boltzmann machine of visible units, for data coded −1 and +1; trained with `kernel=gibbs`.
+
+    Attributes:
+        scale: standard deviation of the first couplings. The first biases are those of the data's means.
+    """
+
+    scale: float = 0.01
+
+    name: ClassVar[str] = "boltzmann"
+
+    def __post_init__(self) -> None:
+        require_positive("energy.scale", self.scale)
+
+    def build(self, data: Tensor, seed: int) -> nn.Module:
+        """See `BoltzmannMachine`."""
+        machine = BoltzmannMachine(tuple(data.shape[1:]), self.scale, derive(seed, "energy"))
+        with torch.no_grad():
+            machine.bias.copy_(fit_signs(data).fields.flatten())
+        return machine
+
+
+ENERGIES: dict[str, type] = {
+    c.name: c for c in (MLPConfig, ConvConfig, MixtureConfig, RBMConfig, BoltzmannConfig)
+}
 
 
 def default_config(event_shape: tuple[int, ...]) -> EnergyConfig:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError
 from metastable.core.types import Energy
+from metastable.proposals.signs import require_signs
 
 
 def check_energy(energy: Any, example: Tensor) -> Energy:
@@ -20,7 +21,8 @@ def check_energy(energy: Any, example: Tensor) -> Energy:
 
     Returns:
         The same object, now known to be callable, one value per row, finite, differentiable in x, and with
-        each row's energy independent of the other rows.
+        each row's energy independent of the other rows. An energy over units coded −1 and +1 (`discrete`) need
+        not be differentiable, but every row of `example` must be so coded.
     """
     _check_kind(energy)
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.shape[:1] in ((), (0,)):
@@ -30,11 +32,15 @@ def check_energy(energy: Any, example: Tensor) -> Energy:
     x = torch.cat([example[:3]] * 3)[:3].detach().clone()
     if isinstance(energy, nn.Module):
         _check_placement(energy, x)
+    discrete = bool(getattr(energy, "discrete", False))
+    if discrete:
+        require_signs(example, "data")
     with torch.enable_grad():
         y = x.requires_grad_(True)
         values = _call(energy, y)
         _check_values(values, y)
-        _check_gradient(values, y)
+        if not discrete:
+            _check_gradient(values, y)
     _check_rows(energy, x.detach(), values.detach())
     return energy
 

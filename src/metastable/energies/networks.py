@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.types import Proposal
@@ -132,10 +133,21 @@ class Tilted(nn.Module):
 
 
 def zero_last_layer(network: nn.Module) -> None:
-    """Set weights and bias of the last layer that has them to zero, in place."""
+    """Set weights and bias of the last layer that has them to zero, in place.
+
+    A network that knows better how to be zero says so in `start_at_zero`.
+    """
+    if hasattr(network, "start_at_zero"):
+        network.start_at_zero()  # pyright: ignore
+        return
     layers = [m for m in network.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))]
     if not layers:
         raise InputError("network: has no linear or convolutional layer to start at zero")
+    if parametrize.is_parametrized(layers[-1], "weight"):
+        raise InputError(
+            "network: the weight of its last layer is parametrised and cannot be set to zero; give the network a "
+            "`start_at_zero` method, or use Tilted(..., zero_start=False)"
+        )
     nn.init.zeros_(layers[-1].weight)
     if layers[-1].bias is not None:
         nn.init.zeros_(layers[-1].bias)

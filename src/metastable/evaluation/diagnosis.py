@@ -35,9 +35,26 @@ STUCK = 1e-3  # of the data's standard deviation in one update
 SLOW = 1e-2
 ENERGY_FLOOR = 50.0  # nats: no barrier that a chain can cross is this high
 GAP_GROWTH_FLOOR = 10.0  # nats
+FLAT = 0.3  # nats: under a Gaussian, log-densities spread by √(d/2), which is at least 0.7
+STEEPER = 3.0  # growth of ‖∇E‖ from the third tenth of a run to its last: settled runs stay below 2
+PAIRS_ALIKE = 0.05  # nats of log-odds in a pair: below, σ needs fifty times the data of the best one
+PAIRS_APART = 0.01  # mean weight 1 − posterior: below, ten times the data
+BIAS_FLOOR = 0.05  # nats of log-density
+IGNORED = 0.01  # mean weight of negatives, 1 without β: below, an update is a hundredth of what it was
+COLLAPSED = 0.01  # mean weight of a datum among its negatives: below, hardly a gradient is left
 
 # Methods whose negatives are meant to be draws from the model: only there does a lasting gap mean anything.
-GAP_VANISHES = {"contrastivedivergence", "cd", "persistentcd", "pcd", "shortrun", "jarzynski", "jem"}
+GAP_VANISHES = {
+    "contrastivedivergence",
+    "cd",
+    "persistentcd",
+    "pcd",
+    "shortrun",
+    "jarzynski",
+    "mixed",
+    "jem",
+    "adance",
+}
 # Methods that learn from the inside of each mode only.
 BLIND_TO_WEIGHTS = {
     "contrastivedivergence": "contrastive divergence",
@@ -49,6 +66,9 @@ BLIND_TO_WEIGHTS = {
     "denoisingscorematching": "denoising score matching",
     "slicedscorematching": "sliced score matching",
 }
+
+# Methods that contrast data with draws of a proposal: no chains, and no walkers that could lag behind.
+RANKED = {"rankingnce", "ibc", "nce", "flowcontrastive", "adversarialcontrastive"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,8 @@ class Facts:
         duplicates: share of walkers that have an identical twin.
         step_size: of the kernel, h.
         steps: updates made; by default the last logged step.
+        energy_spread: standard deviation of E/T over data and noise together, in nats, with T the temperature
+            at which the chains sample.
     """
 
     method: str | None = None
@@ -100,6 +122,7 @@ class Facts:
     duplicates: float | None = None
     step_size: float | None = None
     steps: int | None = None
+    energy_spread: float | None = None
 
     def __post_init__(self) -> None:
         if self.data_mode_weights is None or self.sample_mode_weights is None:
@@ -142,7 +165,8 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
     Args:
         history: rows of `metrics.jsonl`. Keys that are used where present: step, energy_data,
             energy_negatives, energy_gap, grad_norm, cross_entropy, ess, ess_held_out, resamplings,
-            displacement, acceptance.
+            displacement, acceptance, gradient_magnitude, pair_logit, pair_weight, saturated, positive_weight,
+            grad_scale, negatives_ignored.
         facts: what is known beside the log.
 
     >>> rows = [{"step": k, "energy_gap": 0.0, "acceptance": 0.02} for k in range(100)]
@@ -155,9 +179,15 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
         _mode_collapse(facts),
         _wrong_mode_weights(facts),
         _spread(facts),
+        _constant_energy(facts),
+        _steepening(history),
         _no_learning(history, facts),
         _weight_degeneracy(history, facts),
         _stuck_chains(history, facts),
+        _conditional_noise(history),
+        _posterior_collapse(history),
+        _negatives_ignored(history),
+        _estimated_density(history),
         _overfitting(facts),
         _unseen_weights(facts),
         _too_short(history),
@@ -368,6 +398,10 @@ def _weights_advice(facts: Facts) -> str:
         return (
             "Use a method that carries weights across gaps, such as jarzynski, or NCE with a good proposal."
         )
+    if facts.method_key == "conditionalnce":
+        return "Raise sigma, so that noise made in one mode reaches the next, or use ranking-nce."
+    if facts.method_key in RANKED:
+        return "Use more negatives for each datum or a proposal nearer to the data, or train longer."
     return "Use more walkers, a smaller learning rate or earlier resampling, so that the weights keep up."
 
 
@@ -375,8 +409,8 @@ def _mode_collapse(facts: Facts) -> Finding | None:
     lost = _lost_modes(facts)
     if lost:
         evidence = _weights_evidence(facts)
-        evidence["lost_modes"] = lost
-        which = ", ".join(str(m) for m in lost)
+        evidence["lost_modes"] = [m + 1 for m in lost]  # people count modes from one, as tables do
+        which = ", ".join(str(m + 1) for m in lost)
         data, sample, _ = facts.weight_differences  # type: ignore[misc]
         text = (
             f"Mode{'s' if len(lost) > 1 else ''} {which} held {data[lost].sum():.1%} of the data and "
@@ -409,9 +443,9 @@ def _wrong_mode_weights(facts: Facts) -> Finding | None:
     return Finding(
         "wrong-mode-weights",
         "problem" if off[worst] > WEIGHT_PROBLEM else "warning",
-        f"Mode {worst} holds {data[worst]:.1%} of the data but {sample[worst]:.1%} of the samples"
+        f"Mode {worst + 1} holds {data[worst]:.1%} of the data but {sample[worst]:.1%} of the samples"
         f"{chance}.{_blindness(facts)}",
-        _weights_evidence(facts) | {"worst_mode": float(worst), "worst_error": float(off[worst])},
+        _weights_evidence(facts) | {"worst_mode": float(worst + 1), "worst_error": float(off[worst])},
         _weights_advice(facts),
     )
 
@@ -432,6 +466,37 @@ def _spread(facts: Facts) -> Finding | None:
         f"Samples spread {ratio:.3g} times as far as the data: chains have not reached them, or have left.",
         {"sample_std_ratio": float(ratio)},
         "Run more chain steps, lower step_size if chains fly off, or train longer.",
+    )
+
+
+def _constant_energy(facts: Facts) -> Finding | None:
+    spread = facts.energy_spread
+    if spread is None or not spread < FLAT:
+        return None
+    return Finding(
+        "constant-energy",
+        "problem",
+        f"Energies of data and noise together spread by {spread:.2g} nats: the model hardly tells the two apart.",
+        {"energy_spread": float(spread)},
+        "Let a share of the chains begin afresh from noise at each update (rejuvenation=0.1 to 0.25), so that "
+        "negatives are not all near the data; raise the learning rate, or train longer.",
+    )
+
+
+def _steepening(history: Sequence[Row]) -> Finding | None:
+    slope = _series(history, "gradient_magnitude")
+    if len(slope) < LEAST_ROWS:
+        return None
+    bins = _bins(slope)
+    if not bins[-1] > STEEPER * max(bins[2], 1e-300):
+        return None
+    return Finding(
+        "energy-steepening",
+        "warning",
+        f"The energy's slope along the chains grew from {bins[2]:.3g} in the third tenth of the run to "
+        f"{bins[-1]:.3g}: chains with a fixed step will be thrown away.",
+        {"gradient_early": float(bins[2]), "gradient_late": float(bins[-1])},
+        "Bound it with spectral normalisation (energies.spectral_norm), or lower the learning rate and step_size.",
     )
 
 
@@ -583,6 +648,78 @@ def _too_slow(distance: float, steps: float) -> tuple[str, str]:
     return ("problem" if distance < STUCK else "warning"), text
 
 
+def _late_median(history: Sequence[Row], key: str) -> float | None:
+    """Median of the second half of a column; None where it has fewer than five values."""
+    values = _series(history, key)
+    return float(np.median(values[len(values) // 2 :])) if len(values) >= 5 else None
+
+
+def _conditional_noise(history: Sequence[Row]) -> Finding | None:
+    logit, weight = (_late_median(history, key) for key in ("pair_logit", "pair_weight"))
+    if logit is None or weight is None:
+        return None
+    evidence: Evidence = {"pair_logit": logit, "pair_weight": weight}
+    saturated = _late_median(history, "saturated")
+    evidence |= {} if saturated is None else {"saturated": saturated}
+    if logit < PAIRS_ALIKE:
+        return Finding(
+            "conditional-noise-too-small",
+            "problem" if logit < PAIRS_ALIKE / 5 else "warning",
+            f"A datum and the noise made from it differ by {logit:.2g} nats on average: every pair is a coin toss, "
+            "and gradients vanish.",
+            evidence,
+            "Raise sigma until pair_logit is about 1 or 2; if the energy is still flat, train on.",
+        )
+    if weight < PAIRS_APART:
+        return Finding(
+            "conditional-noise-too-large",
+            "problem" if weight < PAIRS_APART / 10 else "warning",
+            f"Noise is told from the datum it was made from with a doubt of {weight:.2g} on average: pairs are too "
+            "easy, and gradients vanish.",
+            evidence,
+            "Lower sigma until pair_logit is about 1 or 2.",
+        )
+    return None
+
+
+def _posterior_collapse(history: Sequence[Row]) -> Finding | None:
+    weight = _late_median(history, "positive_weight")
+    if weight is None or weight >= COLLAPSED:
+        return None
+    return Finding(
+        "posterior-collapse",
+        "problem" if weight < COLLAPSED / 10 else "warning",
+        f"A datum is told from its negatives with a doubt of {weight:.2g} on average: hardly any gradient is left.",
+        {"positive_weight": weight},
+        "Use a proposal that is nearer to the data, such as a flow that is trained beside the energy, or more "
+        "negatives for each datum.",
+    )
+
+
+def _negatives_ignored(history: Sequence[Row]) -> Finding | None:
+    """All negatives far less likely than data: at the end of a log, or in a quarter of it."""
+    scale, late = _series(history, "grad_scale"), _late_median(history, "grad_scale")
+    if late is None:
+        return None
+    share = float(np.mean(scale < IGNORED))
+    if late >= IGNORED and share < 0.25:
+        return None
+    evidence: Evidence = {"grad_scale": late, "rows_ignored": share}
+    ignored, gap = (_late_median(history, key) for key in ("negatives_ignored", "energy_gap"))
+    evidence |= {} if ignored is None else {"negatives_ignored": ignored}
+    evidence |= {} if gap is None else {"energy_gap": gap}
+    lasting = "to the end" if late < IGNORED else f"in {share:.0%} of the log"
+    return Finding(
+        "negatives-ignored",
+        "problem" if late < IGNORED else "warning",
+        f"Negatives are so much less likely than data that all of them are set aside, {lasting}: late in the run "
+        f"they count for {late:.2g} of what they would without β.",
+        evidence,
+        "An adaptive optimiser (Adam) scales such gradients up again and undoes the protection: use SGD. Lower "
+        "beta, and help the chains (more steps, or pcd), so that some negatives are as likely as data.",
+    )
+
+
 def _overfitting(facts: Facts) -> Finding | None:
     gap, error = facts.held_out_energy_gap, facts.held_out_energy_gap_se
     floor = 0.5 if error is None else max(0.1, WEIGHT_SE * error)
@@ -610,6 +747,20 @@ def _unseen_weights(facts: Facts) -> Finding | None:
         f"Nothing in this run checks how much mass each mode has.{_blindness(facts)}",
         {"method": facts.method or "", "separated": "yes"},
         "If the weights matter, train with jarzynski or measure them against data.",
+    )
+
+
+def _estimated_density(history: Sequence[Row]) -> Finding | None:
+    bias, draws = (_late_median(history, key) for key in ("density_bias", "density_draws"))
+    if bias is None or draws is None:
+        return None
+    return Finding(
+        "estimated-density",
+        "warning" if bias < -BIAS_FLOOR else "note",
+        f"The noise's log-density is a Monte-Carlo estimate with {draws:.0f} draws, biased low by about "
+        f"{-bias:.2g} nats on the data: the objective and the learned log Z are biased with it.",
+        {"density_bias": bias, "density_draws": draws},
+        "Use a flow, whose density is exact, or more draws; take log Z from another estimate.",
     )
 
 

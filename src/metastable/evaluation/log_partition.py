@@ -74,6 +74,9 @@ def log_partition(
     value nor the error, and only `data` or `samples` can reveal it; regions far narrower than the rest, as the
     neck of a funnel in ten dimensions, make the value too low by more than the error says.
 
+    For an energy over units coded −1 and +1 (`discrete`), Z is a sum over states: exact where they can be listed,
+    else annealed from independent units with Gibbs sweeps (`evaluation.discrete`).
+
     Args:
         energy: E, `(B, *event)` to `(B,)`; low is likely.
         dim: dimension of an event that is a vector; not needed where the energy has an `event_shape`.
@@ -89,7 +92,7 @@ def log_partition(
         seed: of everything random.
         dtype: of the walkers; by default that of the energy's parameters, else of the rows or the reference.
         device: likewise.
-        kernel: leaves its target invariant; short HMC trajectories by default.
+        kernel: leaves its target invariant; by default short HMC trajectories, or Gibbs for a discrete energy.
         steps: moves at each temperature.
         conditional_ess: share of effective walkers that one change of temperature leaves.
         spread: standard deviation that a search begins from, in the model's units.
@@ -113,7 +116,15 @@ def log_partition(
         None if rows is None else rows.detach().to(**place._asdict()) for rows in (data, samples)
     )
     shape = _event_shape(energy, dim, event_shape, reference, data, samples)
-    kernel = default_kernel() if kernel is None else kernel
+    kernel = default_kernel(energy) if kernel is None else kernel
+    if getattr(energy, "discrete", False):
+        from .discrete import Settings, discrete_log_partition
+
+        settings = Settings(
+            kernel, walkers, populations, steps, conditional_ess, refinements, _checked_seed(seed)
+        )
+        like = torch.empty(0, **place._asdict())
+        return discrete_log_partition(energy, shape, like, settings, reference, data, samples)
     job = _Job(energy, shape, place, kernel, steps, conditional_ess, _checked_seed(seed))
     _check_values(job)
     start = _begin(job, reference, data if data is not None else samples, spread)

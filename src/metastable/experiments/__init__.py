@@ -22,9 +22,33 @@ _INDEX: dict[str, tuple[str, str]] = {
         "jarzynski_resampling",
         "Two modes in 50 dimensions: whether, when and how to resample (Fig. 9, 10)",
     ),
+    "nce-bias": (
+        "nce_bias",
+        "The optimum of R-NCE and of IBC under a Gaussian proposal (Fig. 1)",
+    ),
+    "febm-1d": (
+        "febm_1d",
+        "A Gaussian for data that are not: nine divergences and their density ratios (Fig. 1-4, Table 5)",
+    ),
     "log-partition-coverage": (
         "log_partition",
         "log Z of four targets: how often the 95 % interval covers the truth",
+    ),
+    "rbm-exact": (
+        "rbm_exact",
+        "Boltzmann machines against enumeration: Gibbs, annealed log Z, CD and PCD, pattern completion",
+    ),
+    "score-blind": (
+        "score_blind",
+        "What scores cannot see: the weights of separated modes",
+    ),
+    "adance-interval": (
+        "adance_interval",
+        "Self-adapting NCE on a pinwheel: quality and Var(log g) against the interval K (Table 5.2)",
+    ),
+    "adance-stability": (
+        "adance_stability",
+        "Digits: rejuvenation and spectral normalisation in self-adapting NCE (Fig. 3.1–3.3)",
     ),
 }
 """Name, module and title of every experiment; the title is repeated here so that nothing need be imported."""

@@ -1,13 +1,15 @@
 """Markov kernels: pure functions over tuples of tensors."""
 
 from .adaptation import warm_up
-from .base import ChainState, Info, Kernel, Noise
+from .base import ChainState, Info, Kernel, Noise, StepKernel
 from .chain import ChainResult, run_chain
+from .general import Flips, Independent, MetropolisHastings, RandomWalk
+from .gibbs import Gibbs
 from .hmc import HMC
 from .mala import MALA
 from .ula import ULA
 
-KERNELS: dict[str, type[Kernel]] = {k.name: k for k in (ULA, MALA, HMC)}
+KERNELS: dict[str, type[Kernel]] = {k.name: k for k in (ULA, MALA, HMC, Gibbs, MetropolisHastings)}
 
 __all__ = [
     "HMC",
@@ -16,9 +18,15 @@ __all__ = [
     "ULA",
     "ChainResult",
     "ChainState",
+    "Flips",
+    "Gibbs",
+    "Independent",
     "Info",
     "Kernel",
+    "MetropolisHastings",
     "Noise",
+    "RandomWalk",
+    "StepKernel",
     "run_chain",
     "warm_up",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from metastable.core.errors import UnsupportedError
 from metastable.core.types import Energy
 
-from .base import ChainState, Kernel
+from .base import ChainState, Kernel, StepKernel, require_events
 from .mala import MALA
 from .ula import ULA
 
@@ -52,20 +52,23 @@ def warm_up(
     The acceptance is averaged over chains, so one step size serves all of them. ULA has no acceptance: it is
     warmed up as MALA, and takes the step at which MALA would accept `target` of its moves, 0.9 by default.
     """
+    if not isinstance(kernel, StepKernel):
+        raise UnsupportedError(f"warmup: {kernel.name!r} has no step size to adapt; leave warmup out")
+    require_events(kernel, energy)
     if isinstance(kernel, ULA) and (kernel.noise is not None or kernel.drift_clip is not None):
         raise UnsupportedError(
             "warmup: a ULA kernel with its own noise or a clipped drift has no acceptance to adapt to; "
             "give its step_size"
         )
     target = kernel.target_acceptance if target is None else target
-    moving: Kernel = MALA(kernel.step_size) if isinstance(kernel, ULA) else kernel
+    moving: StepKernel = MALA(kernel.step_size) if isinstance(kernel, ULA) else kernel
     step = torch.as_tensor(kernel.step_size, dtype=x.dtype, device=x.device)
     anchor = torch.log(10 * step)
     average = dual_average_init(step)
     state = moving.init(energy, x)
     with torch.no_grad():
         for _ in range(steps):
-            noise = moving.draw(x, rng)
+            noise = moving.draw(x, rng, energy)
             state, info = moving.step(energy, state, noise, torch.exp(average.log_step))
             average = dual_average_update(average, info.acceptance.mean(), target, anchor)
     tuned = replace(kernel, step_size=float(torch.exp(average.log_average)))

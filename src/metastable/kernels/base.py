@@ -13,13 +13,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.errors import require_positive
+from metastable.core.errors import UnsupportedError, require_positive
 from metastable.core.random import normal_like, uniform_rows
 from metastable.core.types import Energy
 
 
 class Noise(NamedTuple):
-    """Random numbers of one step: standard normals `(B, *event)` and uniforms on [0, 1) `(B,)`."""
+    """Random numbers of one step: standard normals `(B, *event)` and uniforms on [0, 1) `(B,)`.
+
+    A kernel that needs other ones makes them in its `draw`, and says there what the two hold.
+    """
 
     normal: Tensor
     uniform: Tensor
@@ -31,10 +34,13 @@ class Info(NamedTuple):
     Attributes:
         acceptance: probability with which the move was accepted (1 for kernels that never reject).
         moved: squared distance from the old position to the new one.
+        grad: ∇E at the old position, `(B, *event)`, from a kernel that made it and does not keep it in its
+            state; a reference, which costs nothing where nobody reads it.
     """
 
     acceptance: Tensor
     moved: Tensor
+    grad: Tensor | None = None
 
 
 class ChainState(NamedTuple):
@@ -47,21 +53,16 @@ class ChainState(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """Base of all kernels: a frozen set of numbers with a pure `step`.
-
-    Attributes:
-        step_size: h. Drift h∇E and noise √(2h), whatever a paper calls it.
-    """
-
-    step_size: float = 0.1
+    """Base of all kernels: a frozen set of numbers with a pure `step`. Those with a step size are `StepKernel`s."""
 
     name: ClassVar[str] = ""
-    target_acceptance: ClassVar[float] = 0.8
     invariant: ClassVar[bool] = True
-    """Whether the kernel leaves exp(−E) exactly invariant (it has an accept step)."""
+    """Whether the kernel leaves exp(−E) exactly invariant (it has an accept step, or draws from conditionals)."""
 
-    def __post_init__(self) -> None:
-        require_positive(f"{self.name}.step_size", self.step_size)
+    @property
+    def discrete(self) -> bool:
+        """Whether its moves stay on units coded −1 and +1."""
+        return False
 
     @property
     def temperature(self) -> float:
@@ -73,20 +74,48 @@ class Kernel:
         """Gradient evaluations that one step costs."""
         return 1
 
-    def evaluations(self, steps: int) -> int:
-        """Energies that `init` and `steps` steps evaluate for one chain; one with its gradient counts as one."""
+    def evaluations(self, steps: int, energy: Energy | None = None, x: Tensor | None = None) -> int:
+        """Energies that `init` and `steps` steps evaluate for one chain; one with its gradient counts as one.
+
+        `energy` and `x`, some rows of its events, are for kernels whose cost depends on them.
+        """
         return steps * self.gradients_per_step + int(self.invariant)
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """The state of chains standing at `x`."""
         raise NotImplementedError
 
-    def draw(self, x: Tensor, rng: torch.Generator) -> Noise:
-        """The random numbers of one step."""
+    def draw(self, x: Tensor, rng: torch.Generator, energy: Energy | None = None) -> Noise:
+        """The random numbers of one step; `energy` is for kernels that must ask it how many they need."""
         return Noise(normal_like(x, rng), uniform_rows(x, rng))
 
     def step(
         self, energy: Energy, state: ChainState, noise: Noise, step_size: Tensor | float
     ) -> tuple[ChainState, Info]:
-        """One step with the given noise and step size."""
+        """One step with the given noise; `step_size` is for those that have one."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StepKernel(Kernel):
+    """Base of the kernels with a step size, which `warm_up` can adapt.
+
+    Attributes:
+        step_size: h. Drift h∇E and noise √(2h), whatever a paper calls it.
+    """
+
+    step_size: float = 0.1
+
+    target_acceptance: ClassVar[float] = 0.8
+
+    def __post_init__(self) -> None:
+        require_positive(f"{self.name}.step_size", self.step_size)
+
+
+def require_events(kernel: Kernel, energy: Energy) -> None:
+    """Refuse a kernel that would leave the states of a discrete energy."""
+    if getattr(energy, "discrete", False) and not kernel.discrete:
+        raise UnsupportedError(
+            f"kernel: {kernel.name!r} moves in continuous space, but the energy is over units coded −1 and +1; "
+            "use Gibbs(), or MetropolisHastings with a proposal that stays on them such as Flips(0.1)"
+        )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
-from metastable.core.errors import require_choice, require_count
-from metastable.core.types import Energy
+from metastable.core.errors import UnsupportedError, require_choice, require_count
+from metastable.core.types import Energy, row_dot
 
-from .base import ChainState, Info, Kernel, Noise
+from .base import ChainState, Info, Kernel, Noise, StepKernel, require_events
 from .fusion import fused
 
 ENGINES = ("eager", "compile")
@@ -22,15 +24,20 @@ UNROLL = 8
 VARIANTS = 256
 """Kernels × energies × batch shapes that one process may compile; torch's own limit of 8 is an error here."""
 
-Advance = Callable[[ChainState, list[Noise], Tensor], tuple[ChainState, Info]]
+Advance = Callable[[ChainState, list[Noise], Tensor, bool], tuple[ChainState, Info, Tensor]]
 
 
 class ChainResult(NamedTuple):
-    """The final state, mean diagnostics over the run, and positions `(draws, B, *event)` if recorded."""
+    """The final state, mean diagnostics over the run, and positions `(draws, B, *event)` if recorded.
+
+    `slope` is the mean of ‖∇E‖ over the positions x₀ … x_{k−1} of each chain, `(B,)`, if asked for; zero where
+    the kernel has no gradients.
+    """
 
     state: ChainState
     info: Info
     trace: Tensor | None
+    slope: Tensor | None = None
 
 
 def run_chain(
@@ -43,6 +50,7 @@ def run_chain(
     engine: str = "eager",
     step_size: Tensor | float | None = None,
     record: int = 0,
+    slopes: bool = False,
 ) -> ChainResult:
     """Advance every chain by `steps` steps.
 
@@ -56,25 +64,40 @@ def run_chain(
             break, several steps a call.
         step_size: overrides the kernel's, e.g. a tensor during warm-up.
         record: keep every `record`-th position; 0 keeps none, so that memory does not grow with `steps`.
+        slopes: also average ‖∇E‖ along each chain, from the gradients that the steps make anyway.
     """
     require_count("steps", steps, 0)
     require_choice("engine", engine, ENGINES)
     x = state.x
-    h = torch.as_tensor(kernel.step_size if step_size is None else step_size, dtype=x.dtype, device=x.device)
-    unroll = max(1, UNROLL // kernel.gradients_per_step) if engine == "compile" and not record else 1
+    require_events(kernel, energy)
+    h = _step_size(kernel, step_size, x)
+    unroll = max(1, UNROLL // max(1, kernel.gradients_per_step)) if engine == "compile" and not record else 1
     advance = compiled(kernel, energy) if engine == "compile" else _eager(kernel, energy)
-    total, trace, done = _no_info(x), [], 0
-    with torch.no_grad():
+    total, slope, trace, done = _no_info(x), x.new_zeros(()), [], 0
+    # a parametrised weight (spectral norm) is made once for the chain, not once for each step
+    kept = nullcontext() if engine == "compile" else parametrize.cached()
+    with torch.no_grad(), kept:
         while done < steps:
             count = unroll if steps - done >= unroll else 1
-            noises = [kernel.draw(x, rng) for _ in range(count)]
-            state, info = advance(state, noises, h)
+            noises = [kernel.draw(x, rng, energy) for _ in range(count)]
+            state, info, met = advance(state, noises, h, slopes)
             total = Info(total.acceptance + info.acceptance, total.moved + info.moved)
+            slope = slope + met
             done += count
             if record and done % record == 0:
                 trace.append(state.x.clone())
-    mean = Info(*(value / max(steps, 1) for value in total))
-    return ChainResult(state, mean, torch.stack(trace) if trace else None)
+    mean = Info(total.acceptance / max(steps, 1), total.moved / max(steps, 1))
+    along = slope.expand(len(x)) / max(steps, 1) if slopes else None
+    return ChainResult(state, mean, torch.stack(trace) if trace else None, along)
+
+
+def _step_size(kernel: Kernel, given: Tensor | float | None, x: Tensor) -> Tensor:
+    """The step size as a tensor beside `x`; an empty one for a kernel that has none."""
+    if not isinstance(kernel, StepKernel):
+        if given is not None:
+            raise UnsupportedError(f"step_size: {kernel.name!r} has none, got {given}")
+        return x.new_empty(0)
+    return torch.as_tensor(kernel.step_size if given is None else given, dtype=x.dtype, device=x.device)
 
 
 def _no_info(x: Tensor) -> Info:
@@ -83,13 +106,17 @@ def _no_info(x: Tensor) -> Info:
 
 
 def _advance(
-    kernel: Kernel, energy: Energy, state: ChainState, noises: list[Noise], h: Tensor
-) -> tuple[ChainState, Info]:
-    total = _no_info(state.x)
+    kernel: Kernel, energy: Energy, state: ChainState, noises: list[Noise], h: Tensor, slopes: bool
+) -> tuple[ChainState, Info, Tensor]:
+    total, slope = _no_info(state.x), state.x.new_zeros(())
     for noise in noises:
+        before = state
         state, info = kernel.step(energy, state, noise, h)
         total = Info(total.acceptance + info.acceptance, total.moved + info.moved)
-    return state, total
+        if slopes:
+            grad = before.grad if info.grad is None else info.grad
+            slope = slope + row_dot(grad, grad).sqrt() if grad.numel() else slope
+    return state, total, slope
 
 
 def _eager(kernel: Kernel, energy: Energy) -> Advance:
@@ -102,7 +129,7 @@ def compiled(kernel: Kernel, energy: Energy) -> Advance:
 
 
 @functools.cache
-def _compiled_advance() -> Callable[..., tuple[ChainState, Info]]:
+def _compiled_advance() -> Callable[..., tuple[ChainState, Info, Tensor]]:
     """One compiled function for all chains: the compiler keeps its own code per kind of kernel and energy.
 
     Energies are arguments, so that two networks of one architecture share code and nothing here keeps a

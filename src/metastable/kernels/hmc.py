@@ -11,12 +11,12 @@ from torch import Tensor
 from metastable.core.errors import ConfigError, require_count
 from metastable.core.types import Energy, energy_and_grad, row_sum
 
-from .base import ChainState, Info, Kernel, Noise
+from .base import ChainState, Info, Noise, StepKernel
 from .metropolis import accept
 
 
 @dataclass(frozen=True)
-class HMC(Kernel):
+class HMC(StepKernel):
     """`leapfrog` steps of size ε on H(x, p) = E(x) + ½ pᵀM⁻¹p, then accept with min(1, e^{−ΔH}).
 
     Attributes:

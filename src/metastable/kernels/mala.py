@@ -9,12 +9,12 @@ from torch import Tensor
 
 from metastable.core.types import Energy, energy_and_grad, row_dot
 
-from .base import ChainState, Info, Kernel, Noise
+from .base import ChainState, Info, Noise, StepKernel
 from .metropolis import accept
 
 
 @dataclass(frozen=True)
-class MALA(Kernel):
+class MALA(StepKernel):
     """A Langevin proposal x′ = x − h∇E(x) + √(2h)ξ, accepted with the Metropolis–Hastings probability.
 
     log ratio = E(x) − E(x′) + log q(x | x′) − log q(x′ | x), with

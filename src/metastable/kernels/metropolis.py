@@ -23,7 +23,7 @@ def accept(old: ChainState, new: ChainState, log_ratio: Tensor, uniform: Tensor)
     state = ChainState(
         torch.where(wide, new.x, old.x),
         torch.where(taken, new.energy, old.energy),
-        torch.where(wide, new.grad, old.grad),
+        torch.where(wide, new.grad, old.grad) if old.grad.numel() else old.grad,
     )
     displacement = state.x - old.x
     return state, Info(probability, row_dot(displacement, displacement))

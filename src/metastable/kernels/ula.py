@@ -13,11 +13,11 @@ from metastable.core.errors import require_positive
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, energy_and_grad, row_dot, row_sum
 
-from .base import ChainState, Info, Kernel, Noise
+from .base import ChainState, Info, Noise, StepKernel
 
 
 @dataclass(frozen=True)
-class ULA(Kernel):
+class ULA(StepKernel):
     """x′ = x − h∇E(x) + σξ with σ = √(2h) unless `noise` says otherwise.
 
     Attributes:
@@ -97,7 +97,7 @@ class ULA(Kernel):
         s = self.drift(grad + new_grad) if linear else self.drift(grad) + self.drift(new_grad)
         return energy - new_energy + row_sum(normal.sub(s, alpha=0.5 / sigma).mul_(s)) / sigma
 
-    def draw(self, x: Tensor, rng: torch.Generator) -> Noise:
+    def draw(self, x: Tensor, rng: torch.Generator, energy: Energy | None = None) -> Noise:
         """Normals only: nothing is accepted or rejected."""
         return Noise(normal_like(x, rng), x.new_empty(0))
 
@@ -113,5 +113,5 @@ class ULA(Kernel):
         grad = energy_and_grad(energy, x).grad
         y = x - self.drift(grad, step_size) + self.sigma(step_size) * noise.normal
         displacement = y - x
-        info = Info(torch.ones_like(x[:, :1].flatten(1)[:, 0]), row_dot(displacement, displacement))
+        info = Info(torch.ones_like(x[:, :1].flatten(1)[:, 0]), row_dot(displacement, displacement), grad)
         return ChainState(y, state.energy, state.grad), info

@@ -42,6 +42,8 @@ class Context:
         rng: the method's own random numbers.
         step: the number of updates made so far.
         engine: how chains run, `eager` or `compile`.
+        data_scale: the data's spread, which distances are measured in.
+        slopes: whether chains also report the mean of ‖∇E‖ along their path, as `gradient_magnitude`.
     """
 
     energy: Energy
@@ -52,6 +54,7 @@ class Context:
     step: int = 0
     engine: str = "eager"
     data_scale: float = field(default=1.0)
+    slopes: bool = False
 
     def seeing(self, energy: Energy) -> Context:
         """The same context with another energy in the place of the one in training."""
@@ -104,8 +107,11 @@ class Method(Generic[State]):
         """The state before the first update."""
         raise NotImplementedError
 
-    def turns(self, context: Context) -> Sequence[str]:
-        """Which players are stepped in this update, in order."""
+    def turns(self, context: Context) -> Sequence[str | tuple[str, ...]]:
+        """Which players are stepped in this update, in order.
+
+        A tuple of players shares one loss and one backward pass; `loss` is asked for the first of them.
+        """
         return ("energy",)
 
     def negatives(
@@ -181,9 +187,23 @@ class ChainMethod(Method[State]):
             return self.kernel
         return ULA(self.default_step_size if self.step_size is None else self.step_size)
 
+    @property
+    def temperature(self) -> float:
+        """T, where negatives follow exp(−E/T): that of the kernel."""
+        return self.moves.temperature
+
+    @property
+    def bounded(self) -> bool:
+        """Whether negatives stay in a bounded set under any energy, a constant one included."""
+        return self.moves.discrete
+
     def chains(self, context: Context, batch: int) -> int | None:
         """Chains that move in one update, where a method says so."""
         return None
+
+    def negatives_count(self, context: Context, batch: int) -> int | None:
+        """Negatives of one update, where a method says so: the chains that moved, unless it says otherwise."""
+        return self.chains(context, batch)
 
     def negatives(self, context: Context, state: State, batch: Tensor) -> tuple[Negatives, State, Metrics]:
         """The weighted negatives of this update."""
@@ -198,7 +218,9 @@ class ChainMethod(Method[State]):
     def evaluations(self, context: Context, batch: int) -> int | None:
         """The chains' gradients, then one energy for each datum and each negative."""
         chains = self.chains(context, batch)
-        return None if chains is None else chains * (self.moves.evaluations(self.steps) + 1) + batch
+        if chains is None:
+            return None
+        return chains * (self.moves.evaluations(self.steps, context.energy, context.data) + 1) + batch
 
 
 @dataclass(frozen=True)

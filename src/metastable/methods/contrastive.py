@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from metastable.core.errors import require, require_choice, require_count
+from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.types import Walkers
 from metastable.kernels import run_chain
 from metastable.walkers.starts import ReplayBuffer, from_data, from_noise
@@ -24,9 +24,14 @@ def move(method: ChainMethod, context: Context, x: Tensor) -> tuple[Tensor, Metr
     """`method.steps` kernel steps from `x` under the current energy."""
     kernel = method.moves
     state = kernel.init(context.energy, x)
-    result = run_chain(kernel, context.energy, state, method.steps, context.rng, engine=context.engine)
+    result = run_chain(
+        kernel, context.energy, state, method.steps, context.rng, engine=context.engine, slopes=context.slopes
+    )
     acceptance = result.info.acceptance if kernel.invariant else None
-    return result.state.x, chain_metrics(context, method.steps * result.info.moved, acceptance)
+    metrics = chain_metrics(context, method.steps * result.info.moved, acceptance)
+    if result.slope is not None:
+        metrics["gradient_magnitude"] = result.slope.mean()
+    return result.state.x, metrics
 
 
 @dataclass(frozen=True)
@@ -189,3 +194,61 @@ class PersistentCD(ChainMethod[PersistentState]):
     def load(self, tree: dict[str, Any]) -> PersistentState:
         """From a checkpoint."""
         return PersistentState(**tree)
+
+
+@dataclass(frozen=True)
+class ExactDraws(ChainMethod[Nothing]):
+    """Exact draws of the model at every update, for an energy that can sample itself: no chain, no bias.
+
+    The energy must have `sample(n, rng)`, `n` independent draws of exp(−E)/Z as it is now.
+
+    Attributes:
+        walkers: draws in an update; by default one for each row of the data batch.
+    """
+
+    walkers: int | None = None
+
+    name: ClassVar[str] = "exact"
+    discrete: ClassVar[bool] = True
+    """Draws are the energy's own, so they stay on the states of a discrete one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for setting in ("step_size", "kernel"):
+            require(getattr(self, setting) is None, f"exact.{setting}", "left out: nothing moves", "a value")
+        if self.walkers is not None:
+            require_count("exact.walkers", self.walkers)
+
+    def start(self, context: Context) -> Nothing:
+        """Nothing is carried."""
+        if not hasattr(context.energy, "sample"):
+            raise InputError(
+                f"energy: {type(context.energy).__name__} has no sample(n, rng), which exact draws need; "
+                "use a method with chains (pcd, jarzynski)"
+            )
+        return Nothing()
+
+    def negatives(
+        self, context: Context, state: Nothing, batch: Tensor
+    ) -> tuple[Negatives, Nothing, Metrics]:
+        """Independent of every draw before."""
+        return Negatives(self._draw(context, self.negatives_count(context, len(batch)))), state, {}
+
+    def _draw(self, context: Context, n: int) -> Tensor:
+        return context.energy.sample(n, context.rng).detach().to(context.data)  # pyright: ignore
+
+    def negatives_count(self, context: Context, batch: int) -> int:
+        """As many as `walkers` says, or one for each row."""
+        return self.walkers or batch
+
+    def evaluations(self, context: Context, batch: int) -> int:
+        """One energy for each datum and each draw."""
+        return batch + self.negatives_count(context, batch)
+
+    def current_walkers(self, context: Context, state: Nothing) -> Walkers:
+        """Fresh draws."""
+        return Walkers.equal(self._draw(context, self.walkers or min(len(context.data), 10_000)))
+
+    def load(self, tree: dict[str, Any]) -> Nothing:
+        """Nothing was saved."""
+        return Nothing()

@@ -39,7 +39,7 @@ def _exact(context: Context, n: int) -> tuple[Tensor, Tensor] | None:
         density = energy.exact_start(probe)  # pyright: ignore
         if density is not None:
             return density.sample(n, context.rng).to(data.dtype), torch.zeros((), **as_tensor)
-    if hasattr(energy, "sample") and hasattr(energy, "log_partition"):
+    if hasattr(energy, "sample") and hasattr(energy, "log_partition") and getattr(energy, "enumerable", True):
         log_z0 = torch.as_tensor(energy.log_partition()).detach().to(**as_tensor)  # pyright: ignore
         return energy.sample(n, context.rng).detach().to(data.dtype), log_z0  # pyright: ignore
     return None
@@ -54,5 +54,8 @@ def _by_smc(context: Context, n: int, groups: int) -> Population:
 
 
 def _population(context: Context, x: Tensor, log_z: Tensor) -> Population:
+    if getattr(context.energy, "discrete", False):
+        with torch.no_grad():
+            return Population.start(x, context.energy(x), x[:0], log_z)
     U, dU = energy_and_grad(context.energy, x)
     return Population.start(x, U, dU, log_z)

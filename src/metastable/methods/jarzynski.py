@@ -26,7 +26,7 @@ from metastable.core.random import normal_like
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import Energy, LogPartition, Walkers, energy_and_grad
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
-from metastable.kernels import ULA, Kernel, run_chain
+from metastable.kernels import ULA, Gibbs, Kernel, run_chain
 from metastable.walkers.population import ORDERS, Population
 from metastable.walkers.starts import random_rows
 
@@ -105,6 +105,11 @@ def stay(
     )
 
 
+def keeps_energy(kernel: Kernel, energy: Energy) -> bool:
+    """Whether the chain's state holds E where the walker stands; a Gibbs sweep never needs it."""
+    return not (isinstance(kernel, Gibbs) and hasattr(energy, "sweep"))
+
+
 def reweigh_then_move(
     kernel: Kernel,
     energy: Energy,
@@ -124,6 +129,9 @@ def reweigh_then_move(
     X = walkers.x if rows is None else walkers.x[rows]
     result = run_chain(kernel, energy, kernel.init(energy, X), steps, rng, engine=engine)
     Y, U_new, _ = result.state
+    if not keeps_energy(kernel, energy):
+        with torch.no_grad():
+            U_new = energy(Y)
     if rows is not None:
         Y, U_new = walkers.x.index_copy(0, rows, Y), U.index_copy(0, rows, U_new)
     move = Move(steps * result.info.moved, result.info.acceptance)
@@ -219,21 +227,35 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         following = per_population * self.populations
         return self.walkers - following, following
 
+    @property
+    def temperature(self) -> float:
+        """1: the weights account for whatever noise the kernel makes."""
+        return 1.0
+
     def chains(self, context: Context, batch: int) -> int:
         """Walkers that move in one update, of those that steer and those that follow."""
         return sum(min(self.batch or n, n) for n in self.counts)
 
     def evaluations(self, context: Context, batch: int) -> int:
         """The moves, the energies of walkers that stand still, and those of the gradient."""
-        moving, steering = self.chains(context, batch), self.counts[0]
+        moving = self.chains(context, batch)
         if not isinstance(self.moves, ULA):
-            follow = self.walkers + moving * self.moves.evaluations(self.steps)
+            follow = self.walkers + moving * self._each(context)
         elif self.batch is None:
             follow = moving * self.steps
         else:
             follow = self.walkers + moving * (self.steps + 1)
-        in_gradient = min(self.batch or steering, steering) if self.gradient == "batch" else steering
-        return follow + in_gradient + batch
+        return follow + self.negatives_count(context, batch) + batch
+
+    def negatives_count(self, context: Context, batch: int) -> int:
+        """Walkers that steer, or those of the mini-batch."""
+        steering = self.counts[0]
+        return min(self.batch or steering, steering) if self.gradient == "batch" else steering
+
+    def _each(self, context: Context) -> int:
+        """Energies of one moving walker under a kernel that leaves the model invariant."""
+        made = self.moves.evaluations(self.steps, context.energy, context.data)
+        return made + int(not keeps_energy(self.moves, context.energy))
 
     def start(self, context: Context) -> JarzynskiState:
         """Line 2, with walkers that follow the first model exactly or carry the error of their start."""

@@ -51,22 +51,34 @@ class Gaussian(nn.Module):
     def _diagonal(self) -> Tensor:
         return self.scale.diagonal() if self.full else self.scale
 
+    def _constant(self) -> Tensor:
+        return self._diagonal().log().sum() + 0.5 * self.mean.numel() * math.log(2 * math.pi)
+
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` draws, `(n, *event)`."""
-        noise = torch.randn(
+        return self._place(self._noise(n, rng))
+
+    def _noise(self, n: int, rng: torch.Generator) -> Tensor:
+        return torch.randn(
             (n, *self.event_shape), generator=rng, device=self.mean.device, dtype=self.mean.dtype
         )
+
+    def _place(self, noise: Tensor) -> Tensor:
         return self.mean + (noise @ self.scale.T if self.full else noise * self.scale)
+
+    def sample_and_log_prob(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The draws of `sample` with their log-densities, which need no solving for the noise behind them."""
+        noise = self._noise(n, rng)
+        return self._place(noise), -0.5 * row_sum(noise.square()) - self._constant()
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log-density, `(B, *event)` to `(B,)`."""
         centred = x - self.mean
-        if self.full:
-            white = torch.linalg.solve_triangular(self.scale, centred.T, upper=False).T
+        if self.full:  # events lie along the first dimension here: a sum over it runs through memory in order
+            square = torch.linalg.solve_triangular(self.scale, centred.T, upper=False).square().sum(0)
         else:
-            white = centred / self.scale
-        constant = self._diagonal().log().sum() + 0.5 * self.mean.numel() * math.log(2 * math.pi)
-        return -0.5 * row_sum(white.square()) - constant
+            square = row_sum((centred / self.scale).square())
+        return -0.5 * square - self._constant()
 
 
 class Uniform(nn.Module):

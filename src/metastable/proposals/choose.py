@@ -11,20 +11,23 @@ from metastable.core.errors import InputError, require, require_choice
 from metastable.core.types import Proposal
 
 from .basic import Uniform, fit_gaussian
+from .flows import Flow
 
-NAMED = ("gaussian", "uniform")
+NAMED = ("gaussian", "uniform", "flow")
 MARGIN = 0.1
 """Share of the data's range by which a uniform proposal reaches beyond it on every side."""
 
 
-def proposal_for(choice: str | Proposal, data: Tensor, field: str) -> nn.Module:
+def proposal_for(choice: str | Proposal, data: Tensor, field: str, seed: int = 0) -> nn.Module:
     """The proposal that `choice` names, fitted to `data`, or `choice` itself.
 
     Args:
-        choice: `gaussian` (the data's mean and covariance), `uniform` (a box around the data), or any module
-            with `sample`, `log_prob` and `event_shape`.
+        choice: `gaussian` (the data's mean and covariance), `uniform` (a box around the data), `flow` (a
+            normalising flow standardised by the data, not yet fitted), or any module with `sample`, `log_prob`
+            and `event_shape`.
         data: `(n, *event)`.
         field: the setting's name, for messages.
+        seed: of a flow's initial weights.
 
     >>> q = proposal_for("uniform", torch.tensor([[0.0], [1.0]]), "noise")
     >>> q.low.item(), round(q.high.item(), 3)
@@ -32,6 +35,8 @@ def proposal_for(choice: str | Proposal, data: Tensor, field: str) -> nn.Module:
     """
     if isinstance(choice, str):
         require_choice(field, choice, NAMED)
+        if choice == "flow":
+            return Flow(tuple(data.shape[1:]), data=data, seed=seed)
         return fit_gaussian(data) if choice == "gaussian" else _box(data)
     ok = isinstance(choice, nn.Module) and isinstance(choice, Proposal)
     require(

@@ -188,7 +188,18 @@ def save_figure(figure: Figure, path: Path | str, dpi: int = 160) -> Path:
         figure.savefig(
             path, dpi=dpi, facecolor="white", metadata={"Date": None} if vector else {"Software": None}
         )
+    if path.suffix.lower() == ".png":
+        _shrink(path)
     return path
+
+
+def _shrink(path: Path) -> None:
+    """Write a PNG again with a palette of 256 colours: a third of the size, and the same to the eye."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
 
 
 def to_svg(figure: Figure, name: str, dpi: int = 180) -> str:

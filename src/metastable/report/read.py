@@ -303,7 +303,7 @@ def name_of(value: Any) -> str | None:
     """The name in a setting that is either a name or a dict that holds one."""
     if isinstance(value, str):
         return value
-    found = [mapping(value).get(key) for key in ("name", "kind", "type", "path")]
+    found = [mapping(value).get(key) for key in ("name", "kind", "type", "path", "source")]
     return next((v for v in found if isinstance(v, str) and v), None)
 
 

@@ -22,6 +22,8 @@ _DRAWN_TOGETHER = {
     "energy_data",
     "energy_negatives",
     "energy_gap",
+    "energy_noisy",
+    "score_loss",
     "grad_norm",
     "ess",
     "ess_held_out",
@@ -29,6 +31,10 @@ _DRAWN_TOGETHER = {
     "log_z_se",
     "cross_entropy",
     "resamplings",
+    "grad_scale",
+    "weight_data_max",
+    "weight_negatives_max",
+    "negatives_ignored",
 }
 
 
@@ -157,8 +163,14 @@ def training(run: Run) -> Html:
             run,
             "energy_gap",
             "Energy gap",
-            f"{_gap_order(run)} Settles near zero where negatives come from chains.",
+            f"{_gap_order(run)} Settles near zero where negatives are draws of the model.",
             level=0,
+        ),
+        single(
+            run,
+            "score_loss",
+            "Score-matching loss",
+            "Up to a constant of the data, the Fisher divergence; low is good.",
         ),
         single(run, "grad_norm", "Gradient norm", log=True),
         single(
@@ -174,8 +186,9 @@ def training(run: Run) -> Html:
 
 
 def weights(run: Run) -> Html:
-    """What the walkers' weights say: effective sample size and log Z over the steps."""
-    return pictures([d for d in (_ess_trace(run), _log_z_trace(run)) if d])
+    """What weights say: effective sample size and log Z, and what data and negatives count for under β."""
+    drawn = (_ess_trace(run), _log_z_trace(run), _belief(run), _ignored(run))
+    return pictures([d for d in drawn if d])
 
 
 def _has(run: Run, metric: str) -> bool:
@@ -210,12 +223,17 @@ def _gap_order(run: Run) -> str:
 
 
 def _energies(run: Run) -> Html | None:
-    parts = [("energy_data", "data", DATA), ("energy_negatives", "negatives", MODEL)]
+    parts = [
+        ("energy_data", "data", DATA),
+        ("energy_noisy", "noisy data", DATA),
+        ("energy_negatives", "negatives", MODEL),
+    ]
     parts = [part for part in parts if _has(run, part[0])]
     if not parts:
         return None
     drawing = plots.curves("energies", [_series(run, m, c, n) for m, n, c in parts], y_label="mean energy")
-    return picture("Energy of data and of negatives", drawing, keys=[key(n, c) for _, n, c in parts])
+    heading = "Energy of data and of negatives" if len(parts) > 1 else f"Energy of {parts[0][1]}"
+    return picture(heading, drawing, keys=[key(n, c) for _, n, c in parts])
 
 
 def _ess_trace(run: Run) -> Html | None:
@@ -233,6 +251,37 @@ def _ess_trace(run: Run) -> Html | None:
     if len(ticks) and not marked:
         caption += f" Resampled at {number(len(ticks))} of {number(len(run.metrics['step']))} logged steps."
     return picture("Effective sample size", drawing, caption, keys)
+
+
+def _belief(run: Run) -> Html | None:
+    """Weights of the β objective over the steps."""
+    parts = [
+        ("grad_scale", "mean (GradScale)", INK),
+        ("weight_data_max", "heaviest datum", DATA),
+        ("weight_negatives_max", "heaviest negative", MODEL),
+    ]
+    parts = [part for part in parts if _has(run, part[0])]
+    if not parts:
+        return None
+    lines = [_series(run, m, c, n) for m, n, c in parts]
+    drawing = plots.curves("belief", lines, y_label="weight", log=True, level=1)
+    caption = (
+        "What data and negatives count for in an update; 1 without β. Near 0, negatives are not believed."
+    )
+    return picture("Weights of data and negatives", drawing, caption, [key(n, c) for _, n, c in parts])
+
+
+def _ignored(run: Run) -> Html | None:
+    caption = "Negatives that count for less than a hundredth of what they would without β."
+    return single(
+        run,
+        "negatives_ignored",
+        "Ignored negatives",
+        caption,
+        unit="share of negatives",
+        floor=0,
+        ceiling=1.02,
+    )
 
 
 def resampled_at(run: Run) -> np.ndarray:
@@ -258,7 +307,11 @@ def _log_z_trace(run: Run) -> Html | None:
         if band is not None
         else []
     )
-    return picture("log Z along training", drawing, "The energy moves, so log Z moves with it.", keys)
+    if "log_z_learned" in mapping(run.summary.get("scores")):
+        words = "Learned beside the energy. The number at the top was measured when training had ended."
+    else:
+        words = "The energy moves, so log Z moves with it."
+    return picture("log Z along training", drawing, words, keys)
 
 
 def other_metrics(run: Run) -> Html:

@@ -9,11 +9,14 @@ from metastable.core.errors import DivergenceError
 
 from .records import Row
 
-WATCHED = ("energy_data", "energy_negatives", "energy_gap", "grad_norm")
+ENERGIES = ("energy_data", "energy_negatives", "energy_noisy")
+WATCHED = (*ENERGIES, "energy_gap", "grad_norm")
 ADVICE = (
     "Try a smaller learning rate, a smaller kernel step_size, more kernel steps per update, "
     "clip_grad_norm=1, or on_divergence='rollback'."
 )
+EXPONENTS = ("exponent_min", "exponent_max")
+"""Extremes of the exponents H + E, which a method with a density ratio e^{H+E} logs."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Guard:
         """What is wrong with this row, or None."""
         for name, value in row.items():
             if not math.isfinite(value) and name in (*WATCHED, "log_z", "ess"):
-                return f"{name} is {value}"
-        for name in ("energy_data", "energy_negatives"):
+                return f"{name} is {value}{_exponents(row)}"
+        for name in ENERGIES:
             if name in row and abs(row[name]) > self.energy_limit:
                 return f"{name} = {row[name]:.3g} is beyond the energy_limit of ±{self.energy_limit:.3g}"
         return None
@@ -48,3 +51,20 @@ class Guard:
             step=step,
             checkpoint=checkpoint,
         )
+
+
+def _exponents(row: Row) -> str:
+    """How far H + E or log g went on this line, where a method exponentiates it: what usually overflows."""
+    if "log_g_max" in row:
+        return (
+            f" where |log g|, which is exponentiated, went up to {row['log_g_max']:.4g} (single precision ends at "
+            "88, and at half of that for psi='squared'); psi='nce', a shorter interval or a smaller rate avoid that"
+        )
+    if not all(name in row for name in EXPONENTS):
+        return ""
+    low, high = (row[name] for name in EXPONENTS)
+    return (
+        f" where H + E, which is exponentiated, went from {low:.4g} to {high:.4g} (single precision ends at ±88, "
+        "and at half of that where the divergence squares the ratio); a bounded divergence (f='js'), a start "
+        "nearer to the data or clip_exponent avoid that"
+    )

@@ -16,8 +16,12 @@ from metastable.core.errors import need
 Row = dict[str, float]
 
 
+EXTREMES = {"_min": torch.fmin, "_max": torch.fmax}
+"""Metrics with these endings are gathered as extremes of a line; what is not a number does not count in them."""
+
+
 class Gather:
-    """Running means of what is averaged over a line, and the latest of what is not; no value is waited for."""
+    """Running means (or extremes) over a line, and the latest of what is neither; no value is waited for."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -28,7 +32,8 @@ class Gather:
         """One update's metrics."""
         for name, value in averaged.items():
             value = value.detach().double()
-            self.sums[name] = value if self.count == 0 else self.sums[name] + value
+            join = EXTREMES.get(name[-4:], torch.add)
+            self.sums[name] = value if self.count == 0 else join(self.sums[name], value)
         self.latest = {name: value.detach().double() for name, value in latest.items()}
         self.count += 1
 
@@ -37,7 +42,7 @@ class Gather:
         names = [*self.sums, *self.latest]
         if not names:
             return {}
-        means = [value / self.count for value in self.sums.values()]
+        means = [v if name[-4:] in EXTREMES else v / self.count for name, v in self.sums.items()]
         values = torch.stack([v.reshape(()) for v in (*means, *self.latest.values())]).tolist()
         self.clear()
         return dict(zip(names, values, strict=True))

@@ -112,6 +112,7 @@ class Trainer:
         )
         for module in self.players.values():
             module.eval()
+        self.trainable = {name: _trainable(module) for name, module in self.players.items()}
         self.optimisers = self._optimisers()
         self.follow = {name: _followers(module) for name, module in self.players.items()}
         self.schedules = {name: self._schedule(o) for name, o in self.optimisers.items()}
@@ -132,14 +133,14 @@ class Trainer:
         if unknown:
             known = ", ".join(self.players)
             raise ConfigError(f"trainer.optimisers.{min(unknown)}", f"is no player of this run ({known})")
-        if not _trainable(self.players["energy"]):
+        if not any(self.trainable.values()):
             raise InputError("energy: has no trainable parameters; there is nothing to fit")
-        return {name: self._optimiser(name) for name, module in self.players.items() if _trainable(module)}
+        return {name: self._optimiser(name) for name, parameters in self.trainable.items() if parameters}
 
     def _optimiser(self, name: str) -> Optimizer:
         """The player's own optimiser, or the one that all share, at the rate its method asks for."""
         module, factory = self.players[name], self.config.optimisers.get(name, self.config.optimiser)
-        made: Any = factory(module if getattr(factory, "per_module", False) else _trainable(module))  # pyright: ignore
+        made: Any = factory(module if getattr(factory, "per_module", False) else self.trainable[name])  # pyright: ignore
         if not isinstance(made, Optimizer):
             raise InputError(f"optimiser: must make a torch.optim.Optimizer, got {type(made).__name__}")
         for group in made.param_groups:
@@ -189,11 +190,14 @@ class Trainer:
         batch = self.batches.at(context.step)
         with self.engine.autocast():
             negatives, self.state, averaged = method.negatives(context, self.state, batch)
-        for player in method.turns(context):
+        turns = [(turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context)]
+        for together in turns:
             with self.engine.autocast():
-                loss, metrics = method.loss(context, self.state, player, batch, negatives)
+                loss, metrics = method.loss(context, self.state, together[0], batch, negatives)
             averaged |= metrics
-            averaged |= self._descend(player, loss)
+            averaged |= self._descend(together, loss)
+        for player in self.optimisers.keys() & {name for together in turns for name in together}:
+            self.schedules[player].step()  # once in an update, however many turns the player had
         if self.ema is not None:
             self.ema.update_parameters(self.players["energy"])
         # outside autocast: log-weights add up energy differences, which half precision would not keep
@@ -209,17 +213,28 @@ class Trainer:
         elif self.config.max_evaluations is not None:
             raise ConfigError("trainer.max_evaluations", "this method does not count its evaluations")
 
-    def _descend(self, player: str, loss: Tensor) -> dict[str, Tensor]:
-        module, optimiser = self.players[player], self.optimisers[player]
-        optimiser.zero_grad(set_to_none=True)
-        self.engine.backward(loss, _trainable(module))
-        limit = self.config.clip_grad_norm
-        norm = nn.utils.clip_grad_norm_(module.parameters(), float("inf") if limit is None else limit)
-        optimiser.step()
-        self.schedules[player].step()
+    def _descend(self, together: tuple[str, ...], loss: Tensor) -> dict[str, Tensor]:
+        """One backward pass into the players of a turn, then a step of each; what is frozen stays."""
+        stepped = [player for player in together if player in self.optimisers]
+        parameters = [p for player in stepped for p in self.trainable[player]]
+        for parameter in parameters:
+            parameter.grad = None
+        if parameters:
+            self.engine.backward(loss, parameters)
+        return {_norm_name(player): self._step(player) for player in stepped}
+
+    def _step(self, player: str) -> Tensor:
+        """The player's optimiser step; returns the norm of its gradient."""
+        norm = self._clip(self.trainable[player])
+        self.optimisers[player].step()
         for follow in self.follow[player]:
             follow()
-        return {"grad_norm" if player == "energy" else f"grad_norm_{player}": norm}
+        return norm
+
+    def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
+        if self.config.clip_grad_norm is not None:
+            return nn.utils.clip_grad_norm_(parameters, self.config.clip_grad_norm)
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def _after_update(self) -> None:
         step, config = self.context.step, self.config
@@ -234,7 +249,8 @@ class Trainer:
         """Write a line; False when the guard rolled training back."""
         values = self.gather.read()
         if values:
-            rate = self.optimisers["energy"].param_groups[0]["lr"]
+            shown = self.optimisers.get("energy") or next(iter(self.optimisers.values()))
+            rate = shown.param_groups[0]["lr"]
             self.row = {
                 "step": self.context.step,
                 "seconds": self.seconds,
@@ -367,6 +383,10 @@ class Trainer:
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
+
+
+def _norm_name(player: str) -> str:
+    return "grad_norm" if player == "energy" else f"grad_norm_{player}"
 
 
 def _followers(module: nn.Module) -> list[Callable[[], None]]:

@@ -10,12 +10,17 @@ function: the mean of exp(log_weight) over a population is an unbiased estimate 
 walkers, temperatures or moves (Neal 2001; Del Moral, Doucet and Jasra 2006). This holds only while temperatures
 and step sizes were not chosen by looking at those walkers, so a pilot learns them and is then thrown away
 (`find_schedule`).
+
+Over units coded −1 and +1 the path is the same, but an energy that knows its conditionals at every β may walk its
+own (`tempered(fields, beta)`, from independent units with those fields to E): see `DiscretePath`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +30,7 @@ from metastable.core.random import normal_like
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, EnergyGrad, Proposal, Walkers, energy_and_grad, per_row
 from metastable.core.weights import ess_fraction, log_mean_exp
-from metastable.kernels import HMC, ChainState, Kernel, run_chain
+from metastable.kernels import HMC, ChainState, Gibbs, Kernel, StepKernel, run_chain
 
 RESAMPLE_BELOW = 0.5
 """A population whose effective sample size falls under this share of its walkers is resampled."""
@@ -158,8 +163,109 @@ class _Ends(NamedTuple):
         return _Ends(*(EnergyGrad(e.energy[index], e.grad[index]) for e in self))
 
 
-def _evaluate(energy: Energy, reference: Proposal, x: Tensor) -> _Ends:
-    return _Ends(energy_and_grad(energy, x), energy_and_grad(ReferenceEnergy(reference), x))
+class GeometricPath:
+    """E_β = (1 − β)·(−log q) + β·E, with both ends' gradients evaluated once where walkers stand."""
+
+    discrete = False
+
+    def __init__(self, energy: Energy, reference: Proposal):
+        self.energy, self.reference = energy, reference
+
+    def look(self, x: Tensor) -> _Ends:
+        """What is known where the walkers stand."""
+        return _Ends(energy_and_grad(self.energy, x), energy_and_grad(ReferenceEnergy(self.reference), x))
+
+    def gap(self, here: _Ends) -> Tensor:
+        """E_1 − E_0, `(n,)`, float64."""
+        return here.gap()
+
+    def log_change(self, here: _Ends, before: Tensor | float, after: Tensor | float) -> Tensor:
+        """E_before − E_after, the log-weight of a change of temperature, `(n,)`, float64."""
+        return -((after - before) * here.gap())
+
+    def at(self, beta: Tensor) -> Tempered:
+        """E_β."""
+        return Tempered(self.energy, self.reference, beta)
+
+    def at_rest(self, like: Tensor) -> Energy:
+        """E_0."""
+        return ReferenceEnergy(self.reference)
+
+    def state(self, kernel: Kernel, tempered: Any, x: Tensor, here: _Ends) -> ChainState:
+        """Chains of E_β at `x`, from what is known there."""
+        return ChainState(x, *tempered.mixed(here))
+
+
+class _Standing(NamedTuple):
+    """Walkers of a discrete path: nothing is kept but where they stand."""
+
+    x: Tensor
+
+    def undefined(self) -> Tensor:
+        return torch.zeros((), dtype=torch.int64, device=self.x.device)
+
+    def rows(self, index: Tensor) -> _Standing:
+        return _Standing(self.x[index])
+
+
+class DiscretePath:
+    """The path of an energy over units coded −1 and +1: its own where it has one, else the geometric one.
+
+    A restricted Boltzmann machine's own path scales its parameters, which is not geometric in the energy of its
+    visible units but keeps them drawable in blocks. Only E_β at the walkers is needed, and no gradient.
+    """
+
+    discrete = True
+
+    def __init__(self, energy: Energy, reference: Proposal):
+        self.energy, self.reference = energy, reference
+        self.fields = getattr(reference, "fields", None)
+        self.own = getattr(energy, "tempered", None) if self.fields is not None else None
+
+    def look(self, x: Tensor) -> _Standing:
+        """Nothing is evaluated yet."""
+        return _Standing(x)
+
+    def gap(self, here: _Standing) -> Tensor:
+        """E_1 − E_0, `(n,)`, float64."""
+        return -self.log_change(here, 0.0, 1.0)
+
+    def log_change(self, here: _Standing, before: Tensor | float, after: Tensor | float) -> Tensor:
+        """E_before − E_after, `(n,)`, float64; what is not a number has no probability."""
+        with torch.no_grad():
+            change = self.at(before)(here.x).double() - self.at(after)(here.x).double()
+        return torch.where(change.isnan(), -torch.inf, change)
+
+    def at(self, beta: Tensor | float) -> Energy:
+        """E_β."""
+        if self.own is not None:
+            with torch.no_grad():
+                return self.own(self.fields, beta)
+        return DiscreteTempered(self.energy, self.reference, torch.as_tensor(beta))
+
+    def at_rest(self, like: Tensor) -> Energy:
+        """E_0."""
+        return self.at(0.0)
+
+    def state(self, kernel: Kernel, tempered: Energy, x: Tensor, here: _Standing) -> ChainState:
+        """Chains of E_β at `x`."""
+        return kernel.init(tempered, x)
+
+
+class DiscreteTempered(Tempered):
+    """The geometric mixture of two energies over units coded −1 and +1, for kernels that look at energies only."""
+
+    discrete = True
+
+
+def path_for(energy: Energy, reference: Proposal) -> GeometricPath | DiscretePath:
+    """The path from `reference` to `energy`."""
+    discrete = bool(getattr(energy, "discrete", False))
+    if discrete and not getattr(reference, "discrete", False):
+        raise UnsupportedError(
+            "reference: the energy is over units coded −1 and +1, so its reference must be too; use Signs"
+        )
+    return DiscretePath(energy, reference) if discrete else GeometricPath(energy, reference)
 
 
 def anneal(
@@ -200,19 +306,19 @@ def anneal(
     log_weight = torch.zeros(populations, x.shape[0] // populations, dtype=torch.float64, device=x.device)
     bad = torch.zeros((), dtype=torch.int64, device=x.device)
     acceptance, ess = [], []
+    path: Any = path_for(energy, reference)
     for k in range(1, len(betas)):
-        ends = _evaluate(energy, reference, x)
-        gap = ends.gap()
-        bad = bad + ends.undefined()
-        log_weight = log_weight - ((betas[k] - betas[k - 1]) * gap).view_as(log_weight)
+        here = path.look(x)
+        bad = bad + here.undefined()
+        log_weight = log_weight + path.log_change(here, betas[k - 1], betas[k]).view_as(log_weight)
         ess.append(ess_fraction(log_weight))
         if resample_below > 0:
             rows, log_weight = _resample(log_weight, ess[-1] < resample_below, rng)
-            x, ends = x[rows], ends.rows(rows)
-        tempered = Tempered(energy, reference, betas[k])
-        state = ChainState(x, *tempered.mixed(ends))
-        h = _jittered(sizes[k], x, jitter, rng)
-        state, info, _ = run_chain(kernel, tempered, state, steps, rng, step_size=h)
+            x, here = x[rows], here.rows(rows)
+        tempered = path.at(betas[k])
+        state = path.state(kernel, tempered, x, here)
+        h = _jittered(sizes[k], x, jitter, rng) if isinstance(kernel, StepKernel) else None
+        state, info = run_chain(kernel, tempered, state, steps, rng, step_size=h)[:2]
         x = state.x
         acceptance.append(info.acceptance.mean())
     info = {"acceptance": torch.stack(acceptance), "ess": torch.stack(ess), "undefined": bad}
@@ -244,6 +350,11 @@ def _require_invariant(kernel: Kernel) -> None:
             f"kernel: {kernel.name!r} does not leave its target invariant, so the estimate of Z would be biased; "
             "use MALA or HMC"
         )
+
+
+def _own_step_size(kernel: Kernel) -> float:
+    """That of a kernel; not a number for one that has none."""
+    return kernel.step_size if isinstance(kernel, StepKernel) else math.nan
 
 
 def _require_densities(gap: Tensor) -> None:
@@ -292,7 +403,7 @@ def ais(
     require_count("n", n)
     grid = Schedule.equal(betas).betas if isinstance(betas, int) else betas.double()
     _require_path(grid)
-    schedule = Schedule(grid, torch.full_like(grid, kernel.step_size))
+    schedule = Schedule(grid, torch.full_like(grid, _own_step_size(kernel)))
     x = _draw(reference, n, rng)
     return anneal(
         energy, reference, x, schedule, kernel, rng, steps=steps_per_beta, resample_below=0, jitter=0
@@ -364,23 +475,24 @@ def find_schedule(
     require_count("walkers", walkers, 2)
     x = _draw(reference, walkers, rng)
     log_weight = torch.zeros(1, walkers, dtype=torch.float64, device=x.device)
-    at_rest, centre, scale = ReferenceEnergy(reference), x.mean(0), x.std(0)
-    h, x, _ = _tuned(at_rest, kernel.init(at_rest, x), kernel, rng, kernel.step_size, 10)
+    path: Any = path_for(energy, reference)
+    at_rest, centre, scale = path.at_rest(x), x.mean(0), x.std(0)
+    h, x, _ = _tuned(at_rest, kernel.init(at_rest, x), kernel, rng, _own_step_size(kernel), 10)
     betas, sizes, acceptance, ess, bad, jumped = [0.0], [h], [], [], 0, False
     while betas[-1] < 1:
-        ends = _evaluate(energy, reference, x)
-        gap = ends.gap()
-        _require_densities(gap)
-        bad += int(ends.undefined())
-        far = ((x - centre) / scale).square().flatten(1).mean(1).median() > RUNAWAY**2
-        jumped = len(betas) >= max_temperatures or 1 - betas[-1] < ENDLESS or bool(far)
-        gain = 1 - betas[-1] if jumped else _next_gap(log_weight[0], gap, 1 - betas[-1], conditional_ess)
-        betas.append(1.0 if gain >= 1 - betas[-1] else betas[-1] + gain)
-        log_weight = log_weight - (betas[-1] - betas[-2]) * gap
+        here, left = path.look(x), 1 - betas[-1]
+        _require_densities(path.gap(here))
+        bad += int(here.undefined())
+        far = not path.discrete and _far(x, centre, scale)
+        jumped = len(betas) >= max_temperatures or left < ENDLESS or far
+        changes = _changes(path, here, betas[-1])
+        gain = left if jumped else _next_gap(log_weight[0], changes, left, conditional_ess)
+        betas.append(1.0 if gain >= left else betas[-1] + gain)
+        log_weight = log_weight + path.log_change(here, betas[-2], betas[-1])
         ess.append(ess_fraction(log_weight))
         rows, log_weight = _resample(log_weight, ess[-1] < RESAMPLE_BELOW, rng)
-        tempered = Tempered(energy, reference, gap.new_tensor(betas[-1]))
-        state = ChainState(x[rows], *tempered.mixed(ends.rows(rows)))
+        tempered = path.at(log_weight.new_tensor(betas[-1]))
+        state = path.state(kernel, tempered, x[rows], here.rows(rows))
         h, x, accepted = _tuned(tempered, state, kernel, rng, h, steps)
         sizes.append(h)
         acceptance.append(accepted)
@@ -389,16 +501,28 @@ def find_schedule(
     return Annealed(x, log_weight.flatten(), info, schedule=schedule, complete=not jumped)
 
 
-def _next_gap(log_weight: Tensor, gap: Tensor, left: float, target: float) -> float:
+def _far(x: Tensor, centre: Tensor, scale: Tensor) -> bool:
+    """Whether the typical walker has left every region where the reference has draws."""
+    return bool(((x - centre) / scale).square().flatten(1).mean(1).median() > RUNAWAY**2)
+
+
+def _changes(path: Any, here: Any, beta: float) -> Callable[[Tensor], Tensor]:
+    """log w of each of several changes of β, `(C,)` to `(C, n)`."""
+    if not path.discrete:  # one look serves all of them
+        return lambda change: -change[:, None] * path.gap(here)
+    return lambda change: torch.stack([path.log_change(here, beta, beta + c) for c in change])
+
+
+def _next_gap(log_weight: Tensor, changes: Callable[[Tensor], Tensor], left: float, target: float) -> float:
     """The largest change of β up to `left` that keeps the conditional ESS at `target`.
 
-    (Σ W w)²/(Σ W w²) with W the weights so far and w = exp(−Δβ·gap): one number for each candidate Δβ of a
+    (Σ W w)²/(Σ W w²) with W the weights so far and w those of the change: one number for each candidate Δβ of a
     grid over ten decades, then of a finer one between the two that enclose the answer.
     """
-    coarse = left * torch.logspace(-10, 0, 61, dtype=torch.float64, device=gap.device)
-    low, high = _enclose(_conditional_ess(log_weight, gap, coarse) >= target, coarse)
-    fine = torch.linspace(low, high, 33, dtype=torch.float64, device=gap.device)
-    return low if low == high else _enclose(_conditional_ess(log_weight, gap, fine) >= target, fine)[0]
+    coarse = left * torch.logspace(-10, 0, 61, dtype=torch.float64, device=log_weight.device)
+    low, high = _enclose(_conditional_ess(log_weight, changes(coarse)) >= target, coarse)
+    fine = torch.linspace(low, high, 33, dtype=torch.float64, device=log_weight.device)
+    return low if low == high else _enclose(_conditional_ess(log_weight, changes(fine)) >= target, fine)[0]
 
 
 def _enclose(good: Tensor, tries: Tensor) -> tuple[float, float]:
@@ -408,8 +532,7 @@ def _enclose(good: Tensor, tries: Tensor) -> tuple[float, float]:
     return float(tries[last]), float(tries[min(count, len(tries) - 1)])
 
 
-def _conditional_ess(log_weight: Tensor, gap: Tensor, change: Tensor) -> Tensor:
-    step = -change[:, None] * gap
+def _conditional_ess(log_weight: Tensor, step: Tensor) -> Tensor:
     once, twice = (torch.logsumexp(log_weight + k * step, 1) for k in (1, 2))
     return torch.exp(2 * once - twice - torch.logsumexp(log_weight, 0))
 
@@ -418,11 +541,14 @@ def _tuned(
     energy: Energy, state: ChainState, kernel: Kernel, rng: torch.Generator, step_size: float, steps: int
 ) -> tuple[float, Tensor, float]:
     """`steps` moves while the step size follows the acceptance: step size, positions and acceptance after them."""
+    if not isinstance(kernel, StepKernel):
+        state, info = run_chain(kernel, energy, state, steps, rng)[:2]
+        return step_size, state.x, float(info.acceptance.mean())
     log_step = state.x.new_tensor(step_size).log()
     accepted = torch.ones_like(log_step)
     for _ in range(steps):
         h = _jittered(log_step.exp(), state.x, STEP_JITTER, rng)
-        state, info, _ = run_chain(kernel, energy, state, 1, rng, step_size=h)
+        state, info = run_chain(kernel, energy, state, 1, rng, step_size=h)[:2]
         accepted = info.acceptance.mean()
         # the acceptance is a mean over all walkers, so the gain can be large and constant
         log_step = log_step + 1.5 * (accepted - kernel.target_acceptance)
@@ -451,7 +577,8 @@ def smc(
         populations: G, independent groups; they share the schedule, which the pilot fixed beforehand.
         walkers: n in each population.
         rng: source of randomness.
-        kernel: leaves its target invariant; HMC by default. Its step size is where the pilot starts.
+        kernel: leaves its target invariant; by default HMC, or Gibbs for a discrete energy. Its step size, where
+            it has one, is where the pilot starts.
         schedule: skip the pilot and use this path.
         steps: moves at each temperature.
         pilot_walkers: of the pilot, by default as many as one population has, at least 256.
@@ -461,7 +588,7 @@ def smc(
     require_count("populations", populations)
     require_count("walkers", walkers, 2)
     require(0 < conditional_ess < 1, "conditional_ess", "between 0 and 1", conditional_ess)
-    kernel = default_kernel() if kernel is None else kernel
+    kernel = default_kernel(energy) if kernel is None else kernel
     complete = True
     if schedule is None:
         size = max(walkers, 256) if pilot_walkers is None else pilot_walkers
@@ -473,6 +600,11 @@ def smc(
     return replace(anneal(energy, reference, x, schedule, kernel, rng, **options), complete=complete)
 
 
-def default_kernel() -> Kernel:
-    """Short Hamiltonian trajectories: they forget their start in fewer gradients than Langevin steps."""
+def default_kernel(energy: Energy | None = None) -> Kernel:
+    """Short Hamiltonian trajectories: they forget their start in fewer gradients than Langevin steps.
+
+    Gibbs sweeps where the energy is discrete.
+    """
+    if getattr(energy, "discrete", False):
+        return Gibbs()
     return HMC(step_size=0.3, leapfrog=4)

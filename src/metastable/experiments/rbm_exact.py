@@ -1,0 +1,493 @@
+"""Discrete energies against enumeration: Gibbs marginals, annealed log Z, trained likelihood, pattern completion.
+
+Units are coded −1 and +1. A machine of 12 visible and 8 hidden units has 4096 visible states, so every estimate
+here has an exact answer beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.api import fit
+from metastable.core.random import derive, generator
+from metastable.core.weights import log_mean_exp, spread_of_log_mean
+from metastable.data.toy import bars_and_stripes
+from metastable.energies import RBM, BoltzmannMachine, Hopfield
+from metastable.evaluation.discrete import counting_noise, total_variation
+from metastable.kernels import Flips, Gibbs, Kernel, MetropolisHastings, run_chain
+from metastable.methods import ContrastiveDivergence, Jarzynski, Method, PersistentCD
+from metastable.proposals import Signs
+from metastable.proposals.signs import log_2cosh, state_numbers, states
+from metastable.training.config import Adam, Schedule
+from metastable.walkers.smc import ais
+
+from .base import Bench, Experiment, Row
+
+VISIBLE, HIDDEN = 12, 8
+COUPLING = 0.4
+"""Standard deviation of the target's weights: strong enough that units are far from independent."""
+LETTERS = {
+    "T": "####### ####### ..###.. ..###.. ..###.. ..###.. ..###.. ..###..",
+    "L": "##..... ##..... ##..... ##..... ##..... ##..... ####### #######",
+    "O": ".#####. ##...## ##...## ##...## ##...## ##...## ##...## .#####.",
+    "X": "##...## ##...## .##.##. ..###.. ..###.. .##.##. ##...## ##...##",
+    "H": "##...## ##...## ##...## ####### ####### ##...## ##...## ##...##",
+    "C": ".###### ##..... ##..... ##..... ##..... ##..... ##..... .######",
+    "Z": "####### .....## ....##. ...##.. ..##... .##.... ##..... #######",
+}
+
+
+# --- targets ------------------------------------------------------------------------------------------------
+
+
+def target_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, coupling: float = COUPLING) -> RBM:
+    """A machine with random weights and biases, float64; the same one whatever the seed of the experiment."""
+    rng = generator(derive(0, "target", visible, hidden))
+    weight = coupling * torch.randn(visible, hidden, generator=rng, dtype=torch.float64)
+    a, b = (0.3 * torch.randn(n, generator=rng, dtype=torch.float64) for n in (visible, hidden))
+    return RBM.of(weight, a, b)
+
+
+def target_boltzmann(units: int = VISIBLE) -> BoltzmannMachine:
+    """A machine with random couplings of the size 1/√d, float64; always the same one."""
+    rng = generator(derive(0, "boltzmann", units))
+    raw = torch.randn(units, units, generator=rng, dtype=torch.float64).triu(1) / math.sqrt(units)
+    return BoltzmannMachine.of(raw + raw.T, 0.3 * torch.randn(units, generator=rng, dtype=torch.float64))
+
+
+def relaxation_time(energy: RBM) -> float:
+    """Sweeps in which the slowest part of block Gibbs falls by e: −1/log λ₂, from the exact transition matrix.
+
+    The chain h → v → h has the eigenvalues of v → h → v beyond zeros, and fewer states.
+    """
+    with torch.no_grad():
+        log_h, log_v = (_block_log_probabilities(energy, layer) for layer in ("hidden", "visible"))
+        step = log_v.exp() @ log_h.exp()
+    return -1 / math.log(float(torch.linalg.eigvals(step).abs().sort().values[-2]))
+
+
+def _block_log_probabilities(energy: RBM, drawn: str) -> Tensor:
+    """log p(drawn layer | other layer) for all pairs of states, one row for each state of the other layer."""
+    layers = energy.structure() if drawn == "hidden" else energy.structure().transposed()
+    given, new = (states(n) for n in layers.weight.shape)
+    field = layers.hidden_field(given)
+    return field @ new.T - log_2cosh(field).sum(1, keepdim=True)
+
+
+# --- marginals ----------------------------------------------------------------------------------------------
+
+
+class Marginal(NamedTuple):
+    """Probabilities of all states, exact and as frequencies, and what independent draws would leave."""
+
+    exact: Tensor
+    found: Tensor
+    noise: float
+
+    @property
+    def distance(self) -> float:
+        """Total variation."""
+        return float(total_variation(self.exact, self.found))
+
+
+def marginal(energy: Any, kernel: Kernel, chains: int, burn_in: int, kept: int, seed: int) -> Marginal:
+    """Frequencies of `kept` sweeps of `chains` chains from random signs, against enumeration."""
+    rng = generator(derive(seed, "marginal", kernel.name))
+    x = Signs.uniform(energy.event_shape).sample(chains, rng).double()
+    state = run_chain(kernel, energy, kernel.init(energy, x), burn_in, rng).state
+    exact = energy.exact_probabilities()
+    counts = torch.zeros(len(exact), dtype=torch.int64)
+    for _ in range(kept):
+        state = run_chain(kernel, energy, state, 1, rng).state
+        counts += torch.bincount(state_numbers(state.x), minlength=len(exact))
+    return Marginal(exact, counts.double() / counts.sum(), counting_noise(exact, chains * kept))
+
+
+def marginals(bench: Bench) -> dict[str, Marginal]:
+    """The restricted machine in blocks and by single flips, and a Boltzmann machine unit by unit."""
+    rbm, machine = target_rbm(), target_boltzmann()
+    members: dict[str, tuple[Any, Kernel, int]] = {
+        "gibbs": (rbm, Gibbs(), bench.burn_in),
+        "gibbs, boltzmann machine": (machine, Gibbs(order="random"), bench.burn_in),
+        "metropolis-hastings": (rbm, MetropolisHastings(Flips(1 / VISIBLE)), 3 * bench.burn_in),
+    }
+    return {
+        name: marginal(energy, kernel, bench.chains, burn_in, bench.kept, bench.seed)
+        for name, (energy, kernel, burn_in) in members.items()
+        if name in bench.samplers
+    }
+
+
+# --- log Z --------------------------------------------------------------------------------------------------
+
+
+class Estimates(NamedTuple):
+    """Annealed estimates of log Z over seeds, `(S,)`, their standard errors, and the exact value."""
+
+    values: Tensor
+    errors: Tensor
+    exact: float
+
+    @property
+    def scores(self) -> Tensor:
+        """|value − exact| in standard errors."""
+        return (self.values - self.exact).abs() / self.errors
+
+
+def annealed(energy: RBM, seeds: int, walkers: int, groups: int, temperatures: int, seed: int) -> Estimates:
+    """One run of annealed importance sampling from uniform signs for each seed; errors from groups of walkers."""
+    reference = Signs.uniform(energy.event_shape, energy.weight.detach())
+    values, errors = [], []
+    for k in range(seeds):
+        rng = generator(derive(seed, "ais", k))
+        run = ais(energy, reference, walkers, temperatures, Gibbs(), 1, rng)
+        each = log_mean_exp(run.log_weight.view(groups, -1))
+        values.append(log_mean_exp(each))
+        errors.append(spread_of_log_mean(each))
+    return Estimates(torch.stack(values), torch.stack(errors), float(energy.log_partition()))
+
+
+# --- training -----------------------------------------------------------------------------------------------
+
+
+class Course(NamedTuple):
+    """Exact KL(truth ‖ model) along one training."""
+
+    steps: list[int]
+    kls: list[float]
+
+
+def exact_kl(truth: Tensor, model: RBM) -> float:
+    """Σ p log(p/q) over all states; `truth` is `(2^V,)` and may hold zeros."""
+    known = truth > 0
+    return float((truth[known] * (truth[known].log() - model.exact_probabilities()[known].log())).sum())
+
+
+def learn(
+    data: Tensor, truth: Tensor, hidden: int, method: Method, steps: int, seed: int, rate: float = 0.02
+) -> tuple[RBM, Course]:
+    """Train a machine and follow its exact distance to `truth`."""
+    student = RBM(tuple(data.shape[1:]), hidden, seed=derive(seed, "student") % 2**31)
+    course = Course([], [])
+
+    def note(row: Any) -> None:
+        course.steps.append(int(row["step"]))
+        course.kls.append(exact_kl(truth, student))
+
+    fit(
+        student,
+        data,
+        method,
+        steps=steps,
+        seed=seed,
+        evaluate=False,
+        batch_size=256,
+        optimiser=Adam(rate),
+        schedule=Schedule("cosine"),
+        log_every=max(1, steps // 40),
+        progress=note,
+        device="cpu",
+    )
+    course.steps.append(steps)
+    course.kls.append(exact_kl(truth, student))
+    return student, course
+
+
+METHODS: dict[str, Callable[[Bench], Method]] = {
+    "cd-1": lambda b: ContrastiveDivergence(kernel=Gibbs(), steps=1),
+    "cd-10": lambda b: ContrastiveDivergence(kernel=Gibbs(), steps=10),
+    "pcd": lambda b: PersistentCD(kernel=Gibbs(), steps=5, walkers=b.walkers),
+    "jarzynski": lambda b: Jarzynski(kernel=Gibbs(), steps=5, walkers=b.walkers),
+}
+
+
+def independent_kl(truth: Tensor, data: Tensor) -> float:
+    """KL(truth ‖ independent units with the data's means): what a machine without weights can reach."""
+    bare = RBM(tuple(data.shape[1:]), 1, scale=0.0)
+    with torch.no_grad():
+        bare.visible_bias.copy_(torch.atanh(data.flatten(1).mean(0).clamp(-1 + 1e-6, 1 - 1e-6)))
+    return exact_kl(truth, bare)
+
+
+def student_courses(bench: Bench) -> tuple[dict[str, Course], float]:
+    """Every method on rows of the target, and the KL of independent units."""
+    teacher = target_rbm()
+    truth = teacher.exact_probabilities()
+    data = teacher.sample(bench.rows, generator(derive(bench.seed, "rows"))).float()
+    courses = {}
+    for name in bench.methods:
+        _, courses[name] = learn(data, truth, HIDDEN, METHODS[name](bench), bench.steps, bench.seed)
+        bench.say(f"{name}: KL(teacher ‖ student) = {courses[name].kls[-1]:.4f}")
+    return courses, independent_kl(truth, data)
+
+
+class Learned(NamedTuple):
+    """A trained machine and its exact KL(data ‖ model)."""
+
+    student: RBM
+    kl: float
+
+
+def bars(bench: Bench) -> dict[str, Learned]:
+    """Machines trained on bars and stripes: a few patterns far apart, which persistent chains follow badly."""
+    patterns = bars_and_stripes(bench.side)
+    truth = torch.zeros(2 ** patterns[0].numel(), dtype=torch.float64)
+    truth[state_numbers(patterns)] = 1 / len(patterns)
+    data, found = patterns.repeat(20, 1, 1, 1), {}
+    for name in bench.bars_methods:
+        student, course = learn(
+            data, truth, bench.bars_hidden, METHODS[name](bench), bench.bars_steps, bench.seed
+        )
+        found[name] = Learned(student, course.kls[-1])
+        bench.say(f"{name}: KL(bars and stripes ‖ student) = {found[name].kl:.4f}")
+    return found
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+def completion_rate(
+    rule: str, units: int, load: float, repeats: int, seed: int, beta: float | None = None
+) -> float:
+    """Share of random patterns that half of their units bring back, at `load`·`units` stored ones."""
+    found, count = 0.0, max(1, round(load * units))
+    for k in range(repeats):
+        patterns = Signs.uniform(units).sample(count, generator(derive(seed, "patterns", units, load, k)))
+        known = torch.rand(patterns.shape, generator=generator(derive(seed, "known", k))) < 0.5
+        back = Hopfield(patterns, rule).complete(patterns, known, beta=beta, seed=k)
+        found += float(((back * patterns).mean(1) >= 0.95).double().mean())
+    return found / repeats
+
+
+def letters() -> Tensor:
+    """Letters as patterns `(7, 8, 7)`, far from independent of each other."""
+    rows = [[[1.0 if c == "#" else -1.0 for c in line] for line in text.split()] for text in LETTERS.values()]
+    return torch.tensor(rows)
+
+
+# --- the experiment -----------------------------------------------------------------------------------------
+
+
+def body(bench: Bench) -> list[Row]:
+    """Rows of all four parts, and their pictures."""
+    found = marginals(bench)
+    for name, m in found.items():
+        bench.say(f"{name}: total variation {m.distance:.4f}, {m.noise:.4f} for independent draws")
+    sizes = {f"{v}x{h}": (v, h) for v, h in bench.machines}
+    estimates = {}
+    for name, (v, h) in sizes.items():
+        energy = target_rbm(v, h, COUPLING * math.sqrt(VISIBLE / v))
+        temperatures = bench.temperatures if v == VISIBLE else 2 * bench.temperatures
+        estimates[name] = annealed(
+            energy, bench.seeds, bench.ais_walkers, bench.groups, temperatures, bench.seed
+        )
+        bench.say(
+            f"annealed log Z, {name}: at most {float(estimates[name].scores.max()):.2f} standard errors off"
+        )
+    courses, alone = student_courses(bench)
+    pictures = bars(bench)
+    _draw_marginals(bench, found, estimates)
+    _draw_training(bench, courses, alone, pictures)
+    _draw_memory(bench)
+    return [
+        *_marginal_rows(bench, found),
+        *_log_z_rows(estimates),
+        *_training_rows(bench, courses, alone, pictures),
+        *_memory_rows(bench),
+    ]
+
+
+def _marginal_rows(bench: Bench, found: dict[str, Marginal]) -> list[Row]:
+    rows = [Row("relaxation_sweeps/gibbs", relaxation_time(target_rbm()))]
+    for name, m in found.items():
+        key = name.replace(", ", "/").replace(" ", "-")
+        rows += [
+            Row(f"total_variation/{key}", m.distance, "<=", bench.tv_target),
+            Row(f"total_variation_of_independent_draws/{key}", m.noise),
+        ]
+    return rows
+
+
+def _log_z_rows(estimates: dict[str, Estimates]) -> list[Row]:
+    rows = []
+    for name, e in estimates.items():
+        rows += [
+            Row(f"log_z_worst_z/{name}", float(e.scores.max()), "<=", 3.0),
+            Row(f"log_z_seeds_within_3_std_errors/{name}", float((e.scores <= 3).sum()), ">=", len(e.values)),
+            Row(f"log_z_median_std_error/{name}", float(e.errors.median())),
+            Row(f"log_z_mean_error/{name}", float(e.values.mean()) - e.exact),
+            Row(f"log_z_exact/{name}", e.exact),
+        ]
+    return rows
+
+
+def _training_rows(
+    bench: Bench, courses: dict[str, Course], alone: float, pictures: dict[str, Learned]
+) -> list[Row]:
+    rows = [Row("kl_exact/independent-units", alone)]
+    for name, course in courses.items():
+        target = bench.kl_targets.get(name)
+        rows.append(Row(f"kl_exact/{name}", course.kls[-1], "<=" if target else None, target))
+    return [*rows, *(Row(f"kl_exact/bars-and-stripes/{name}", found.kl) for name, found in pictures.items())]
+
+
+def _memory_rows(bench: Bench) -> list[Row]:
+    rows = []
+    for load in bench.loads:
+        for rule in ("hebbian", "pseudo-inverse"):
+            rate = completion_rate(rule, bench.units, load, bench.repeats, bench.seed)
+            required = (
+                (">=", 0.95) if load <= 0.06 or (rule == "pseudo-inverse" and load <= 0.1) else (None, None)
+            )
+            rows.append(Row(f"completion_rate/{rule}/load={load:g}", rate, *required))
+    rate = completion_rate("hebbian", bench.units, bench.loads[0], bench.repeats, bench.seed, beta=6.0)
+    return [*rows, Row(f"completion_rate/hebbian/load={bench.loads[0]:g}/beta=6", rate, ">=", 0.95)]
+
+
+# --- pictures -----------------------------------------------------------------------------------------------
+
+
+def _draw_marginals(bench: Bench, found: dict[str, Marginal], estimates: dict[str, Estimates]) -> None:
+    """Exact probabilities against frequencies, and log Z with error bars against the exact value."""
+    from metastable.report.figures import new_figure, palette, save_figure
+
+    figure = new_figure(3.3 * len(found) + 0.6, 3.4)
+    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for axes, (name, m) in zip(panels, found.items(), strict=True):
+        seen = m.found > 0
+        low = float(m.exact.min()) / 2
+        axes.plot([low, 1], [low, 1], color="black", lw=0.8)
+        axes.scatter(m.exact[seen], m.found[seen], s=4, alpha=0.35, color=palette.blue, linewidths=0)
+        axes.set(xscale="log", yscale="log", xlabel="exact probability", xlim=(low, 1), ylim=(low, 1))
+        axes.set_xticks([10.0**k for k in range(-8, 1, 2) if 10.0**k >= low])
+        axes.set_title(f"{name}\ntotal variation {m.distance:.4f}", fontsize=9)
+    figure.axes[0].set_ylabel("frequency")
+    save_figure(figure, bench.folder / "marginals.png")
+    figure = new_figure(4.4 * len(estimates), 3.0)
+    for axes, (name, e) in zip(
+        figure.subplots(1, len(estimates), squeeze=False)[0], estimates.items(), strict=True
+    ):
+        axes.axhline(0, color="black", lw=0.8)
+        axes.errorbar(
+            range(len(e.values)), e.values - e.exact, 3 * e.errors, fmt="o", ms=3, lw=1, color=palette.blue
+        )
+        axes.set(title=f"log Z of {name}, ± 3 standard errors", xlabel="seed", ylabel="estimate − exact")
+        axes.set_xlim(-1, len(e.values))
+        axes.set_xticks(range(0, len(e.values), 5))
+    save_figure(figure, bench.folder / "log-z.png")
+
+
+def _draw_training(
+    bench: Bench, courses: dict[str, Course], alone: float, pictures: dict[str, Learned]
+) -> None:
+    """Exact KL along training, and exact draws of the machines that learned bars and stripes."""
+    from metastable.report.figures import new_figure, palette, save_figure
+
+    figure = new_figure(4.6 + 2.4 * len(pictures), 3.2)
+    widths = {"width_ratios": [1.8, *[1] * len(pictures)]}
+    left, *panels = figure.subplots(1, 1 + len(pictures), gridspec_kw=widths)
+    for (name, course), colour in zip(courses.items(), palette, strict=False):
+        left.plot(course.steps, course.kls, color=colour, lw=1.3, label=name)
+    left.axhline(alone, color="black", lw=0.8, ls="--", label="independent units")
+    left.set(title="KL(teacher ‖ student), exact", xlabel="update", yscale="log")
+    left.legend(fontsize=7)
+    for axes, (name, found) in zip(panels, pictures.items(), strict=True):
+        x = found.student.sample(64, generator(derive(bench.seed, "shown")))
+        axes.imshow(_sheet(x[:, 0], 8, 0.3), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
+        axes.set_title(f"bars and stripes, {name}\nKL {found.kl:.2f}", fontsize=8)
+        axes.set_axis_off()
+    save_figure(figure, bench.folder / "training.png")
+
+
+def _sheet(images: Tensor, columns: int, frame: float) -> Tensor:
+    """Pictures `(n, H, W)` side by side, with grey lines between."""
+    framed = torch.nn.functional.pad(images, (1, 1, 1, 1), value=frame)
+    rows = [torch.cat(list(framed[k : k + columns]), 1) for k in range(0, len(framed), columns)]
+    return torch.cat(rows, 0)
+
+
+def _draw_memory(bench: Bench) -> None:
+    """Letters, what is shown of them, and what each rule makes of it."""
+    from metastable.report.figures import new_figure, save_figure
+
+    patterns = letters()
+    known = torch.zeros_like(patterns, dtype=torch.bool)
+    known[:, :4] = True
+    shown = torch.where(known, patterns, torch.zeros_like(patterns))
+    sheets = {
+        "stored": patterns,
+        "shown (grey: unknown)": shown,
+        "Hebbian": Hopfield(patterns).complete(patterns, known),
+        "pseudo-inverse": Hopfield(patterns, "pseudo-inverse").complete(patterns, known),
+    }
+    figure = new_figure(7.0, 1.2 * len(sheets))
+    for axes, (title, images) in zip(figure.subplots(len(sheets), 1), sheets.items(), strict=True):
+        axes.imshow(
+            _sheet(images, len(images), -0.6), cmap="gray_r", vmin=-1, vmax=1, interpolation="nearest"
+        )
+        axes.set_title(title, fontsize=8)
+        axes.set_axis_off()
+    save_figure(figure, bench.folder / "completion.png")
+
+
+EXPERIMENT = Experiment(
+    name="rbm-exact",
+    title="Boltzmann machines against enumeration: Gibbs, annealed log Z, CD and PCD, pattern completion",
+    paper="Xu, thesis 2022, Sections 2.1.3 and 2.2.2; no numbers there to compare with",
+    scales={
+        "smoke": {
+            "samplers": ("gibbs",),
+            "chains": 40_000,
+            "burn_in": 200,
+            "kept": 100,
+            "tv_target": 0.02,
+            "machines": ((VISIBLE, HIDDEN),),
+            "seeds": 20,
+            "ais_walkers": 500,
+            "groups": 50,
+            "temperatures": 60,
+            "rows": 4000,
+            "methods": ("cd-1", "pcd"),
+            "walkers": 500,
+            "steps": 400,
+            "kl_targets": {"cd-1": 0.1, "pcd": 0.1},
+            "side": 3,
+            "bars_hidden": 12,
+            "bars_steps": 300,
+            "bars_methods": ("cd-10",),
+            "units": 100,
+            "loads": (0.05, 0.1),
+            "repeats": 10,
+        },
+        "cpu": {
+            "samplers": ("gibbs", "gibbs, boltzmann machine", "metropolis-hastings"),
+            "chains": 100_000,
+            "burn_in": 200,
+            "kept": 200,
+            "tv_target": 0.02,
+            "machines": ((VISIBLE, HIDDEN), (100, 16)),
+            "seeds": 20,
+            "ais_walkers": 1000,
+            "groups": 100,
+            "temperatures": 200,
+            "rows": 10_000,
+            "methods": tuple(METHODS),
+            "walkers": 1000,
+            "steps": 2000,
+            "kl_targets": {"cd-10": 0.02, "pcd": 0.02, "jarzynski": 0.02},
+            "side": 4,
+            "bars_hidden": 24,
+            "bars_steps": 1500,
+            "bars_methods": ("cd-10", "pcd", "jarzynski"),
+            "units": 200,
+            "loads": (0.05, 0.1, 0.14, 0.2, 0.3),
+            "repeats": 20,
+        },
+    },
+    body=body,
+)

@@ -1,0 +1,138 @@
+"""Self-adapting noise-contrastive estimation: an earlier copy of the model is the noise.
+
+Nathaniel Xu, *Self-adapting noise-contrastive estimation for energy-based models*, MSc thesis, Tsinghua University,
+2022. Algorithm 3.1 in the form of Section 4.3 (AdaBRM), of which Ψ = u log u − (1+u) log(1+u) is AdaNCE.
+
+| symbol | here |
+|---|---|
+| p_m | `players["frozen"]`, exp(−E_frozen) up to its constant |
+| 𝒦 | `interval` |
+| Ψ, S₀, S₁ | `psi`, `Bregman.S0`, `Bregman.S1` |
+| g | exp(`log_g`), log g = E_frozen − E |
+| ℛ | `source.rejuvenation` |
+| K (Langevin steps) | `source.steps` |
+| v | the metric `gradient_magnitude` |
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import require, require_count
+from metastable.core.types import LogPartition, Proposal
+
+from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics
+from .bregman import Bregman, as_bregman
+from .contrastive import PersistentCD
+
+
+def default_source() -> PersistentCD:
+    """Chains from a buffer, of which a tenth begins afresh at each update (Section 3.2.1: 10 to 25 %)."""
+    return PersistentCD(batch=512, steps=10, rejuvenation=0.1)
+
+
+@dataclass(frozen=True)
+class AdaptiveNCE(Objective[State]):
+    """Algorithm 3.1: tell data from chains of a frozen copy of the model, and renew the copy every 𝒦 updates.
+
+    With g = exp(E_frozen − E) the loss is E_frozen-chains[S₀(g)] − E_data[S₁(g)], (4.10). Negatives pull with
+    weight S₀′(g)g and data with S₁′(g)g; at 𝒦 = 1 both are S₀′(1) for every row, and the update is that of
+    maximum likelihood times S₀′(1), whatever Ψ.
+
+    Attributes:
+        source: where the negatives come from; its chains run on the frozen copy. Weighted negatives (a
+            `Jarzynski` source) are averaged with their weights.
+        psi: `nce`, `kl`, `squared`, any strictly convex function Ψ on (0, ∞) in torch operations, or a `Bregman`.
+        interval: 𝒦, updates between two renewals of the frozen copy.
+
+    Metrics: `var_log_g` and `var_log_g_data`, the variance of log g over negatives and over data, which the
+    thesis blames for what a long interval costs (Section 5.3); `log_g_max`, the largest |log g| of an update;
+    `weight_negatives` and `weight_data`, the mean weights; `gradient_magnitude`, v of Section 3.2.2: the mean of
+    ‖∇E_frozen‖ over x₀ … x_{K−1} of the chains, from the gradients that they make anyway (not with a `Jarzynski`
+    source).
+
+    Deviations: the normaliser is not learned and log Z not given, since the chains follow the frozen copy.
+    """
+
+    source: ChainMethod = field(default_factory=default_source)
+    psi: str | Callable[[Tensor], Tensor] | Bregman = "nce"
+    interval: int = 10
+
+    name: ClassVar[str] = "adance"
+
+    def __post_init__(self) -> None:
+        require_count("adance.interval", self.interval)
+        chains = isinstance(self.source, ChainMethod)
+        require(chains, "adance.source", "a method with chains (pcd, short-run, jarzynski, …)", self.source)
+        penalty = self.source.energy_l2
+        require(penalty == 0, "adance.source.energy_l2", "0, as (4.10) has no such penalty", penalty)
+        object.__setattr__(self, "_bregman", as_bregman(self.psi, "adance.psi"))
+
+    @property
+    def bregman(self) -> Bregman:
+        """Ψ as the two halves of its loss."""
+        return self._bregman  # pyright: ignore
+
+    def companions(self, energy: nn.Module, data: Tensor, noise: Proposal, seed: int) -> dict[str, nn.Module]:
+        """p_m ← Freeze(p_θ₀)."""
+        return {"frozen": copy.deepcopy(energy).requires_grad_(False).eval()}
+
+    def sampled(self, context: Context) -> Context:
+        """Line 3: chains see the frozen copy, and report v."""
+        return replace(context.seeing(context.players["frozen"]), slopes=True)
+
+    def loss(
+        self, context: Context, state: State, player: str, batch: Tensor, negatives: Negatives
+    ) -> tuple[Tensor, Metrics]:
+        """Line 4, as (4.10)."""
+        E_data, E_model = context.energy(batch), context.energy(negatives.x)
+        with torch.no_grad():
+            frozen = context.players["frozen"]
+            frozen_data, frozen_model = frozen(batch), frozen(negatives.x)
+        log_g_data, log_g_model = frozen_data - E_data, frozen_model - E_model
+        S0, S1 = self.bregman.S0, self.bregman.S1
+        loss = negatives.mean(S0(log_g_model)) - S1(log_g_data).mean()
+        metrics = gap_metrics(E_data.mean(), negatives.mean(E_model))
+        return loss, metrics | self._watch(log_g_data.detach(), log_g_model.detach(), negatives)
+
+    def _watch(self, log_g_data: Tensor, log_g_model: Tensor, negatives: Negatives) -> Metrics:
+        of_negatives, of_data = self.bregman.weights(log_g_model, log_g_data)
+        off_mean = log_g_model - negatives.mean(log_g_model)
+        return {
+            "var_log_g": negatives.mean(off_mean.square()),
+            "var_log_g_data": (log_g_data - log_g_data.mean()).square().mean(),
+            "log_g_max": torch.maximum(log_g_data.abs().max(), log_g_model.abs().max()),
+            "weight_negatives": negatives.mean(of_negatives),
+            "weight_data": of_data.mean(),
+        }
+
+    def advance(self, context: Context, state: State) -> tuple[State, Metrics]:
+        """Lines 6 and 7; then the source follows the copy, so that weighted walkers cross with it."""
+        if (context.step + 1) % self.interval == 0:
+            renew(context.players["frozen"], context.players["energy"])
+        return super().advance(context, state)
+
+    def evaluations(self, context: Context, batch: int) -> int | None:
+        """The source's, and the frozen energies of data and negatives."""
+        made, negatives = super().evaluations(context, batch), self.source.negatives_count(context, batch)
+        return None if made is None or negatives is None else made + negatives + batch
+
+    def log_partition(self, context: Context, state: State) -> LogPartition | None:
+        """None: the chains follow the frozen copy, not E."""
+        return None
+
+
+@torch.no_grad()
+def renew(frozen: nn.Module, energy: nn.Module) -> None:
+    """p_m ← Freeze(p_θ): parameters and buffers, in place, so that compiled chains go on."""
+    kept = itertools.chain(frozen.parameters(), frozen.buffers())
+    now = itertools.chain(energy.parameters(), energy.buffers())
+    for old, new in zip(kept, now, strict=True):
+        old.copy_(new)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import copy
+import importlib.util
 import math
 
 import pytest

@@ -1,4 +1,8 @@
-"""Timing by turns: cases run one after the other in every round, so that a slow moment hits all of them."""
+"""Timing by turns: cases run one after the other in every round, so that a slow moment hits all of them.
+
+Every second round runs them backwards, so that what one case leaves behind (a warm cache, a slower clock) does not
+always meet the same other one.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +44,9 @@ def by_turns(cases: Mapping[str, Callable[[], Any]], rounds: int) -> Timings:
     """Time every case `rounds` times; warming up is the caller's business."""
     require_count("rounds", rounds)
     seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, case in cases.items():
+    for turn in range(rounds):
+        order = list(cases.items())
+        for name, case in order if turn % 2 == 0 else order[::-1]:
             began = time.perf_counter()
             case()
             seconds[name].append(time.perf_counter() - began)

@@ -196,10 +196,10 @@ def test_a_missing_peer_names_the_extra(monkeypatch):
         run_suite("sampler", **TINY_CHAINS)
 
 
-def test_turns_are_taken_in_order():
+def test_turns_are_taken_in_order_and_then_backwards():
     seen: list[str] = []
     times = by_turns({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, 3)
-    assert seen == ["a", "b"] * 3
+    assert seen == ["a", "b", "b", "a", "a", "b"]
     assert len(times.seconds["a"]) == len(times.seconds["b"]) == 3
 
 

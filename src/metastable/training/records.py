@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -20,44 +21,64 @@ EXTREMES = {"_min": torch.fmin, "_max": torch.fmax}
 """Metrics with these endings are gathered as extremes of a line; what is not a number does not count in them."""
 
 
+CHUNK = 1024
+"""Updates after which values of a long line become one tensor each."""
+
+
 class Gather:
-    """Running means (or extremes) over a line, and the latest of what is neither; no value is waited for."""
+    """Means (or extremes) over a line, and the latest of what is neither; no value is waited for.
+
+    Values are only kept while updates run, and joined when the line is read: a handful of small operations for
+    each metric of each update would cost more than many an update's own arithmetic.
+    """
 
     def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
+        self.kept: dict[str, list[Tensor]] = {}
         self.latest: dict[str, Tensor] = {}
         self.count = 0
 
     def add(self, averaged: Mapping[str, Tensor], latest: Mapping[str, Tensor]) -> None:
-        """One update's metrics."""
+        """One update's metrics; tensors that nothing changes afterwards."""
         for name, value in averaged.items():
-            value = value.detach().double()
-            join = EXTREMES.get(name[-4:], torch.add)
-            self.sums[name] = value if self.count == 0 else join(self.sums[name], value)
-        self.latest = {name: value.detach().double() for name, value in latest.items()}
+            self.kept.setdefault(name, []).append(value.detach())
+        self.latest = {name: value.detach() for name, value in latest.items()}
         self.count += 1
+        if self.count % CHUNK == 0:
+            self.kept = {name: [_line_of(values)] for name, values in self.kept.items()}
 
     def read(self) -> Row:
         """All values, in one transfer from the device; starts the next line."""
-        names = [*self.sums, *self.latest]
-        if not names:
+        joined = {name: _joined(name, values) for name, values in self.kept.items()} | self.latest
+        if not joined:
             return {}
-        means = [v if name[-4:] in EXTREMES else v / self.count for name, v in self.sums.items()]
-        values = torch.stack([v.reshape(()) for v in (*means, *self.latest.values())]).tolist()
+        values = torch.stack([v.reshape(()).double() for v in joined.values()]).tolist()
         self.clear()
-        return dict(zip(names, values, strict=True))
+        return dict(zip(joined, values, strict=True))
 
     def clear(self) -> None:
         """Forget the line so far."""
-        self.sums, self.latest, self.count = {}, {}, 0
+        self.kept, self.latest, self.count = {}, {}, 0
 
     def save(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"sums": self.sums, "latest": self.latest, "count": self.count}
+        kept = {name: _line_of(values) for name, values in self.kept.items()}
+        return {"kept": kept, "latest": self.latest, "count": self.count}
 
     def load(self, tree: dict[str, Any]) -> None:
         """From a checkpoint."""
-        self.sums, self.latest, self.count = dict(tree["sums"]), dict(tree["latest"]), tree["count"]
+        self.kept = {name: [values] for name, values in tree["kept"].items()}
+        self.latest, self.count = dict(tree["latest"]), tree["count"]
+
+
+def _line_of(values: list[Tensor]) -> Tensor:
+    """What was kept of one metric, as one tensor."""
+    return torch.cat([v.reshape(-1) for v in values])
+
+
+def _joined(name: str, values: list[Tensor]) -> Tensor:
+    line = _line_of(values).double()
+    join = EXTREMES.get(name[-4:])
+    return line.mean() if join is None else functools.reduce(join, line.unbind())
 
 
 def read_jsonl(path: Path) -> list[Row]:

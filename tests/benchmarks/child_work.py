@@ -9,3 +9,7 @@ def hold(megabytes: int) -> None:
 
 def fail() -> None:
     raise RuntimeError("out of cheese")
+
+
+def double(value: int) -> int:
+    return 2 * value

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from metastable.benchmarks import SUITES, run_suite, sampler, step_cost
-from metastable.benchmarks.memory import peak_of
+from metastable.benchmarks.memory import peak_of, returned_by
 from metastable.benchmarks.timing import Timings, by_turns, on_cores
 from metastable.core import errors
 from metastable.core.errors import ConfigError, MetastableError, MissingDependencyError
@@ -57,7 +57,7 @@ def test_an_unknown_suite_is_named():
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """The work whose memory would be measured is done here: a process of its own only takes time."""
+    """The work that would be measured is done here: a process of its own only takes time."""
 
     def called(work, **arguments) -> float:
         work(**arguments)
@@ -65,6 +65,7 @@ def in_process(monkeypatch):
 
     for suite in (step_cost, sampler):
         monkeypatch.setattr(suite, "peak_of", called)
+    monkeypatch.setattr(step_cost, "returned_by", lambda work, **arguments: work(**arguments))
 
 
 def test_step_cost_gives_the_claims_with_their_targets(in_process):
@@ -235,3 +236,7 @@ def test_peak_memory_is_that_of_the_child_alone(importable):
 def test_a_child_that_fails_says_why(importable):
     with pytest.raises(MetastableError, match="out of cheese"):
         peak_of(importable.fail)
+
+
+def test_a_process_of_its_own_gives_back_what_the_work_returns(importable):
+    assert returned_by(importable.double, value=21) == 42

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from metastable.core.errors import InputError, require_choice, require_count, require_positive
-from metastable.core.types import LogPartition, Proposal, Walkers
+from metastable.core.types import Proposal
 from metastable.core.weights import ess_fraction, log_mean_exp, weighted_mean
-from metastable.proposals import Flow, Uniform, proposal_for, require_support
+from metastable.proposals import Flow, proposal_for, require_support
 from metastable.proposals.choose import NAMED
-from metastable.walkers.importance import importance_log_partition, importance_walkers
 
-from .base import Context, Method, Metrics, Negatives, Nothing, gap_metrics
+from .base import Context, Metrics, Negatives, Nothing, gap_metrics
+from .importance import ImportanceSampled
 
 START_DRAWS = 4096
 """Noise samples behind the first value of c."""
@@ -77,7 +77,7 @@ class Logits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NCE(Method[Nothing]):
+class NCE(ImportanceSampled):
     """Binary NCE: minimises (2.13) over the energy and c ≈ log Z together, in one backward pass.
 
     The gradient in the energy is a weighted contrast, on both sides: with k = `noise_ratio`,
@@ -114,6 +114,7 @@ class NCE(Method[Nothing]):
     walkers: int = 16_384
 
     name: ClassVar[str] = "nce"
+    sampler: ClassVar[str] = "noise"
     named: ClassVar[tuple[str, ...]] = NAMED
 
     def __post_init__(self) -> None:
@@ -232,24 +233,3 @@ class NCE(Method[Nothing]):
     def evaluations(self, context: Context, batch: int) -> int:
         """One energy for each datum and each noise sample."""
         return batch + self.count(batch)
-
-    # ---- what it is worth
-
-    def current_walkers(self, context: Context, state: Nothing) -> Walkers | None:
-        """Noise samples with log-weights −E − log p_n; None where few carry the weight.
-
-        None too where the noise's density is an estimate, and for a box, beyond which the energy may have mass.
-        """
-        noise: Any = context.players["noise"]
-        if isinstance(noise, Uniform) or getattr(noise, "biased", False):
-            return None
-        return importance_walkers(context.energy, noise, self.walkers)
-
-    def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
-        """log of the mean weight of those samples, which c has no part in."""
-        walkers = self.current_walkers(context, state)
-        return None if walkers is None else importance_log_partition(walkers)
-
-    def load(self, tree: dict[str, Any]) -> Nothing:
-        """Nothing was saved."""
-        return Nothing()

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from metastable.core.errors import UnsupportedError, require_choice, require_count, require_positive
-from metastable.core.types import LogPartition, Proposal, Walkers
+from metastable.core.types import Proposal
 from metastable.core.weights import ess_fraction, weighted_mean
-from metastable.proposals import Uniform, proposal_for, require_support
+from metastable.proposals import proposal_for, require_support
 from metastable.proposals.choose import NAMED
-from metastable.walkers.importance import importance_log_partition, importance_walkers
 
-from .base import Context, Method, Metrics, Negatives, Nothing, gap_metrics
+from .base import Context, Metrics, Negatives, Nothing, gap_metrics
+from .importance import ImportanceSampled
 
 
 def ranking_loss(positive: Tensor, negatives: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def ranking_loss(positive: Tensor, negatives: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Ranked(Method[Nothing]):
+class Ranked(ImportanceSampled):
     """What ranking methods share; they differ in the score by which a point is ranked.
 
     An update of the energy follows, with r the scores and q = softmax(r) over a datum and its negatives,
@@ -147,28 +147,6 @@ class Ranked(Method[Nothing]):
     def evaluations(self, context: Context, batch: int) -> int:
         """One energy for each datum and each negative."""
         return batch + self._draws(batch)
-
-    # ---- what it is worth
-
-    def current_walkers(self, context: Context, state: Nothing) -> Walkers | None:
-        """Draws of the proposal with log-weights −E − log p_ξ; None where few carry the weight.
-
-        None too for a box, since mass that the energy leaves outside of it would be missed, and for a proposal
-        whose density is an estimate.
-        """
-        proposal = _proposal(context)
-        if isinstance(proposal, Uniform) or getattr(proposal, "biased", False):
-            return None
-        return importance_walkers(context.energy, proposal, self.walkers)
-
-    def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
-        """log of the mean weight of those draws."""
-        walkers = self.current_walkers(context, state)
-        return None if walkers is None else importance_log_partition(walkers)
-
-    def load(self, tree: dict[str, Any]) -> Nothing:
-        """Nothing was saved."""
-        return Nothing()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""What a method with a normalised sampler knows after training: weighted draws of it, and log Z from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from metastable.core.types import LogPartition, Walkers
+from metastable.proposals import Uniform
+from metastable.walkers.importance import importance_log_partition, importance_walkers
+
+from .base import Context, Method, Nothing
+
+
+@dataclass(frozen=True)
+class ImportanceSampled(Method[Nothing]):
+    """A method that carries nothing and whose negatives come from the density q of one of its players.
+
+    Attributes:
+        sampler: the player's name.
+    """
+
+    sampler: ClassVar[str] = "proposal"
+
+    @property
+    def draws(self) -> int:
+        """Draws behind samples and log Z after training."""
+        return self.walkers  # pyright: ignore
+
+    def current_walkers(self, context: Context, state: Nothing) -> Walkers | None:
+        """Draws of q with log-weights −E − log q; None where few carry the weight.
+
+        None too for a box, beyond which the energy may have mass, and where the density of q is an estimate.
+        """
+        q: Any = context.players[self.sampler]
+        if isinstance(q, Uniform) or getattr(q, "biased", False):
+            return None
+        return importance_walkers(context.energy, q, self.draws)
+
+    def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
+        """log of the mean weight of those draws."""
+        walkers = self.current_walkers(context, state)
+        return None if walkers is None else importance_log_partition(walkers)
+
+    def load(self, tree: dict[str, Any]) -> Nothing:
+        """Nothing was saved."""
+        return Nothing()

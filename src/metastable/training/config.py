@@ -17,6 +17,10 @@ OptimiserFactory = Callable[[Iterable], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 
+FUSED_ON = ("cpu", "cuda")
+_NOWHERE = torch.device("meta")  # parameter groups say nothing about their device
+
+
 @dataclass(frozen=True)
 class Adam:
     """Adam, decoupled weight decay if any."""
@@ -32,9 +36,14 @@ class Adam:
         object.__setattr__(self, "betas", tuple(self.betas))
 
     def __call__(self, parameters: Iterable) -> Optimizer:
-        """The torch optimiser."""
+        """The torch optimiser, fused where there is such a one: a step is then one kernel, not a dozen."""
+        parameters = list(parameters)
         return torch.optim.AdamW(
-            parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
+            parameters,
+            lr=self.learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            fused=all(getattr(p, "device", _NOWHERE).type in FUSED_ON for p in parameters),
         )
 
 

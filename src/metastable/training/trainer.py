@@ -234,7 +234,8 @@ class Trainer:
     def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
         if self.config.clip_grad_norm is not None:
             return nn.utils.clip_grad_norm_(parameters, self.config.clip_grad_norm)
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return gradients[0].norm() if len(gradients) == 1 else nn.utils.get_total_norm(gradients)
 
     def _after_update(self) -> None:
         step, config = self.context.step, self.config

@@ -277,3 +277,12 @@ def test_an_overflow_is_reported_with_the_exponent():
     method = AdaptiveNCE(chains(), "squared", interval=200)
     with pytest.raises(DivergenceError, match=r"\|log g\|, which is exponentiated, went up to"):
         ms.fit(MLP(2, (32, 32)), data(), method, 60, learning_rate=0.5, **SETTINGS)
+
+
+def test_log_z_of_the_frozen_copy_is_not_logged_as_the_models():
+    x = torch.randn((200, 2), generator=torch.Generator().manual_seed(0))
+    source = ms.methods.Jarzynski(walkers=64, populations=4)
+    run = ms.fit(None, x, AdaptiveNCE(source, interval=5), steps=10, evaluate=False)
+    assert run.log_partition is None
+    assert "ess" in run.history[-1]
+    assert not [name for name in run.history[-1] if name.startswith("log_z")]

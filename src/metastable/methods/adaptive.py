@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from metastable.core.errors import require, require_count
 from metastable.core.types import LogPartition, Proposal
 
-from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics
+from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics, without_log_z
 from .bregman import Bregman, as_bregman
 from .contrastive import PersistentCD
 
@@ -114,10 +114,14 @@ class AdaptiveNCE(Objective[State]):
         }
 
     def advance(self, context: Context, state: State) -> tuple[State, Metrics]:
-        """Lines 6 and 7; then the source follows the copy, so that weighted walkers cross with it."""
+        """Lines 6 and 7; then the source follows the copy, so that weighted walkers cross with it.
+
+        A log Z among the source's metrics is the copy's, and is not passed on.
+        """
         if (context.step + 1) % self.interval == 0:
             renew(context.players["frozen"], context.players["energy"])
-        return super().advance(context, state)
+        state, metrics = super().advance(context, state)
+        return state, without_log_z(metrics)
 
     def evaluations(self, context: Context, batch: int) -> int | None:
         """The source's, and the frozen energies of data and negatives."""

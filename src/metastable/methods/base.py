@@ -296,6 +296,11 @@ def gap_metrics(mean_data: Tensor, mean_model: Tensor) -> Metrics:
     }
 
 
+def without_log_z(metrics: Metrics) -> Metrics:
+    """Metrics of chains that follow another energy than the one in training: their log Z is not its."""
+    return {name: value for name, value in metrics.items() if not name.startswith("log_z")}
+
+
 def chain_metrics(context: Context, moved: Tensor, acceptance: Tensor | None = None) -> Metrics:
     """RMS distance travelled, in units of the data's spread, and the mean acceptance."""
     metrics = {"displacement": moved.mean().sqrt() / context.data_scale}

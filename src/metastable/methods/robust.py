@@ -32,7 +32,7 @@ from metastable.core.errors import ConfigError, InputError, require, require_cho
 from metastable.core.types import Energy, EnergyGrad, LogPartition, Walkers, energy_and_grad
 from metastable.core.weights import ess_fraction, log_mean_exp
 
-from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics
+from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics, without_log_z
 from .contrastive import ExactDraws, ShortRun
 from .mixed import Mixed, States, load_each, mean_metrics, save_each
 
@@ -313,7 +313,7 @@ class Robust(Objective[States]):
         made = [self.source.advance(c, own) for c, own in zip(seen, state, strict=True)]
         metrics = mean_metrics([m for _, m in made])
         if any(c is not context for c in seen):  # of (1 − β)E, which nobody asked for
-            metrics = {name: value for name, value in metrics.items() if not name.startswith("log_z")}
+            metrics = without_log_z(metrics)
         return tuple(own for own, _ in made), metrics
 
     def evaluations(self, context: Context, batch: int) -> int | None:

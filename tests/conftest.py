@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,3 +66,18 @@ def quadrature(energy: Callable[[Tensor], Tensor], box: Sequence[tuple[float, fl
     log_cell = sum(torch.log(axis[1] - axis[0]) for axis in axes)
     log_mass = torch.cat([-energy(part) for part in points.split(500_000)]) + log_cell
     return Quadrature(points, log_mass)
+
+
+def minimise(method: Any, context: Any, state: Any, negatives: Any, iterations: int) -> None:
+    """The energy's parameters to where the method's loss on fixed negatives is least."""
+    optimiser = torch.optim.LBFGS(
+        context.energy.parameters(), max_iter=iterations, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss, _ = method.loss(context, state, "energy", context.data, negatives)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)

@@ -16,9 +16,9 @@ from metastable._version import __version__
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, DivergenceError, InputError, UnsupportedError, require_count
 from metastable.core.random import derive, generator
-from metastable.core.types import Energy, LogPartition, Proposal, Walkers
+from metastable.core.types import Energy, LogPartition, Pairs, Proposal, Walkers, events, is_discrete
 from metastable.data import Dataset, load_array
-from metastable.energies import check_energy
+from metastable.energies import check_conditional, check_energy
 from metastable.energies.build import ENERGIES, default_config
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
 from metastable.kernels import KERNELS, MALA, ULA, Gibbs, Kernel, run_chain, warm_up
@@ -27,7 +27,7 @@ from metastable.methods.jarzynski import fixed_parameters
 from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
 from metastable.run import Run, read_config, read_history, require_run_folder, write_json
 from metastable.summary import evaluate_run, load_summary
-from metastable.training.checkpoints import CheckpointStore
+from metastable.training.checkpoints import CheckpointStore, on_device
 from metastable.training.config import Adam, TrainerConfig
 from metastable.training.engine import Engine
 from metastable.training.trainer import OnRow, Outcome, Trainer
@@ -44,6 +44,8 @@ def fit(
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
+    labels: Any = None,
+    given: Any = None,
     held_out: float = 0.0,
     learning_rate: float | None = None,
     trainer: TrainerConfig | None = None,
@@ -63,6 +65,8 @@ def fit(
         seed: of every random number.
         out: a folder for metrics, checkpoints, samples and the report; None keeps the run in memory.
         resume: go on from the newest good checkpoint in `out`, if there is one.
+        labels: the class of each row, integers `(n,)`, for a method that needs it (`jem`).
+        given: the context of each row, `(n, *context)`, for conditional energies E(x | given).
         held_out: share of the rows kept from training, on which scores are then computed.
         learning_rate: of the default optimiser, Adam.
         trainer: all training settings at once, instead of `options`.
@@ -78,15 +82,18 @@ def fit(
     True
     """
     dataset = data if isinstance(data, Dataset) else load_array(data)
+    if labels is not None or given is not None:
+        dataset = dataset.beside(labels=labels, given=given)
     config = _trainer_config(trainer, steps, learning_rate, options)
     method = resolve_method(method)
     engine = Engine(config.device, config.precision)
     train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
-    x = engine.place(train.x)
-    module, energy_settings = _resolve_energy(energy, x, seed)
+    rows = _rows(train, method, engine)
+    x = events(rows)
+    module, energy_settings = _resolve_energy(energy, rows, seed)
     if isinstance(module, nn.Module):
         engine.place_module(module)
-    check_energy(module, x)
+    _check_energy(module, method, rows)
     _check_discrete(module, method)
     folder = None if out is None else Path(out)
     settings = {
@@ -94,6 +101,7 @@ def fit(
         "seed": seed,
         "held_out": held_out,
         "event_shape": list(dataset.event_shape),
+        **_beside(rows),
         "data": {"source": dataset.name, "rows": len(dataset), "sha256": dataset.digest},
         "energy": energy_settings,
         "method": describe(method),
@@ -104,8 +112,8 @@ def fit(
     noise = _noise(module, x)
     trainer_ = Trainer(
         module,
-        _players(module, method, x, noise, seed, engine),
-        x,
+        _players(module, method, rows, noise, seed, engine),
+        rows,
         method,
         config,
         noise=noise,
@@ -126,6 +134,38 @@ def fit(
     if evaluate:
         evaluate_run(run, x, engine.place(validation.x), dataset.toy, seed=seed)
     return run
+
+
+def _rows(dataset: Dataset, method: Method, engine: Engine) -> Tensor | Pairs:
+    """The rows as the method needs them: alone, or with their labels or contexts."""
+    x = engine.place(dataset.x)
+    if not method.needs:
+        return x
+    beside = dataset.labels if method.needs == "labels" else dataset.given
+    if beside is None:
+        say = "labels=" if method.needs == "labels" else "given="
+        what = "the class of each row" if method.needs == "labels" else "the context of each row"
+        raise InputError(
+            f"{method.needs}: {method.name!r} needs {what}, and {dataset.name} has none; fit with {say}…"
+        )
+    return Pairs(x, beside.to(x.device) if method.needs == "labels" else engine.place(beside))
+
+
+def _beside(rows: Tensor | Pairs) -> dict[str, Any]:
+    """What a run's settings keep of labels or contexts, so that its modules can be built again."""
+    if not isinstance(rows, Pairs):
+        return {}
+    if not rows.given.is_floating_point():
+        return {"classes": int(rows.given.max()) + 1}
+    return {"context_shape": list(rows.given.shape[1:])}
+
+
+def _check_energy(energy: Any, method: Method, rows: Tensor | Pairs) -> None:
+    """One value per row, finite, differentiable; given its context where the method has those."""
+    if isinstance(rows, Pairs) and method.needs == "given":
+        check_conditional(energy, rows)
+    else:
+        check_energy(energy, events(rows))
 
 
 def _trainer_config(
@@ -168,32 +208,38 @@ def _resolve_part(key: str, value: Any, path: str) -> Any:
     return resolve_method(value, f"{path}.source") if key == "source" else value
 
 
-def _resolve_energy(energy: Any, x: Tensor, seed: int) -> tuple[Any, Any]:
+def _resolve_energy(energy: Any, rows: Tensor | Pairs, seed: int) -> tuple[Any, Any]:
     """The energy, and its description: settings for a built-in one, a name for any other."""
     if energy is None:
-        config = default_config(tuple(x.shape[1:]))
+        config = default_config(tuple(events(rows).shape[1:]), _kind(rows))
     elif isinstance(energy, (str, Mapping)):
         config = build_tagged(ENERGIES, energy, "energy")
     elif dataclasses.is_dataclass(energy) and hasattr(energy, "build"):
         config = energy
     else:
         return energy, {"name": "custom", "class": type(energy).__qualname__}
-    return config.build(x, seed), describe(config)  # pyright: ignore
+    return _built(config, rows, seed), describe(config)
 
 
-def _is_discrete(energy: Any) -> bool:
-    """Whether the energy is over units coded −1 and +1."""
-    return bool(getattr(energy, "discrete", False))
+def _built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:
+    """The energy of these settings; those that are `paired` also look at labels or contexts."""
+    return config.build(rows if getattr(config, "paired", False) else events(rows), seed)
+
+
+def _kind(rows: Tensor | Pairs) -> str:
+    if not isinstance(rows, Pairs):
+        return ""
+    return "given" if rows.given.is_floating_point() else "labels"
 
 
 def _noise(energy: Any, x: Tensor) -> Gaussian | Signs:
     """Noise around the data: Gaussian, or independent units with the data's means for a discrete energy."""
-    return fit_signs(x) if _is_discrete(energy) else fit_gaussian(x)
+    return fit_signs(x) if is_discrete(energy) else fit_gaussian(x)
 
 
 def _check_discrete(energy: Any, method: Method) -> None:
     """Refuse a method that would leave the states of a discrete energy."""
-    if not _is_discrete(energy) or getattr(method, "discrete", False):
+    if not is_discrete(energy) or is_discrete(method):
         return
     kernel = getattr(getattr(method, "source", method), "moves", None)
     if kernel is None or not kernel.discrete:
@@ -205,7 +251,7 @@ def _check_discrete(energy: Any, method: Method) -> None:
 
 
 def _players(
-    energy: Any, method: Method, x: Tensor, noise: Proposal, seed: int, engine: Engine
+    energy: Any, method: Method, rows: Tensor | Pairs, noise: Proposal, seed: int, engine: Engine
 ) -> dict[str, nn.Module]:
     """The energy, and the modules that the method brings."""
     if not isinstance(energy, nn.Module):
@@ -213,7 +259,7 @@ def _players(
             "energy: to be trained it must be an nn.Module with parameters; a plain function can be sampled "
             "(ms.sample) and normalised (ms.log_partition)"
         )
-    companions = method.companions(energy, x, noise, derive(seed, "companions"))
+    companions = method.companions(energy, rows, noise, derive(seed, "companions"))
     return {"energy": energy} | {name: engine.place_module(m) for name, m in companions.items()}
 
 
@@ -334,7 +380,7 @@ def sample(
     x = _initial(energy, n, init, event_shape, rng_seed)
     rng = generator(rng_seed, x.device)
     check_energy(energy, x)
-    if kernel is None and _is_discrete(energy):
+    if kernel is None and is_discrete(energy):
         kernel = Gibbs()
     elif kernel is None:
         kernel, warmup = MALA(0.1), warmup or 200
@@ -366,7 +412,7 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        if _is_discrete(energy):
+        if is_discrete(energy):
             return Signs.uniform(shape).sample(n, rng).to(_home(energy))
         return torch.randn((n, *shape), generator=rng).to(_home(energy))
     if isinstance(init, Proposal):
@@ -413,7 +459,7 @@ def continue_sampling(
     require_count("n", n)
     rng = generator(derive(seed, "continue"), walkers.x.device)
     start = walkers.resampled(n, seed=derive(seed, "resample"))
-    if _is_discrete(energy):
+    if is_discrete(energy):
         if step_size is not None:
             raise UnsupportedError(f"step_size: Gibbs sweeps of a discrete energy have none, got {step_size}")
         moved = run_chain(Gibbs(), energy, Gibbs().init(energy, start.x), steps, rng)
@@ -478,7 +524,7 @@ def load_run(
     method = resolve_method(_method_settings(config["method"])) if method is None else method
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
-    state = method.load(_on(checkpoint.state["method"], context.data.device))
+    state = method.load(on_device(checkpoint.state["method"], context.data.device))
     run = Run(
         energy=energy,
         players=dict(context.players),
@@ -497,11 +543,14 @@ def _reread(
 ) -> Context:
     """Every module of a run with its weights, in a context whose data are not the run's, but of their shape."""
     dtype = next(iter(weights["energy"].values())).dtype
-    probe = _probe(config).to(dtype)
+    rows = _probe(config, dtype)
+    probe = events(rows)
     noise = _noise(energy, probe)
     players = {
         "energy": energy,
-        **method.companions(energy, probe, noise, derive(config["seed"], "companions")),
+        **method.companions(
+            energy, rows if method.needs else probe, noise, derive(config["seed"], "companions")
+        ),
     }
     for name, module in players.items():
         try:
@@ -529,15 +578,15 @@ def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
             "load_run(folder, energy=...)"
         )
     settings = build_tagged(ENERGIES, config["energy"], "energy")
-    return settings.build(_probe(config), config["seed"])
+    return _built(settings, _probe(config), config["seed"])
 
 
-def _probe(config: dict[str, Any]) -> Tensor:
-    """A few rows of the shape of a run's data."""
-    return torch.randn((8, *config["event_shape"]), generator=generator(0))
-
-
-def _on(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, Tensor):
-        return tree.to(device)
-    return {k: _on(v, device) for k, v in tree.items()} if isinstance(tree, dict) else tree
+def _probe(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Tensor | Pairs:
+    """A few rows of the shape of a run's data, with labels or contexts where the run had those."""
+    rng = generator(0)
+    x = torch.randn((8, *config["event_shape"]), generator=rng).to(dtype)
+    if "classes" in config:
+        return Pairs(x, (config["classes"] - 1 - torch.arange(8)).clamp(min=0))
+    if "context_shape" in config:
+        return Pairs(x, torch.randn((8, *config["context_shape"]), generator=rng).to(dtype))
+    return x

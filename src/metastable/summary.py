@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.core.configure import build_tagged
 from metastable.core.random import derive, generator
-from metastable.core.types import LogPartition, Walkers
+from metastable.core.types import LogPartition, Walkers, is_discrete
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import Facts, Finding, diagnose
 from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, median_distance, mmd2
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
+from metastable.kernels import KERNELS
 from metastable.proposals import fit_gaussian
 from metastable.run import Run, read_summary, write_json
 
@@ -85,7 +87,7 @@ def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> tuple[dict
     Also whether gaps of low density lie between parts of the data, which can be so with a single centre. Units
     coded −1 and +1 have no density to find modes in.
     """
-    if is_discrete(run):
+    if is_discrete(run.energy):
         return None, False
     if toy is not None and toy.centers is not None:
         centers, separated = toy.centers.to(train), True
@@ -113,11 +115,6 @@ def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> tuple[dict
         "std_error": errors.std_error.tolist(),
     }
     return found, separated
-
-
-def is_discrete(run: Run) -> bool:
-    """Whether the energy is over units coded −1 and +1."""
-    return bool(getattr(run.energy, "discrete", False))
 
 
 def independent_size(walkers: Walkers, centers: Tensor) -> float | None:
@@ -176,7 +173,7 @@ def distance_of_means(samples: Tensor, data: Tensor) -> float:
 
 def _exact_scores(run: Run, data: Tensor, toy: ToySet) -> dict[str, float]:
     """In two dimensions everything can be had exactly, by quadrature: log Z, KL and mode weights."""
-    if data.dim() != 2 or data.shape[1] > 2 or toy.log_density is None or is_discrete(run):
+    if data.dim() != 2 or data.shape[1] > 2 or toy.log_density is None or is_discrete(run.energy):
         return {}
     box = bounding_box(data, 1.0)
     density = grid_density(run.energy, box, 401)
@@ -224,7 +221,7 @@ def _sample_facts(run: Run, train: Tensor) -> dict[str, float]:
     x = run.walkers.resampled(min(4000, len(run.walkers))).x.flatten(1)
     ratio = x.var(0).sum().sqrt() / train.flatten(1).var(0).sum().sqrt().clamp(min=1e-12)
     held = run.walkers.x.flatten(1)
-    if is_discrete(run):  # few states: that walkers share one says nothing
+    if is_discrete(run.energy):  # few states: that walkers share one says nothing
         return {"sample_std_ratio": float(ratio)}
     distinct = len(torch.unique(held[:, :8], dim=0))
     return {"sample_std_ratio": float(ratio), "duplicates": 1 - distinct / len(held)}
@@ -232,7 +229,7 @@ def _sample_facts(run: Run, train: Tensor) -> dict[str, float]:
 
 def _energy_facts(run: Run, train: Tensor) -> dict[str, float]:
     """Spread of E/T over data and as much noise, with T the temperature that the run's chains really had."""
-    if is_discrete(run):
+    if is_discrete(run.energy):
         return {}
     x = train[:SHOWN]
     noise = fit_gaussian(x).sample(len(x), generator(0, x.device)).to(x)
@@ -242,10 +239,10 @@ def _energy_facts(run: Run, train: Tensor) -> dict[str, float]:
 
 
 def _temperature(method: dict[str, Any]) -> float:
-    """1, unless the kernel's noise is not the one that its step implies (`ULA.temperature`)."""
+    """The temperature of the kernel that a run's settings name; 1 where they name none of the library's."""
     kernel = method.get("kernel") or (method.get("source") or {}).get("kernel") or {}
-    noise = kernel.get("noise")
-    return 1.0 if noise is None else noise**2 / (2 * kernel["step_size"])
+    known = kernel.get("name") in KERNELS
+    return build_tagged(KERNELS, kernel, "method.kernel").temperature if known else 1.0
 
 
 def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, float]:
@@ -274,7 +271,7 @@ def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> None:
 
 def _grids(run: Run, train: Tensor, toy: ToySet | None) -> dict[str, Any]:
     """Log-densities for pictures of one- and two-dimensional models."""
-    if train.dim() != 2 or train.shape[1] > 2 or is_discrete(run):
+    if train.dim() != 2 or train.shape[1] > 2 or is_discrete(run.energy):
         return {}
     density = grid_density(run.energy, bounding_box(train, 0.2), GRID)
     offset = 0.0 if run.log_partition is None else density.log_partition - run.log_partition.value
@@ -303,8 +300,6 @@ def load_summary(run: Run) -> Run:
     names = {f.name for f in dataclasses.fields(Finding)}
     run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]
     samples = run.folder / "samples.npy"
-    if (
-        not weighted and samples.is_file()
-    ):  # a buffer of chains holds the data's mode weights, not the model's
+    if not weighted and samples.is_file():  # a buffer of chains has the data's mode weights, not the model's
         run.walkers = Walkers.equal(torch.from_numpy(np.load(samples, allow_pickle=False)))
     return run

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_limit
+from conftest import assert_within, mean_and_error, minimise, z_limit
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
@@ -74,15 +74,7 @@ def estimates(noise: nn.Module, groups: int = 40, size: int = 2000) -> Tensor:
         energy = Quadratic()
         context = context_of(energy, noise, x, 1000 + g)
         negatives, state, _ = method.negatives(context, Nothing(), x)
-        optimiser = torch.optim.LBFGS(energy.parameters(), max_iter=30, line_search_fn="strong_wolfe")
-
-        def closure(context=context, negatives=negatives, state=state, optimiser=optimiser):
-            optimiser.zero_grad()
-            loss, _ = method.loss(context, state, "energy", context.data, negatives)
-            loss.backward()
-            return loss
-
-        optimiser.step(closure)
+        minimise(method, context, state, negatives, 30)
         found.append(energy.parameters_.detach())
     return torch.stack(found)
 

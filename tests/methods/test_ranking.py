@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_limit
+from conftest import assert_within, mean_and_error, minimise, z_limit
 from torch import Tensor, nn
 
 import metastable as ms
@@ -55,15 +55,7 @@ def estimates(method, groups: int = 48, size: int = 1500) -> Tensor:
         rng = torch.Generator().manual_seed(1000 + g)
         context = Context(energy, {"energy": energy, "proposal": proposal}, x, proposal, rng)
         negatives, state, _ = method.negatives(context, Nothing(), x)
-        optimiser = torch.optim.LBFGS(energy.parameters(), max_iter=15, line_search_fn="strong_wolfe")
-
-        def closure(context=context, negatives=negatives, state=state, optimiser=optimiser):
-            optimiser.zero_grad()
-            loss, _ = method.loss(context, state, "energy", context.data, negatives)
-            loss.backward()
-            return loss
-
-        optimiser.step(closure)
+        minimise(method, context, state, negatives, 15)
         found.append(energy.theta.detach())
     return torch.stack(found)
 

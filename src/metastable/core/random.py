@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,6 +22,17 @@ def derive(seed: int, *names: object) -> int:
     """
     text = "/".join(str(part) for part in (seed, *names))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Initial weights of torch's layers from `seed`, with the global random state put back afterwards.
+
+    `torch.manual_seed` would also reseed every GPU, which nothing here would put back.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def generator(seed: Seed, device: torch.device | str = "cpu") -> torch.Generator:

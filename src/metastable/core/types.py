@@ -39,6 +39,90 @@ class Proposal(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Events with what each of them is given: a label, or a context.
+
+    Attributes:
+        x: events, `(B, *event)`.
+        given: labels, int64 `(B,)`, or contexts, `(B, *context)`.
+    """
+
+    x: Tensor
+    given: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.given):
+            raise InputError(
+                f"given: must be one for each of the {len(self.x)} events, got {len(self.given)} of shape "
+                f"{tuple(self.given.shape[1:])}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: Any) -> Pairs:
+        return Pairs(self.x[rows], self.given[rows])
+
+
+def events(batch: Tensor | Pairs) -> Tensor:
+    """The events of a batch, whether or not they are given something."""
+    return batch.x if isinstance(batch, Pairs) else batch
+
+
+class Bound:
+    """E(· | given) as a plain energy over rows, K of them for each of B contexts, in the contexts' order.
+
+    A conditional energy is called with events `(B, K, *event)` and `given`, `(B, *context)`, and returns `(B, K)`.
+    One with `encode(given)` and `score(x, code, t)` has its contexts encoded once, here, whatever the chains do.
+
+    Attributes:
+        energy: the conditional energy.
+        given: labels or contexts, B of them.
+        t: a time for each context, `(B,)`, where the energy has one.
+    """
+
+    def __init__(self, energy: Any, given: Tensor, t: Tensor | None = None, code: Any = None):
+        self.energy, self.given, self.t, self.code = energy, given, t, code
+        self.discrete = is_discrete(energy)
+        if code is None and hasattr(energy, "encode"):
+            with torch.no_grad():
+                self.code = energy.encode(given)
+
+    def first(self) -> Bound:
+        """The same for the first context alone."""
+        t, code = (None if values is None else values[:1] for values in (self.t, self.code))
+        return Bound(self.energy, self.given[:1], t, code)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """`(B·K, *event)` to `(B·K,)`."""
+        B = len(self.given)
+        if len(rows) % B:
+            raise InputError(f"x: must be a multiple of the {B} contexts in number, got {len(rows)} rows")
+        x = rows.view(B, -1, *rows.shape[1:])
+        if self.code is not None:
+            return self.energy.score(x, self.code, self.t).flatten()
+        extra = () if self.t is None else (self.t,)
+        return self.energy(x, self.given, *extra).flatten()
+
+
+def bind(energy: Any, given: Tensor, t: Tensor | float | None = None) -> Bound:
+    """E(· | given), or E(· | given, t), as an energy that kernels, samplers and estimators of log Z take.
+
+    >>> shifted = lambda x, given: 0.5 * (x - given[:, None]).square().sum(-1)
+    >>> bind(shifted, torch.tensor([[0.0], [1.0]]))(torch.tensor([[1.0], [2.0], [1.0], [3.0]]))  # two rows each
+    tensor([0.5000, 2.0000, 0.0000, 2.0000])
+    """
+    if t is not None:
+        t = torch.as_tensor(t, dtype=torch.get_default_dtype(), device=given.device).expand(len(given))
+    return Bound(energy, given, t)
+
+
+def is_discrete(law: Any) -> bool:
+    """Whether an energy, a proposal or a method is over units coded −1 and +1, as its `discrete` says."""
+    return bool(getattr(law, "discrete", False))
+
+
 class EnergyGrad(NamedTuple):
     """E(x), shape `(B,)`, and ∇E(x), shape `(B, *event)`, both detached."""
 

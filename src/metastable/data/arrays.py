@@ -33,10 +33,11 @@ class Dataset:
     Attributes:
         x: the rows, `(n, *event)`, finite.
         name: where they came from, for people.
-        digest: sixteen hexadecimal digits of the sha256 of dtype, shape and bytes of `x`, and of the labels.
+        digest: sixteen hexadecimal digits of the sha256 of dtype, shape and bytes of `x`, the labels and contexts.
         toy: the toy set they were drawn from, where they were.
         labels: the class of each row where it is known, int64 `(n,)`.
         classes: names of the classes by label, where they have names.
+        given: the context of each row where events are learned given one, `(n, *context)`.
     """
 
     x: Tensor
@@ -45,6 +46,7 @@ class Dataset:
     toy: ToySet | None = None
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
+    given: Tensor | None = None
 
     @classmethod
     def of(
@@ -55,6 +57,7 @@ class Dataset:
         *,
         labels: Any = None,
         classes: Sequence[str] = (),
+        given: Any = None,
     ) -> Dataset:
         """A dataset of rows that are known to be good, with its digest; the labels are checked.
 
@@ -64,7 +67,15 @@ class Dataset:
         """
         if labels is not None:
             labels = check_labels(labels, len(x), len(classes) or None).to(x.device)
-        return cls(x, name, _digest(x, labels), toy, labels, tuple(classes))
+        if given is not None:
+            given = check_given(given, len(x), dtype=x.dtype).to(x.device)
+        return cls(x, name, _digest(x, labels, given), toy, labels, tuple(classes), given)
+
+    def beside(self, *, labels: Any = None, given: Any = None) -> Dataset:
+        """The same rows with these labels or contexts beside them."""
+        labels = self.labels if labels is None else labels
+        given = self.given if given is None else given
+        return Dataset.of(self.x, self.name, self.toy, labels=labels, classes=self.classes, given=given)
 
     @property
     def event_shape(self) -> tuple[int, ...]:
@@ -93,9 +104,9 @@ class Dataset:
         return self._part(rows[held:], "train"), self._part(rows[:held], "held out")
 
     def _part(self, rows: Tensor, what: str) -> Dataset:
-        labels = None if self.labels is None else self.labels[rows]
+        labels, given = (None if values is None else values[rows] for values in (self.labels, self.given))
         name = f"{self.name} ({what})"
-        return Dataset.of(self.x[rows], name, self.toy, labels=labels, classes=self.classes)
+        return Dataset.of(self.x[rows], name, self.toy, labels=labels, classes=self.classes, given=given)
 
 
 def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype = torch.float32) -> Dataset:
@@ -195,6 +206,18 @@ def check_labels(labels: Any, n: int, classes: int | None = None, name: str = "l
     return values.to(torch.int64)
 
 
+def check_given(given: Any, n: int, name: str = "given", *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Contexts as a finite floating tensor, `(n, *context)`, or an `InputError` that says why.
+
+    >>> check_given([1, 2, 3], 3).shape
+    torch.Size([3, 1])
+    """
+    rows = len(given) if hasattr(given, "__len__") else 0
+    if rows != n:
+        raise InputError(f"{name}: must be one for each of {n} rows, got {rows}")
+    return check_data(given, name, dtype=dtype)
+
+
 def check_data(x: Any, name: str = "data", *, dtype: torch.dtype = torch.float32) -> Tensor:
     """`x` as a finite floating tensor `(n, *event)` with at least two rows, or an `InputError` that says why.
 
@@ -263,9 +286,9 @@ class Standardiser:
         return -float(self.scale.double().log().sum())
 
 
-def _digest(x: Tensor, labels: Tensor | None = None) -> str:
+def _digest(x: Tensor, *beside: Tensor | None) -> str:
     found = hashlib.sha256()
-    for values in (x,) if labels is None else (x, labels):
+    for values in (x, *(b for b in beside if b is not None)):
         found.update(f"{values.dtype} {tuple(values.shape)} ".encode())
         # The buffer itself, not a copy: images can fill half of the memory.
         found.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,11 @@ ENERGIES: dict[str, type] = {
 }
 
 
-def default_config(event_shape: tuple[int, ...]) -> EnergyConfig:
-    """A convolutional network for images, a perceptron for everything else."""
+def default_config(event_shape: tuple[int, ...], beside: str = "") -> Any:
+    """A convolutional network for images, a perceptron for everything else.
+
+    `beside` is `labels` for events with classes, whose energy is that of a classifier, and `given` for events with
+    contexts.
+    """
     image = len(event_shape) == 3 and event_shape[0] in (1, 3) and min(event_shape[1:]) >= 8
     return ConvConfig() if image else MLPConfig()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError
-from metastable.core.types import Energy
+from metastable.core.types import Bound, Energy, Pairs, bind, is_discrete
 from metastable.proposals.signs import require_signs
 
 
@@ -24,6 +24,11 @@ def check_energy(energy: Any, example: Tensor) -> Energy:
         each row's energy independent of the other rows. An energy over units coded −1 and +1 (`discrete`) need
         not be differentiable, but every row of `example` must be so coded.
     """
+    _check(energy.first() if isinstance(energy, Bound) else energy, example)
+    return energy
+
+
+def _check(energy: Any, example: Tensor) -> None:
     _check_kind(energy)
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.shape[:1] in ((), (0,)):
         raise InputError(
@@ -32,7 +37,7 @@ def check_energy(energy: Any, example: Tensor) -> Energy:
     x = torch.cat([example[:3]] * 3)[:3].detach().clone()
     if isinstance(energy, nn.Module):
         _check_placement(energy, x)
-    discrete = bool(getattr(energy, "discrete", False))
+    discrete = is_discrete(energy)
     if discrete:
         require_signs(example, "data")
     with torch.enable_grad():
@@ -42,6 +47,23 @@ def check_energy(energy: Any, example: Tensor) -> Energy:
         if not discrete:
             _check_gradient(values, y)
     _check_rows(energy, x.detach(), values.detach())
+
+
+def check_conditional(energy: Any, example: Pairs) -> Any:
+    """Like `check_energy`, for a conditional energy E(x | given) and events with their contexts.
+
+    It must take events `(B, K, *event)`, K for each of the contexts `(B, *context)`, and return `(B, K)`.
+    """
+    _check_kind(energy)
+    few = example[:2]
+    x = torch.stack([few.x.detach()] * 3, 1)
+    values = _call(bind(energy, few.given), x.flatten(0, 1))
+    if tuple(values.shape) != (6,):
+        raise EnergyError(
+            f"energy: returned {values.numel()} values for events {tuple(x.shape)} and contexts "
+            f"{tuple(few.given.shape)}; it must be one for each event, shape {tuple(x.shape[:2])}"
+        )
+    check_energy(bind(energy, few.given[:1]), few.x[:1])
     return energy
 
 

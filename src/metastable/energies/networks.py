@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
+from metastable.core.random import seeded
 from metastable.core.types import Proposal
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -21,17 +21,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
 }
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Initial weights from `seed`, with the random state put back afterwards.
-
-    `torch.manual_seed` would also reseed every GPU, which nothing here would put back.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 class MLP(nn.Module):
@@ -60,7 +49,7 @@ class MLP(nn.Module):
             require_count(f"hidden.{i}", width)
         self.event_shape = (event_shape,) if isinstance(event_shape, int) else tuple(event_shape)
         widths = [math.prod(self.event_shape), *hidden]
-        with _seeded(seed):
+        with seeded(seed):
             layers: list[nn.Module] = []
             for i, o in itertools.pairwise(widths):
                 layers += [nn.Linear(i, o), ACTIVATIONS[activation]()]
@@ -81,7 +70,7 @@ class ConvNet(nn.Module):
         super().__init__()
         require(len(event_shape) == 3, "event_shape", "(channels, height, width)", tuple(event_shape))
         self.event_shape = tuple(event_shape)
-        with _seeded(seed):
+        with seeded(seed):
             self.body = nn.Sequential(
                 nn.Conv2d(event_shape[0], 16, 5, stride=2, padding=4),
                 nn.SiLU(),

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from metastable.core.errors import InputError, require
-
-from .networks import _seeded
+from metastable.core.random import seeded
 
 LAYERS = (
     nn.Linear,
@@ -111,8 +110,9 @@ def spectral_norm(
         learn_scale: make the scale a parameter.
         seed: of the first vectors u and v, which torch then improves by 15 iterations.
 
-    >>> net = spectral_norm(nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1)), scale=3.0)
-    >>> torch.linalg.matrix_norm(net.network[0].weight, 2).item() < 1.01
+    >>> from metastable.energies import MLP
+    >>> net = spectral_norm(MLP(2, (16,), seed=0), scale=3.0)
+    >>> torch.linalg.matrix_norm(net.network.body[0].weight, 2).item() < 1.01
     True
     """
     require(math.isfinite(scale) and (scale > 0 or learn_scale), "scale", "a finite number above 0", scale)
@@ -124,7 +124,7 @@ def spectral_norm(
     layers = [(name, m) for name, m in module.named_modules() if isinstance(m, LAYERS)]
     if not layers:
         raise InputError("module: has no linear or convolutional layer to normalise")
-    with _seeded(seed):
+    with seeded(seed):
         for name, layer in layers:
             _normalise(name, layer)
     return SpectralNorm(module, scale, learn_scale)

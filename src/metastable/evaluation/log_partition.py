@@ -24,6 +24,7 @@ from metastable.core.types import (
     Proposal,
     Walkers,
     energy_and_grad,
+    is_discrete,
     row_sum,
 )
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
@@ -117,7 +118,7 @@ def log_partition(
     )
     shape = _event_shape(energy, dim, event_shape, reference, data, samples)
     kernel = default_kernel(energy) if kernel is None else kernel
-    if getattr(energy, "discrete", False):
+    if is_discrete(energy):
         from .discrete import Settings, discrete_log_partition
 
         settings = Settings(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metastable.core.errors import UnsupportedError, require_positive
 from metastable.core.random import normal_like, uniform_rows
-from metastable.core.types import Energy
+from metastable.core.types import Energy, is_discrete
 
 
 class Noise(NamedTuple):
@@ -114,7 +114,7 @@ class StepKernel(Kernel):
 
 def require_events(kernel: Kernel, energy: Energy) -> None:
     """Refuse a kernel that would leave the states of a discrete energy."""
-    if getattr(energy, "discrete", False) and not kernel.discrete:
+    if is_discrete(energy) and not kernel.discrete:
         raise UnsupportedError(
             f"kernel: {kernel.name!r} moves in continuous space, but the energy is over units coded −1 and +1; "
             "use Gibbs(), or MetropolisHastings with a proposal that stays on them such as Flips(0.1)"

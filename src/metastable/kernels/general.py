@@ -20,7 +20,7 @@ from torch import Tensor
 from metastable.core.configure import build_tagged
 from metastable.core.errors import ConfigError, require, require_positive
 from metastable.core.random import normal_like, uniform_rows
-from metastable.core.types import Energy, Proposal, row_sum
+from metastable.core.types import Energy, Proposal, is_discrete, row_sum
 
 from .base import ChainState, Info, Kernel, Noise
 from .metropolis import accept
@@ -90,7 +90,7 @@ class Independent:
 
     def __init__(self, proposal: Proposal):
         self.proposal = proposal
-        self.discrete = bool(getattr(proposal, "discrete", False))
+        self.discrete = is_discrete(proposal)
 
     def noise(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """Draws of q, which are the candidates."""
@@ -140,7 +140,7 @@ class MetropolisHastings(Kernel):
     @property
     def discrete(self) -> bool:
         """Whether the proposal says that it stays on units coded −1 and +1."""
-        return bool(getattr(self.transition, "discrete", False))
+        return is_discrete(self.transition)
 
     @property
     def gradients_per_step(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require_choice
 from metastable.core.random import normal_like
-from metastable.core.types import Energy, row_dot
+from metastable.core.types import Energy, is_discrete, row_dot
 
 from .base import ChainState, Info, Kernel, Noise
 
@@ -91,7 +91,7 @@ class Gibbs(Kernel):
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Positions, and energies where a sweep goes by their differences."""
-        if not getattr(energy, "discrete", False):
+        if not is_discrete(energy):
             raise UnsupportedError(
                 "kernel: 'gibbs' moves units coded −1 and +1, and this energy does not say that it is over such "
                 "units; set its attribute discrete = True, or use MALA or HMC"

@@ -38,6 +38,7 @@ class Context:
         energy: the energy in training.
         players: every module of the run by name: `energy`, and the method's companions.
         data: the training data, `(n, *event)`, on the device.
+        given: the label or context of each of them, where the method needs those.
         noise: a normalised density around the data, for starts from noise.
         rng: the method's own random numbers.
         step: the number of updates made so far.
@@ -55,6 +56,7 @@ class Context:
     engine: str = "eager"
     data_scale: float = field(default=1.0)
     slopes: bool = False
+    given: Tensor | None = None
 
     def seeing(self, energy: Energy) -> Context:
         """The same context with another energy in the place of the one in training."""
@@ -87,11 +89,17 @@ class Nothing(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(Generic[State]):
-    """Base of all methods."""
+    """Base of all methods.
+
+    Attributes:
+        needs: `labels` or `given` (contexts) for a method whose events come with those. Its batches, and the data
+            that `companions` sees, are then `Pairs` in the place of a tensor.
+    """
 
     name: ClassVar[str] = ""
+    needs: ClassVar[str] = ""
 
-    def companions(self, energy: nn.Module, data: Tensor, noise: Proposal, seed: int) -> dict[str, nn.Module]:
+    def companions(self, energy: nn.Module, data: Any, noise: Proposal, seed: int) -> dict[str, nn.Module]:
         """Modules of the method's own, by name; those with trainable parameters become players.
 
         They are built from the shape of `data` and from `seed`, and a checkpoint holds everything that
@@ -115,13 +123,13 @@ class Method(Generic[State]):
         return ("energy",)
 
     def negatives(
-        self, context: Context, state: State, batch: Tensor
+        self, context: Context, state: State, batch: Any
     ) -> tuple[Negatives | None, State, Metrics]:
         """The weighted negatives of this update, shared by all players; None for a method without any."""
         return None, state, {}
 
     def loss(
-        self, context: Context, state: State, player: str, batch: Tensor, negatives: Any
+        self, context: Context, state: State, player: str, batch: Any, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """The surrogate whose gradient is this player's update."""
         raise NotImplementedError

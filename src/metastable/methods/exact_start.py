@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metastable.core.types import energy_and_grad
+from metastable.core.types import energy_and_grad, is_discrete
 from metastable.walkers.population import Population
 from metastable.walkers.smc import smc
 
@@ -54,7 +54,7 @@ def _by_smc(context: Context, n: int, groups: int) -> Population:
 
 
 def _population(context: Context, x: Tensor, log_z: Tensor) -> Population:
-    if getattr(context.energy, "discrete", False):
+    if is_discrete(context.energy):
         with torch.no_grad():
             return Population.start(x, context.energy(x), x[:0], log_z)
     U, dU = energy_and_grad(context.energy, x)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
-from metastable.core.types import Energy, EnergyGrad, LogPartition, Walkers, energy_and_grad
+from metastable.core.types import Energy, EnergyGrad, LogPartition, Walkers, energy_and_grad, is_discrete
 from metastable.core.weights import ess_fraction, log_mean_exp
 
 from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics, without_log_z
@@ -45,8 +45,8 @@ class Weights(NamedTuple):
     """What data and negatives count for in an update; all detached.
 
     Attributes:
-        data: 1 for each datum in plain training, `(N,)`.
-        negatives: their shares, `(M,)`, which sum to 1; together they count for the mean of `data`.
+        data: 1 for each datum in plain training, `(*K, N)`.
+        negatives: their shares, `(*K, M)`, which sum to 1; together they count for the mean of `data`.
     """
 
     data: Tensor
@@ -54,19 +54,21 @@ class Weights(NamedTuple):
 
 
 def robust_loss(
-    fp: Tensor, fn: Tensor, beta: float, log_weight: Tensor | None = None, variant: str = "default"
+    fp: Tensor, fn: Tensor, beta: float | Tensor, log_weight: Tensor | None = None, variant: str = "default"
 ) -> tuple[Tensor, Weights]:
     """Algorithm 1: the loss of an update, and the weights in its gradient.
 
     The gradient is minus (8), −(1/N)Σᵢ(1 − ẇ(x⁺ᵢ))·(∇f(x⁺ᵢ) − Σⱼ w(x⁻ⱼ)∇f(x⁻ⱼ)), or that of the variant. Adding a
     constant to f changes nothing, and nothing overflows however large f is.
 
+    Dimensions before the last, `*K`, are models that are trained side by side: each has its own loss, `(*K,)`.
+
     Args:
-        fp: f at the data, `(N,)`.
-        fn: f at the negatives, `(M,)`.
-        beta: β; 0 is plain training.
-        log_weight: raw log-weights of the negatives, `(M,)`. They are scaled to a mean of 1, so that a datum counts
-            as one more negative of average weight.
+        fp: f at the data, `(*K, N)`.
+        fn: f at the negatives, `(*K, M)`.
+        beta: β, or one for each model, `(*K,)`, of which none is 0; the number 0 is plain training.
+        log_weight: raw log-weights of the negatives, `(*K, M)`. They are scaled to a mean of 1, so that a datum
+            counts as one more negative of average weight.
         variant: `default` (8), `no-positive` (7), `batch-corrected` (33) or `true-objective` (34).
 
     >>> fp, fn = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -400.0])
@@ -74,19 +76,20 @@ def robust_loss(
     >>> weights.negatives
     tensor([1., 0.])
     """
-    _check_counts(len(fp), len(fn), variant)
-    if beta == 0:  # line 2
+    _check_counts(fp.shape[-1], fn.shape[-1], variant)
+    if not isinstance(beta, Tensor) and beta == 0:  # line 2
         return _plain(fp, fn, log_weight)
-    log_w = beta * fn if log_weight is None else beta * fn + _around_one(log_weight).to(fn)  # log w̃(x⁻)
-    s = torch.logsumexp(log_w, 0)
-    odds = s - beta * fp  # log Σ w̃(x⁻)/w̃(x⁺), of which σ is 1 − ẇ(x⁺)
+    b = beta[..., None] if isinstance(beta, Tensor) else beta
+    log_w = b * fn if log_weight is None else b * fn + _around_one(log_weight).to(fn)  # log w̃(x⁻)
+    s = torch.logsumexp(log_w, -1, keepdim=True)
+    odds = s - b * fp  # log Σ w̃(x⁻)/w̃(x⁺), of which σ is 1 − ẇ(x⁺)
     share = torch.exp(log_w.detach() - s.detach())  # w(x⁻)
     data = _data_weights(torch.sigmoid(odds.detach()), variant)
     if variant == "default":
         # line 4: LSE(β·fp, LSE(β·fn))/β − fp = −log σ(β·fp − LSE(β·fn))/β, in which nothing cancels
-        return -logsigmoid(-odds).mean() / beta, Weights(data, share)
+        return -logsigmoid(-odds).mean(-1) / beta, Weights(data, share)
     # s/β − fp, whose gradient is Σ w(x⁻)∇f(x⁻) − ∇f(x⁺) by (19), with a factor in front that is not differentiated
-    return (data * odds).mean() / beta, Weights(data, share)
+    return (data * odds).mean(-1) / beta, Weights(data, share)
 
 
 def _check_counts(N: int, M: int, variant: str) -> None:
@@ -99,28 +102,32 @@ def _check_counts(N: int, M: int, variant: str) -> None:
 
 def _plain(fp: Tensor, fn: Tensor, log_weight: Tensor | None) -> tuple[Tensor, Weights]:
     """fn averaged minus fp averaged: contrastive divergence."""
-    negatives = Negatives(fn, log_weight)
-    share = torch.full_like(fn, 1 / len(fn)) if log_weight is None else torch.softmax(log_weight, 0).to(fn)
-    return negatives.mean(fn) - fp.mean(), Weights(torch.ones_like(fp), share.detach())
+    if log_weight is None:
+        share, mean = torch.full_like(fn, 1 / fn.shape[-1]), fn.mean(-1)
+    else:
+        share = torch.softmax(log_weight, -1).to(fn)
+        mean = torch.linalg.vecdot(share, fn)
+    return mean - fp.mean(-1), Weights(torch.ones_like(fp), share.detach())
 
 
 def _around_one(log_weight: Tensor) -> Tensor:
-    return log_weight - log_mean_exp(log_weight)
+    return log_weight - log_mean_exp(log_weight)[..., None]
 
 
 def _data_weights(scale: Tensor, variant: str) -> Tensor:
-    """What each datum counts for, `(N,)`, from 1 − ẇ(x⁺) of each."""
+    """What each datum counts for, `(*K, N)`, from 1 − ẇ(x⁺) of each."""
     if variant == "default":
         return scale
     if variant == "no-positive":
         return torch.ones_like(scale)
     if variant == "batch-corrected":
-        return scale.mean().expand_as(scale)
+        return scale.mean(-1, keepdim=True).expand_as(scale)
     # (34): each half of the data is scaled by the other; every second row, as rows may come sorted
     data = torch.empty_like(scale)
     for own, other in ((0, 1), (1, 0)):
-        half = scale[own::2]
-        data[own::2] = scale[other::2].mean() * len(scale) / (2 * len(half))
+        half = scale[..., own::2]
+        mean = scale[..., other::2].mean(-1, keepdim=True)
+        data[..., own::2] = mean * scale.shape[-1] / (2 * half.shape[-1])
     return data
 
 
@@ -134,7 +141,7 @@ class Tempered:
 
     def __init__(self, energy: Energy, scale: Tensor):
         self.energy, self.scale = energy, scale
-        self.discrete = bool(getattr(energy, "discrete", False))
+        self.discrete = is_discrete(energy)
 
     def __call__(self, x: Tensor) -> Tensor:
         """a·E(x), `(B,)`."""

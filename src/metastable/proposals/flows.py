@@ -13,8 +13,7 @@ from an explicit generator and importing the library has no side effects.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from metastable.core.errors import InputError, need, require_choice, require_count, require_positive
-from metastable.core.random import Seed, derive, generator, normal_like
+from metastable.core.random import Seed, derive, generator, normal_like, seeded
 
 KINDS = {"spline": "NSF", "affine": "MAF"}
 """Flows of zuko by the shape of their one-dimensional transformations."""
@@ -167,14 +166,6 @@ def _start_at_identity(transform: nn.Module) -> None:
 
 def _standard_log_prob(z: Tensor) -> Tensor:
     return -0.5 * (z.square() + LOG_2PI).sum(-1)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Initial weights from `seed`, with the global random state put back afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def _zuko() -> Any:

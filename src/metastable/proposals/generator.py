@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import require_count, require_positive
-from metastable.core.random import generator, normal_like
+from metastable.core.random import generator, normal_like, seeded
 
-from .flows import LOG_2PI, _standardisation, seeded
+from .flows import LOG_2PI, _standardisation
 
 LEAST_SCALE = 1e-3
 """σ_φ stays above this share of the data's spread: a narrower one has a density nobody can estimate."""

@@ -5,27 +5,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metastable.core.random import derive, generator
+from metastable.core.random import derive, generator, normal_like
+from metastable.core.types import Pairs
 
 
 class Batches:
-    """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None."""
+    """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None.
 
-    def __init__(self, data: Tensor, size: int | None, seed: int):
+    Of `Pairs` the rows are shuffled together, and noise is added to the events only.
+    """
+
+    def __init__(self, data: Tensor | Pairs, size: int | None, seed: int):
         self.data = data
+        self.device = data.x.device if isinstance(data, Pairs) else data.device
         self.size = len(data) if size is None else min(size, len(data))
         self.seed = seed
         self.per_epoch = len(data) // self.size
         self._epoch = -1
-        self._order = torch.arange(len(data), device=data.device)
+        self._order = torch.arange(len(data), device=self.device)
 
-    def at(self, step: int) -> Tensor:
-        """The rows of update `step`."""
+    def at(self, step: int, noise: float = 0.0) -> Tensor | Pairs:
+        """The rows of update `step`, with fresh normal noise of standard deviation `noise`."""
+        return self._noisy(self._rows(step), step, noise) if noise else self._rows(step)
+
+    def _rows(self, step: int) -> Tensor | Pairs:
         if self.size == len(self.data):
             return self.data
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             rng = generator(derive(self.seed, "epoch", epoch))
-            self._order = torch.randperm(len(self.data), generator=rng).to(self.data.device)
+            self._order = torch.randperm(len(self.data), generator=rng).to(self.device)
             self._epoch = epoch
         return self.data[self._order[place * self.size : (place + 1) * self.size]]
+
+    def _noisy(self, batch: Tensor | Pairs, step: int, noise: float) -> Tensor | Pairs:
+        rng = generator(derive(self.seed, "data-noise", step), self.device)
+        if isinstance(batch, Pairs):
+            return Pairs(batch.x + noise * normal_like(batch.x, rng), batch.given)
+        return batch + noise * normal_like(batch, rng)

@@ -514,3 +514,12 @@ def _read_bytes(path: Path, name: str) -> bytes:
         return (path / name).read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: {name} cannot be read: {error.strerror or error}") from error
+
+
+def on_device(tree: Any, device: torch.device) -> Any:
+    """A tree of tensors and plain values with every tensor on `device`."""
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {k: on_device(v, device) for k, v in tree.items()}
+    return [on_device(v, device) for v in tree] if isinstance(tree, list) else tree

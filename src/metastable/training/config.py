@@ -69,16 +69,36 @@ class SGD:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate over time: a linear warm-up, then `constant`, `linear` or `cosine` down to `final`."""
+    """The learning rate over time: a linear warm-up, then one of four shapes.
+
+    Attributes:
+        shape: `constant`, `linear` or `cosine` down to `final`, or `step`: times `drop` at each of `drops`.
+        warmup: updates in which the rate rises from nothing.
+        final: where `linear` and `cosine` end, as a share of the rate.
+        drops: updates at which `step` falls.
+        drop: what `step` is multiplied with there.
+
+    >>> Schedule("step", drops=(10, 20), drop=0.5).factor(25, 30)
+    0.25
+    """
 
     shape: str = "constant"
     warmup: int = 0
     final: float = 0.0
+    drops: tuple[int, ...] = ()
+    drop: float = 0.3
 
     def __post_init__(self) -> None:
-        require_choice("schedule.shape", self.shape, ("constant", "linear", "cosine"))
+        require_choice("schedule.shape", self.shape, ("constant", "linear", "cosine", "step"))
         require_count("schedule.warmup", self.warmup, 0)
         require(0 <= self.final <= 1, "schedule.final", "a fraction between 0 and 1", self.final)
+        object.__setattr__(self, "drops", tuple(self.drops))
+        for i, at in enumerate(self.drops):
+            require_count(f"schedule.drops.{i}", at)
+        if (self.shape == "step") != bool(self.drops):
+            rule = "updates at which the rate falls, for the shape 'step' and no other"
+            require(False, "schedule.drops", rule, list(self.drops))
+        require_positive("schedule.drop", self.drop)
 
     def factor(self, step: int, steps: int) -> float:
         """What the learning rate is multiplied with at `step` of `steps`."""
@@ -86,6 +106,8 @@ class Schedule:
             return (step + 1) / self.warmup
         if self.shape == "constant":
             return 1.0
+        if self.shape == "step":
+            return self.drop ** sum(step >= at for at in self.drops)
         t = min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
         fall = 1 - t if self.shape == "linear" else 0.5 * (1 + math.cos(math.pi * t))
         return self.final + (1 - self.final) * fall
@@ -107,6 +129,9 @@ class TrainerConfig:
         max_seconds: stop after this many seconds of training, even before `steps`; None has no limit.
         max_evaluations: stop after this many energy evaluations (a gradient counts as one); None has no limit.
         batch_size: data rows per update; None takes all of them.
+        data_noise: standard deviation of fresh normal noise on the rows of every update; it makes a density of data
+            that have none, such as pixels, and smooths the one that is learned.
+        data_noise_final: where the noise ends, in a straight line over `steps`; None keeps it constant.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
             `per_module = True` is given the module instead, to make parameter groups.
         optimisers: by name, for players that should not share `optimiser` (a method's page names its players).
@@ -129,6 +154,8 @@ class TrainerConfig:
     max_seconds: float | None = None
     max_evaluations: int | None = None
     batch_size: int | None = 512
+    data_noise: float = 0.0
+    data_noise_final: float | None = None
     optimiser: Adam | SGD | OptimiserFactory = field(default_factory=Adam)
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
     schedule: Schedule | ScheduleFactory = field(default_factory=Schedule)
@@ -153,6 +180,9 @@ class TrainerConfig:
             require_count("trainer.max_evaluations", self.max_evaluations)
         if self.batch_size is not None:
             require_count("trainer.batch_size", self.batch_size)
+        for name in ("data_noise", "data_noise_final"):
+            value = getattr(self, name)
+            require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
         for name in ("log_every", "checkpoint_every", "keep"):
             require_count(f"trainer.{name}", getattr(self, name))
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)
@@ -163,3 +193,9 @@ class TrainerConfig:
         require_positive("trainer.energy_limit", self.energy_limit)
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
         require_choice("trainer.engine", self.engine, ("eager", "compile"))
+
+    def noise_at(self, step: int) -> float:
+        """Standard deviation of the data noise of update `step`."""
+        if self.data_noise_final is None:
+            return self.data_noise
+        return self.data_noise + (self.data_noise_final - self.data_noise) * min(1.0, step / self.steps)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,10 +18,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.random import derive, generator
-from metastable.core.types import LogPartition, Proposal, Walkers
+from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
 
 from .batches import Batches
-from .checkpoints import Checkpoint, CheckpointStore
+from .checkpoints import Checkpoint, CheckpointStore, on_device
 from .config import Schedule, TrainerConfig
 from .engine import Engine
 from .guard import Guard
@@ -38,8 +37,8 @@ class TrainableMethod(Protocol):
     def rate(self, player: str) -> float: ...
     def start(self, context: Any) -> Any: ...
     def turns(self, context: Any) -> Any: ...
-    def negatives(self, context: Any, state: Any, batch: Tensor) -> Any: ...
-    def loss(self, context: Any, state: Any, player: str, batch: Tensor, negatives: Any) -> Any: ...
+    def negatives(self, context: Any, state: Any, batch: Any) -> Any: ...
+    def loss(self, context: Any, state: Any, player: str, batch: Any, negatives: Any) -> Any: ...
     def advance(self, context: Any, state: Any) -> Any: ...
     def evaluations(self, context: Any, batch: int) -> int | None: ...
     def current_walkers(self, context: Any, state: Any) -> Walkers | None: ...
@@ -72,7 +71,7 @@ class Trainer:
         players: the modules of the run, by name, `energy` among them; those with trainable parameters get an
             optimiser each. All of them stay in eval mode: a density needs one fixed energy, which dropout or
             batch statistics would make a random one.
-        data: `(n, *event)`, on the engine's device.
+        data: `(n, *event)`, on the engine's device; `Pairs` where the method needs what its events are given.
         method: a training method.
         config: how training runs.
         noise: a normalised density around the data.
@@ -87,7 +86,7 @@ class Trainer:
         self,
         energy: Callable[[Tensor], Tensor],
         players: Mapping[str, nn.Module],
-        data: Tensor,
+        data: Tensor | Pairs,
         method: TrainableMethod,
         config: TrainerConfig,
         *,
@@ -101,14 +100,16 @@ class Trainer:
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
         self.batches = Batches(data, config.batch_size, seed)
+        x = events(data)
         self.context = make_context(
             energy=energy,
             players=self.players,
-            data=data,
+            data=x,
+            given=data.given if isinstance(data, Pairs) else None,
             noise=noise,
-            rng=generator(derive(seed, "method"), data.device),
+            rng=generator(derive(seed, "method"), x.device),
             engine=config.engine,
-            data_scale=max(float(data.flatten(1).var(0).sum().sqrt()), 1e-12),
+            data_scale=max(float(x.flatten(1).var(0).sum().sqrt()), 1e-12),
         )
         for module in self.players.values():
             module.eval()
@@ -187,7 +188,7 @@ class Trainer:
     def _update(self) -> None:
         """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
         method, context = self.method, self.context
-        batch = self.batches.at(context.step)
+        batch = self.batches.at(context.step, self.config.noise_at(context.step))
         with self.engine.autocast():
             negatives, self.state, averaged = method.negatives(context, self.state, batch)
         turns = [(turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context)]
@@ -343,10 +344,10 @@ class Trainer:
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(tree["optimisers"][name])
             self.schedules[name].load_state_dict(tree["schedules"][name])
-        self.state = self.method.load(_to(tree["method"], self.engine.device))
+        self.state = self.method.load(on_device(tree["method"], self.engine.device))
         self.context.rng.set_state(tree["rng"])
         self.context.step = checkpoint.step
-        self.gather.load(_to(tree["gather"], self.engine.device))
+        self.gather.load(on_device(tree["gather"], self.engine.device))
         self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
         self.evaluations = tree["evaluations"]
 
@@ -398,14 +399,6 @@ def _followers(module: nn.Module) -> list[Callable[[], None]]:
 def _plain(tree: dict[str, Any]) -> dict[str, Any]:
     """A scheduler's state without the functions it holds, which are made anew on resume."""
     return {k: v for k, v in tree.items() if not callable(v)}
-
-
-def _to(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, Tensor):
-        return tree.to(device)
-    if isinstance(tree, dict):
-        return {k: _to(v, device) for k, v in tree.items()}
-    return [_to(v, device) for v in tree] if isinstance(tree, list) else tree
 
 
 def _load_weights(module: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from metastable.core.errors import EnergyError, UnsupportedError, require, require_count
 from metastable.core.random import normal_like
 from metastable.core.resampling import resample_indices
-from metastable.core.types import Energy, EnergyGrad, Proposal, Walkers, energy_and_grad, per_row
+from metastable.core.types import Energy, EnergyGrad, Proposal, Walkers, energy_and_grad, is_discrete, per_row
 from metastable.core.weights import ess_fraction, log_mean_exp
 from metastable.kernels import HMC, ChainState, Gibbs, Kernel, StepKernel, run_chain
 
@@ -260,8 +260,8 @@ class DiscreteTempered(Tempered):
 
 def path_for(energy: Energy, reference: Proposal) -> GeometricPath | DiscretePath:
     """The path from `reference` to `energy`."""
-    discrete = bool(getattr(energy, "discrete", False))
-    if discrete and not getattr(reference, "discrete", False):
+    discrete = is_discrete(energy)
+    if discrete and not is_discrete(reference):
         raise UnsupportedError(
             "reference: the energy is over units coded −1 and +1, so its reference must be too; use Signs"
         )
@@ -605,6 +605,6 @@ def default_kernel(energy: Energy | None = None) -> Kernel:
 
     Gibbs sweeps where the energy is discrete.
     """
-    if getattr(energy, "discrete", False):
+    if is_discrete(energy):
         return Gibbs()
     return HMC(step_size=0.3, leapfrog=4)

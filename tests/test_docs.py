@@ -131,7 +131,9 @@ def test_settings_files_of_the_documentation_resolve():
 def test_every_finding_has_a_section():
     source = (ROOT / "src/metastable/evaluation/diagnosis.py").read_text()
     source += (ROOT / "src/metastable/summary.py").read_text()
-    named = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
+    from metastable.evaluation.diagnosis import PROFILES
+
+    named = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | set(PROFILES)
     assert len(named) > 8
     sections = set(re.findall(r"^### (\S+)$", (ROOT / "docs/diagnosis.md").read_text(), re.MULTILINE))
     assert named == sections

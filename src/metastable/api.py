@@ -6,19 +6,20 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from metastable._version import __version__
+from metastable.conditional_summary import evaluate_conditional
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, DivergenceError, InputError, UnsupportedError, require_count
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Pairs, Proposal, Walkers, events, is_discrete
 from metastable.data import Dataset, load_array
-from metastable.energies import check_conditional, check_energy
+from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
 from metastable.energies.build import ENERGIES, default_config
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
 from metastable.kernels import KERNELS, MALA, ULA, Gibbs, Kernel, run_chain, warm_up
@@ -26,6 +27,7 @@ from metastable.methods import METHODS, Context, Method
 from metastable.methods.jarzynski import fixed_parameters
 from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
 from metastable.run import Run, read_config, read_history, require_run_folder, write_json
+from metastable.step_check import Chains
 from metastable.summary import evaluate_run, load_summary
 from metastable.training.checkpoints import CheckpointStore, on_device
 from metastable.training.config import Adam, TrainerConfig
@@ -86,11 +88,15 @@ def fit(
         dataset = dataset.beside(labels=labels, given=given)
     config = _trainer_config(trainer, steps, learning_rate, options)
     method = resolve_method(method)
+    if given is not None and not method.needs.startswith("given"):
+        raise UnsupportedError(
+            f"given: {method.name!r} does not look at contexts; use one that does, such as 'ranking-nce'"
+        )
     engine = Engine(config.device, config.precision)
     train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
-    rows = _rows(train, method, engine)
+    rows = training_rows(train, method, engine)
     x = events(rows)
-    module, energy_settings = _resolve_energy(energy, rows, seed)
+    module, energy_settings = _resolve_energy(energy, rows, seed, method.timed)
     if isinstance(module, nn.Module):
         engine.place_module(module)
     _check_energy(module, method, rows)
@@ -131,15 +137,18 @@ def fit(
                 _write_failure(folder, settings, trainer_, method, error)
             raise
     run = _run_of(trainer_.players, method, outcome, settings, folder)
-    if evaluate:
-        evaluate_run(run, x, engine.place(validation.x), dataset.toy, seed=seed)
+    if evaluate and run.conditional:
+        evaluate_conditional(run, rows, training_rows(validation, method, engine), seed=seed)  # pyright: ignore
+    elif evaluate:
+        chains = Chains(method, trainer_.context, trainer_.state)
+        evaluate_run(run, x, engine.place(validation.x), dataset.toy, seed=seed, chains=chains)
     return run
 
 
-def _rows(dataset: Dataset, method: Method, engine: Engine) -> Tensor | Pairs:
+def training_rows(dataset: Dataset, method: Method, engine: Engine) -> Tensor | Pairs:
     """The rows as the method needs them: alone, or with their labels or contexts."""
     x = engine.place(dataset.x)
-    if not method.needs:
+    if not method.needs or (method.needs == "given?" and dataset.given is None):
         return x
     beside = dataset.labels if method.needs == "labels" else dataset.given
     if beside is None:
@@ -162,7 +171,9 @@ def _beside(rows: Tensor | Pairs) -> dict[str, Any]:
 
 def _check_energy(energy: Any, method: Method, rows: Tensor | Pairs) -> None:
     """One value per row, finite, differentiable; given its context where the method has those."""
-    if isinstance(rows, Pairs) and method.needs == "given":
+    if isinstance(energy, AsEnergy):
+        energy.check(rows)
+    elif isinstance(rows, Pairs) and method.needs != "labels":
         check_conditional(energy, rows)
     else:
         check_energy(energy, events(rows))
@@ -208,20 +219,20 @@ def _resolve_part(key: str, value: Any, path: str) -> Any:
     return resolve_method(value, f"{path}.source") if key == "source" else value
 
 
-def _resolve_energy(energy: Any, rows: Tensor | Pairs, seed: int) -> tuple[Any, Any]:
+def _resolve_energy(energy: Any, rows: Tensor | Pairs, seed: int, timed: bool = False) -> tuple[Any, Any]:
     """The energy, and its description: settings for a built-in one, a name for any other."""
     if energy is None:
-        config = default_config(tuple(events(rows).shape[1:]), _kind(rows))
+        config = default_config(tuple(events(rows).shape[1:]), _kind(rows), timed)
     elif isinstance(energy, (str, Mapping)):
         config = build_tagged(ENERGIES, energy, "energy")
     elif dataclasses.is_dataclass(energy) and hasattr(energy, "build"):
         config = energy
     else:
-        return energy, {"name": "custom", "class": type(energy).__qualname__}
-    return _built(config, rows, seed), describe(config)
+        return as_energy(energy), {"name": "custom", "class": type(energy).__qualname__}
+    return built(config, rows, seed), describe(config)
 
 
-def _built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:
+def built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:
     """The energy of these settings; those that are `paired` also look at labels or contexts."""
     return config.build(rows if getattr(config, "paired", False) else events(rows), seed)
 
@@ -307,6 +318,7 @@ def _run_of(
         energy=players["energy"],
         players=players,
         method=method.name,
+        trained_with=method,
         history=outcome.history,
         walkers=outcome.walkers,
         log_partition=outcome.log_partition,
@@ -521,6 +533,7 @@ def load_run(
         raise InputError(f"run: {folder} holds no checkpoint")
     if energy is None:
         energy = _rebuilt_energy(config, folder)
+    energy = cast(nn.Module, as_energy(energy))
     method = resolve_method(_method_settings(config["method"])) if method is None else method
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
@@ -529,6 +542,7 @@ def load_run(
         energy=energy,
         players=dict(context.players),
         method=method.name,
+        trained_with=method,
         history=read_history(folder),
         walkers=method.current_walkers(context, state),
         log_partition=method.log_partition(context, state),
@@ -562,7 +576,8 @@ def _reread(
             ) from error
         module.to(device).eval()
     rng = generator(derive(config["seed"], "method"), torch.device(device))
-    return Context(energy, players, probe.to(device), noise.to(device), rng)
+    given = rows.given.to(device) if isinstance(rows, Pairs) else None
+    return Context(energy, players, probe.to(device), noise.to(device), rng, given=given)
 
 
 def _method_settings(described: dict[str, Any]) -> dict[str, Any]:
@@ -578,7 +593,7 @@ def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
             "load_run(folder, energy=...)"
         )
     settings = build_tagged(ENERGIES, config["energy"], "energy")
-    return _built(settings, _probe(config), config["seed"])
+    return built(settings, _probe(config), config["seed"])
 
 
 def _probe(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Tensor | Pairs:

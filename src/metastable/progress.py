@@ -9,6 +9,7 @@ from metastable.training.records import Row
 SHOWN = (
     ("energy_gap", "gap {:+.3g}"),
     ("score_loss", "score loss {:.4g}"),
+    ("density_loss", "loss {:.4g}"),
     ("ess", "ESS {:.0%}"),
     ("log_z", "log Z {:.3f}"),
 )

@@ -12,9 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError
-from metastable.core.types import Energy, LogPartition, Walkers
+from metastable.core.random import derive, generator
+from metastable.core.types import Energy, LogPartition, Proposal, Walkers
+from metastable.evaluation.conditional import LogPartitions, conditional_log_prob, log_partition_given
 from metastable.evaluation.diagnosis import Finding
 from metastable.training.records import Row, read_jsonl
+
+OWN_STEPS = 64
+"""Steps of an ODE whose draws are weighted afterwards: they need not be those of its limit."""
 
 
 @dataclass
@@ -34,6 +39,8 @@ class Run:
         folder: where it is on disk, if anywhere.
         ema: the averaged energy, where one was asked for. log Z belongs to `energy`, not to it.
         players: every module of the run by name: the energy, and what the method trained or kept beside it.
+        trained_with: the method itself, with its settings.
+        contexts: of a conditional run, log Z with its error for a few contexts.
     """
 
     energy: Energy
@@ -50,14 +57,36 @@ class Run:
     seconds: float = 0.0
     modes: dict[str, Any] | None = None
     players: dict[str, nn.Module] = field(default_factory=dict)
+    trained_with: Any = None
+    contexts: dict[str, Any] | None = None
+
+    @property
+    def conditional(self) -> bool:
+        """Whether its events are given contexts."""
+        return "context_shape" in self.config
 
     @property
     def event_shape(self) -> tuple[int, ...]:
         """Shape of one event."""
         return tuple(self.config["event_shape"])
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Normalised log-density −E(x) − log Z, `(B,)`."""
+    def log_prob(self, x: Tensor, given: Any = None, **options: Any) -> Tensor:
+        """Normalised log-density −E(x) − log Z, `(B,)`.
+
+        Args:
+            x: `(B, *event)`.
+            given: the context of each, `(B, *context)`, of a conditional run. log Z is then estimated for every
+                distinct context, by importance sampling from the run's proposal; how sure it is,
+                `log_partition_given` says.
+            options: `draws` or `std_error`, of `evaluation.conditional.log_partition_given`.
+        """
+        if given is not None or self.conditional:
+            given = self._contexts(given)
+            if self.normalised:
+                with torch.no_grad():
+                    return -self.energy(x, given)  # pyright: ignore
+            found = conditional_log_prob(self.energy, self.importance_density(), x, given, **options)
+            return found.value.to(x.dtype)
         if self.log_partition is None:
             raise InputError("log_partition: this run has none; call metastable.log_partition on its energy")
         with torch.no_grad():
@@ -67,22 +96,107 @@ class Run:
         self,
         n: int,
         *,
-        steps: int = 100,
+        steps: int | None = None,
         step_size: float | None = None,
         seed: int = 0,
         corrected: bool = False,
+        given: Any = None,
+        **options: Any,
     ) -> Walkers:
-        """`n` weighted walkers of the model: weighted sampling that goes on from the run's own walkers.
+        """`n` weighted walkers of the model: weighted sampling that goes on from the run's own walkers, 100 steps.
 
         See `metastable.continue_sampling`. With `corrected` they are weighted by the learned density ratio too
         and stand for the data instead of the model: `.resampled()` gives data-like samples of equal weight.
+
+        A conditional run is given contexts, `(B, *context)`, and returns `n` walkers for each, `(B, n, *event)`:
+        chains of 100 steps from the run's proposal (`methods.conditional_sampling`), the three stages of an
+        interpolating energy, or a density's own draws. `options` are those of these algorithms: `kernel`, and
+        `t_low`, `evaluations` and `eta` of an interpolating energy, which takes no `steps`.
         """
         from metastable.api import continue_sampling
 
+        if given is not None or self.conditional:
+            if corrected or step_size is not None:
+                raise InputError("given: walkers of contexts take kernel=…, not corrected or step_size")
+            chosen = options if steps is None else {"steps": steps, **options}
+            return self._sample_given(n, self._contexts(given), seed, chosen)
+        if options:
+            raise InputError(f"{next(iter(options))}: only samples of a conditional run take it")
+        own = getattr(self.trained_with, "sample", None)
+        if own is not None:  # a density draws for itself
+            return own(self.players, n, generator(derive(seed, "sample"), self._home.device))
         if self.walkers is None:
             raise InputError("walkers: this run kept none; use metastable.sample on its energy")
+        steps = 100 if steps is None else steps
         walkers = continue_sampling(self.energy, self.walkers, n, steps=steps, step_size=step_size, seed=seed)
         return self.corrected(walkers) if corrected else walkers
+
+    def log_partition_given(self, given: Any, **options: Any) -> LogPartitions:
+        """log Z of each context with its error, by importance sampling from the run's proposal.
+
+        Args:
+            given: `(B, *context)`.
+            options: of `evaluation.conditional.log_partition_given`: `draws`, `std_error`, `most`, `rng`.
+        """
+        given = self._contexts(given)
+        if self.normalised:
+            zero = torch.zeros(len(given), dtype=torch.float64)
+            return LogPartitions(zero, zero, torch.full_like(zero, torch.inf), zero)
+        return log_partition_given(self.energy, self.importance_density(), given, **options)
+
+    def _sample_given(self, n: int, given: Tensor, seed: int, options: dict[str, Any]) -> Walkers:
+        from metastable.methods.conditional_sampling import sample_conditional
+
+        rng = generator(derive(seed, "sample given"), given.device)
+        players: dict[str, Any] = {"energy": self.energy} | self.players
+        own = getattr(self.trained_with, "sample_given", None)
+        found = None if own is None else own(players, n, given, rng, **options)
+        return sample_conditional(players, n, given, rng, **options) if found is None else found
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the energy is −log of a density, so that log Z is 0."""
+        return bool(getattr(self.energy, "normalised", False))
+
+    @property
+    def _home(self) -> Tensor:
+        """A tensor with the dtype and device that the energy works in."""
+        tensors = (*self.energy.parameters(), *self.energy.buffers())  # pyright: ignore
+        return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+
+    @property
+    def _own_draws(self) -> Any:
+        """The energy itself where it also draws with a known density, as a diffusion's φ does, in fewer steps."""
+        own: Any = self.energy if isinstance(self.energy, Proposal) else None
+        return own.with_steps(OWN_STEPS, OWN_STEPS // 2 + 1) if hasattr(own, "with_steps") else own
+
+    def importance_density(self) -> Any:
+        """A density to draw from for log Z: the run's proposal, one beyond its box, or a diffusion's φ itself."""
+        from metastable.proposals import Gaussian, Uniform
+
+        proposal: Any = self.players.get("proposal", self._own_draws)
+        if proposal is None:
+            raise InputError(
+                f"proposal: a run of {self.method!r} has none to estimate log Z of a context from; call "
+                "evaluation.conditional.log_partition_given with one of your own"
+            )
+        if isinstance(proposal, Uniform):  # the energy may have mass beyond the box
+            return Gaussian((proposal.low + proposal.high) / 2, (proposal.high - proposal.low) / 3)
+        return proposal
+
+    def _contexts(self, given: Any) -> Tensor:
+        """Contexts as the energy needs them, `(B, *context)`."""
+        if given is None:
+            raise InputError("given: this is a conditional run; give contexts, given=…")
+        if not self.conditional:
+            raise InputError(f"given: this run of {self.method!r} was trained without contexts")
+        given = torch.as_tensor(given).to(self._home)
+        shape = tuple(self.config["context_shape"])
+        if tuple(given.shape[1:]) != shape or given.dim() == 0:
+            raise InputError(
+                f"given: must have shape (B, {', '.join(map(str, shape))}), got {tuple(given.shape)}"
+            )
+        return given
 
     def log_ratio(self, x: Tensor) -> Tensor:
         """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.
@@ -128,6 +242,7 @@ class Run:
             "cross_entropy": self.scores.get("cross_entropy"),
             "diagnosis": [asdict(f) for f in self.diagnosis],
             "modes": self.modes,
+            "contexts": self.contexts,
             "scores": self.scores,
         }
 

@@ -18,41 +18,126 @@ from metastable.evaluation.diagnosis import Facts, Finding, diagnose
 from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, median_distance, mmd2
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
+from metastable.evaluation.parts import energies_of, in_parts
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
-from metastable.kernels import KERNELS
+from metastable.kernels import KERNELS, ULA, Kernel
 from metastable.proposals import fit_gaussian
 from metastable.run import Run, read_summary, write_json
+from metastable.step_check import Chains, StepCheck, step_check
+from metastable.walkers.importance import importance_log_partition, importance_walkers
+from metastable.walkers.starts import random_rows
 
 SHOWN = 2000
 """Rows of data and samples that a report shows."""
 GRID = 161
+SHOWN_NUMBERS = 1 << 20
+"""Numbers in them at most, so that the arrays of images do not weigh more than their checkpoint."""
 DISAGREEMENT = 3.0
 """Standard errors between two estimates of log Z beyond which the first is doubted."""
+LOOKED_AT = 10_000
+"""Rows of the data behind means of their energies."""
+COSTLY_ROWS, COSTLY_GRID = 1000, 61
+"""The same, and points along a side of a picture, where each energy is an ODE solved."""
+MOST_DIMENSIONS = 200
+"""Dimensions of an event above which log Z by sequential Monte Carlo takes minutes, and is left to be asked for."""
+MOST_SCALE = 100.0
+"""The same for the output scale of a joint energy."""
 
 
-def evaluate_run(run: Run, train: Tensor, validation: Tensor, toy: ToySet | None, *, seed: int) -> Run:
+def evaluate_run(
+    run: Run,
+    train: Tensor,
+    validation: Tensor,
+    toy: ToySet | None,
+    *,
+    seed: int,
+    chains: Chains | None = None,
+) -> Run:
     """Fill in what the run is worth, and write it to its folder where it has one.
 
     log Z and samples come from the method's own walkers where it has weighted ones (Jarzynski). For the others
     both come from sequential Monte Carlo on the trained energy: chains that start at the data would show the
     data's mode weights, not the model's. A method's own log Z is compared with that of sequential Monte Carlo,
     which shares nothing with the training, and doubted where the two disagree.
+
+    Events of many dimensions (images) get no sequential Monte Carlo, which would take minutes: their samples are
+    the method's own walkers, where it has any, and a finding says that log Z was not estimated.
+
+    Args:
+        run: what training gave.
+        train: the rows it was trained on.
+        validation: rows for scores.
+        toy: where the rows were drawn from, if that is known.
+        seed: of every random number.
+        chains: the method as training left it, for a look at its negatives.
     """
-    second = log_partition(run.energy, data=train, seed=derive(seed, "evaluate"))
+    second, known = None, bool(getattr(run.energy, "normalised", False))
+    if known:  # a density has log Z = 0, and draws for itself
+        run.walkers = run.sample(SHOWN, seed=derive(seed, "evaluate"))
+    elif (own := _weighted_draws(run)) is not None:
+        run.walkers, run.log_partition = own, importance_log_partition(own)
+        known = True
+    elif affordable(run.energy, train):
+        second = log_partition(run.energy, data=train, seed=derive(seed, "evaluate"))
+        _take(run, second)
+    run.modes, separated = _modes(run, train, toy, seed)
+    run.scores = _scores(run, validation, toy) | _second_scores(second)
+    run.diagnosis = _diagnosis(run, train, validation, separated)
+    if second is None and not known:
+        run.diagnosis.append(_skipped(run, train))
+    if run.folder is not None:
+        check = None if chains is None else step_check(chains, seed=seed)
+        _write(run, train, toy, seed, check)
+    return run
+
+
+def _weighted_draws(run: Run) -> Walkers | None:
+    """Draws of an energy that also is a density up to what its draws' weights put right: a diffusion's φ."""
+    if not hasattr(run.energy, "with_steps"):
+        return None
+    return importance_walkers(run.energy, run._own_draws, SHOWN)
+
+
+def affordable(energy: Any, x: Tensor) -> bool:
+    """Whether log Z of an energy of such events is a matter of seconds.
+
+    Units coded −1 and +1 are listed where they can be, and annealed by Gibbs sweeps, which are cheap.
+    """
+    return is_discrete(energy) or (x[0].numel() <= MOST_DIMENSIONS and _scale(energy) <= MOST_SCALE)
+
+
+def _scale(energy: Any) -> float:
+    """What a joint energy multiplies log Σ e^h with."""
+    return getattr(energy, "output_scale", 1.0)
+
+
+def _take(run: Run, second: LogPartition) -> None:
+    """log Z and samples from an independent estimate, or a comparison where the method gave its own."""
     if run.log_partition is None:
         run.log_partition, run.walkers = second, second.walkers or run.walkers
     else:
         run.log_partition = _compared(run.log_partition, second)
-    run.modes, separated = _modes(run, train, toy, seed)
-    run.scores = _scores(run, validation, toy) | _second_scores(second)
-    run.diagnosis = _diagnosis(run, train, validation, separated)
-    if run.folder is not None:
-        _write(run, train, toy, seed)
-    return run
 
 
-def _second_scores(second: LogPartition) -> dict[str, float]:
+def _skipped(run: Run, train: Tensor) -> Finding:
+    dimensions = train[0].numel()
+    what = "log Z was not estimated"
+    if run.log_partition is not None:
+        what = "The method's own log Z was not compared with an independent estimate"
+    where = "RUN" if run.folder is None else str(run.folder)
+    why = f"events have {dimensions} dimensions"
+    if dimensions <= MOST_DIMENSIONS:
+        why = f"the energy has an output scale of {_scale(run.energy):g}"
+    text = f"{what}: {why}, where sequential Monte Carlo takes minutes."
+    evidence: dict[str, Any] = {"dimensions": dimensions, "most": MOST_DIMENSIONS}
+    advice = f"Ask for it with `metastable evaluate {where} --log-z`."
+    return Finding("log-z-not-estimated", "note", text, evidence, advice)
+
+
+def _second_scores(second: LogPartition | None) -> dict[str, float]:
     """The estimate that shares nothing with the training, under the name of what it is."""
+    if second is None:
+        return {}
     if second.std_error == 0:
         return {"log_z_exact": second.value}
     return {"log_z_smc": second.value, "log_z_smc_se": second.std_error}
@@ -138,9 +223,9 @@ def independent_size(walkers: Walkers, centers: Tensor) -> float | None:
 def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float]:
     scores: dict[str, float] = {}
     z = run.log_partition
+    validation = _some(run, validation) if _costly(run) else validation
     if z is not None:
-        with torch.no_grad():
-            energies = run.energy(validation).double()
+        energies = energies_of(run.energy, validation)
         scores["log_likelihood"] = float(-energies.mean()) - z.value
         scores["log_likelihood_se"] = math.hypot(
             float(energies.std()) / math.sqrt(len(energies)), z.std_error
@@ -156,7 +241,7 @@ def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float
     if toy is not None and toy.log_density is not None and z is not None:
         own = toy.log_density(validation.cpu().float()).double().mean()
         scores["kl_estimated"] = scores["cross_entropy"] + float(own)
-        scores |= _exact_scores(run, validation, toy)
+        scores |= {} if _costly(run) else _exact_scores(run, validation, toy)
     return scores
 
 
@@ -196,6 +281,7 @@ def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> 
     modes = run.modes or {}
     facts = Facts(
         method=run.method,
+        negatives_per_datum=run.config.get("method", {}).get("negatives_per_datum"),
         data_mode_weights=modes.get("data"),
         sample_mode_weights=modes.get("samples"),
         mode_weight_se=modes.get("std_error"),
@@ -223,57 +309,86 @@ def _sample_facts(run: Run, train: Tensor) -> dict[str, float]:
     held = run.walkers.x.flatten(1)
     if is_discrete(run.energy):  # few states: that walkers share one says nothing
         return {"sample_std_ratio": float(ratio)}
-    distinct = len(torch.unique(held[:, :8], dim=0))
+    direction = torch.randn(held.shape[1], generator=generator(0), dtype=torch.float64).to(held.device)
+    distinct = len(torch.unique(in_parts(lambda part: (part * direction).sum(1), held)))
     return {"sample_std_ratio": float(ratio), "duplicates": 1 - distinct / len(held)}
 
 
 def _energy_facts(run: Run, train: Tensor) -> dict[str, float]:
     """Spread of E/T over data and as much noise, with T the temperature that the run's chains really had."""
-    if is_discrete(run.energy):
+    if is_discrete(run.energy) or getattr(run.energy, "normalised", False):  # a density has no chains
         return {}
     x = train[:SHOWN]
     noise = fit_gaussian(x).sample(len(x), generator(0, x.device)).to(x)
-    with torch.no_grad():
-        energies = run.energy(torch.cat([x, noise])).double()
+    energies = energies_of(run.energy, torch.cat([x, noise]))
     return {"energy_spread": float(energies.std()) / _temperature(run.config.get("method", {}))}
 
 
 def _temperature(method: dict[str, Any]) -> float:
-    """The temperature of the kernel that a run's settings name; 1 where they name none of the library's."""
-    kernel = method.get("kernel") or (method.get("source") or {}).get("kernel") or {}
-    known = kernel.get("name") in KERNELS
-    return build_tagged(KERNELS, kernel, "method.kernel").temperature if known else 1.0
+    kernel = kernel_of(method)
+    return 1.0 if kernel is None else kernel.temperature
+
+
+def kernel_of(method: dict[str, Any]) -> Kernel | None:
+    """The kernel that a run's settings name; None where they name none of the library's."""
+    if method.get("source"):
+        return kernel_of(method["source"])
+    kernel = method.get("kernel") or {}
+    if kernel.get("name") in KERNELS:
+        return build_tagged(KERNELS, kernel, "method.kernel")
+    return ULA(method["step_size"]) if not kernel and method.get("step_size") else None
 
 
 def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, float]:
     if validation is train or len(validation) == len(train):
         return {}
-    with torch.no_grad():
-        own, other = run.energy(train).double(), run.energy(validation).double()
+    own, other = (energies_of(run.energy, _some(run, rows)) for rows in (train, validation))
     error = math.hypot(float(own.std()) / math.sqrt(len(own)), float(other.std()) / math.sqrt(len(other)))
     return {"held_out_energy_gap": float(other.mean() - own.mean()), "held_out_energy_gap_se": error}
 
 
-def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> None:
+def _some(run: Run, rows: Tensor) -> Tensor:
+    most = min(len(rows), COSTLY_ROWS if _costly(run) else LOOKED_AT)
+    return rows[random_rows(len(rows), most, generator(0, rows.device), rows.device)]
+
+
+def _costly(run: Run) -> bool:
+    """Whether one energy is an ODE solved, so that scores do with fewer rows, and pictures with fewer points."""
+    return bool(getattr(run.energy, "costly", False))
+
+
+def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int, check: StepCheck | None) -> None:
     from metastable.report import write_report
 
     assert run.folder is not None
-    figures: dict[str, Any] = {"data": train[:SHOWN].cpu().numpy()}
+    shown = min(SHOWN, max(64, SHOWN_NUMBERS // train[0].numel()))
+    figures: dict[str, Any] = {"data": train[:shown].cpu().numpy()}
     if run.walkers is not None:
         x = _equal_weights(run, max(SHOWN, min(len(run.walkers), 10_000)), seed).cpu().numpy()
         np.save(run.folder / "samples.npy", x)
-        figures["samples"] = x[np.random.default_rng(seed).permutation(len(x))[:SHOWN]]
-    figures |= _grids(run, train, toy)
+        figures["samples"] = x[np.random.default_rng(seed).permutation(len(x))[:shown]]
+    figures |= _grids(run, train, toy) | _histograms(check)
     np.savez_compressed(run.folder / "figures.npz", **figures)
     write_json(run.folder / "summary.json", run.summary())
     write_report(run.folder)
+
+
+def _histograms(check: StepCheck | None) -> dict[str, Any]:
+    """Energies of data, of negatives, and of negatives from longer steps; some of the negatives themselves."""
+    if check is None:
+        return {}
+    arrays = {"energies_data": check.data, "energies_negatives": check.negatives, "negatives": check.x[:64]}
+    if check.larger is not None:
+        arrays |= {"energies_larger_steps": check.larger, "larger_steps": torch.tensor([check.steps])}
+    return {name: values.cpu().numpy() for name, values in arrays.items()}
 
 
 def _grids(run: Run, train: Tensor, toy: ToySet | None) -> dict[str, Any]:
     """Log-densities for pictures of one- and two-dimensional models."""
     if train.dim() != 2 or train.shape[1] > 2 or is_discrete(run.energy):
         return {}
-    density = grid_density(run.energy, bounding_box(train, 0.2), GRID)
+    points_a_side = COSTLY_GRID if _costly(run) else GRID
+    density = grid_density(run.energy, bounding_box(train, 0.2), points_a_side)
     offset = 0.0 if run.log_partition is None else density.log_partition - run.log_partition.value
     log_density = (density.density.clamp(min=1e-300).log() + offset).numpy()
     grids = {"grid_x": density.axes[0].numpy()}
@@ -282,7 +397,7 @@ def _grids(run: Run, train: Tensor, toy: ToySet | None) -> dict[str, Any]:
     grids |= {"grid_y": density.axes[1].numpy(), "log_density": log_density.T}
     if toy is not None and toy.log_density is not None:
         points = torch.cartesian_prod(*density.axes).float()
-        grids["truth_log_density"] = toy.log_density(points).view(GRID, GRID).numpy().T
+        grids["truth_log_density"] = toy.log_density(points).view(points_a_side, points_a_side).numpy().T
     return grids
 
 
@@ -295,7 +410,7 @@ def load_summary(run: Run) -> Run:
         run.log_partition = LogPartition.from_json(kept["log_partition"])
     run.status = kept.get("status", "unfinished")
     run.scores = kept.get("scores", {})
-    run.modes = kept.get("modes")
+    run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
     run.seconds = kept.get("seconds", 0.0)
     names = {f.name for f in dataclasses.fields(Finding)}
     run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.benchmarks import SUITES, run_suite, sampler, step_cost
+from metastable.benchmarks import SUITES, interpolant, run_suite, sampler, scoring, step_cost
 from metastable.benchmarks.memory import peak_of, returned_by
 from metastable.benchmarks.timing import Timings, by_turns, on_cores
 from metastable.core import errors
@@ -46,13 +46,75 @@ def test_listing_the_suites_imports_neither_torch_nor_a_suite():
         "print(*b.SUITES, 'torch' in sys.modules, 'metastable.benchmarks.sampler' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["step-cost", "sampler", "False", "False"]
+    assert done.stdout.split() == ["step-cost", "sampler", "scoring", "interpolant", "False", "False"]
 
 
 def test_an_unknown_suite_is_named():
     with pytest.raises(ConfigError, match="did you mean 'sampler'"):
         run_suite("sampeler")
-    assert set(SUITES) == {"step-cost", "sampler"}
+    assert set(SUITES) == {"step-cost", "sampler", "scoring", "interpolant"}
+
+
+def test_scoring_gives_the_claim_with_its_target_and_says_what_was_timed():
+    tiny = {
+        "contexts": 4,
+        "candidates": 3,
+        "ode_contexts": 2,
+        "width": 8,
+        "layers": 3,
+        "rounds": 1,
+        "cores": None,
+    }
+    rows = by_name(run_suite("scoring", **tiny))
+    claims = {name: (row.relation, row.target) for name, row in rows.items() if row.relation}
+    sizes = {
+        f"parameters/{name}": ("<=", 22_000) for name in ("energy", "diffusion", "diffusion_phi", "flow")
+    }
+    assert claims == {"speed_ratio/diffusion_ode, timed on 2 of 4 contexts": (">=", 300.0), **sizes}
+    assert (rows["heun_steps/diffusion"].value, rows["divergence_times/diffusion"].value) == (512, 64)
+    with pytest.raises(ConfigError, match="ode_contexts: must be between 1 and 4, got 9"):
+        run_suite("scoring", **{**tiny, "ode_contexts": 9})
+
+
+def test_scoring_scores_the_same_candidates_with_models_of_one_size():
+    models = scoring.build(2, 10, 56, 8, 0)
+    x, given = torch.zeros(4, 3, 2), torch.zeros(4, 10)
+    with torch.no_grad():
+        shapes = {name: tuple(case().shape) for name, case in scoring.scorers(models, x, given, 2).items()}
+    assert shapes == {"energy": (4, 3), "diffusion_phi": (4, 3), "diffusion": (2, 3), "flow": (2, 3)}
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models.values()]
+    assert max(sizes) < 1.05 * min(sizes)
+
+
+def test_interpolant_gives_the_claims_with_their_targets():
+    tiny = {
+        "rows": 3,
+        "steps": 20,
+        "scored": 8,
+        "width": 8,
+        "layers": 3,
+        "training": 2,
+        "rounds": 1,
+        "cores": None,
+    }
+    rows = by_name(run_suite("interpolant", dims=(2, 3, 20), **tiny))
+    claims = {name: (row.relation, row.target) for name, row in rows.items() if row.relation}
+    close = {f"log_prob_difference/d={d}": ("<=", 0.02) for d in (2, 3, 20)}
+    exact = {f"log_prob_error/exact_field/d={d}": ("<=", 0.01) for d in (2, 3, 20)}
+    assert claims == {"speed_ratio/d=2": (">=", 3.0), "speed_ratio/d=20": (">=", 6.0), **close, **exact}
+    assert rows["speed_ratio/d=3"].value > 0
+
+
+def test_interpolant_compares_the_same_draws():
+    flow = interpolant.InterpolantFlow(2, field="residual", width=8, layers=4, steps=300, scored=301).double()
+    torch.nn.init.normal_(flow.field.last.weight, std=0.5, generator=torch.Generator().manual_seed(0))
+    found = [flow.sample_and_log_prob(5, torch.Generator().manual_seed(1))]
+    for divergence in (interpolant.own, interpolant.by_products):
+        rng = torch.Generator().manual_seed(1)
+        found.append(interpolant.one_scale(flow, 5, rng, divergence))
+    for x, log_prob in found[1:]:
+        torch.testing.assert_close(x, found[0][0])
+        torch.testing.assert_close(log_prob, found[0][1], rtol=0, atol=1e-4)
 
 
 @pytest.fixture

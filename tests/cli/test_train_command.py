@@ -39,7 +39,28 @@ def test_presets_in_the_help_are_the_presets(metastable):
     assert sorted(PRESETS.split(", ")) == preset_names()
 
 
-@pytest.mark.parametrize("preset", preset_names())
+ON_PICTURES = [f"jem-{k}" for k in range(1, 8)]
+
+
+def test_a_preset_on_pictures_says_where_they_should_be(metastable, monkeypatch, tmp_path):
+    monkeypatch.setenv("METASTABLE_DATA", str(tmp_path))
+    result = metastable("train", "jem-1", "--dry-run")
+    assert result.exit_code == 2
+    assert "cifar-10-batches-bin" in result.output
+
+
+def test_memory_of_a_replay_buffer_is_that_of_the_chains_that_move(metastable):
+    """Ten thousand walkers are kept, but 64 of them are in a backward pass."""
+    result = metastable(
+        "train", "jem-1", "--dry-run", "--data", "toy:digits?n=60", "--set", "energy.depth=10"
+    )
+    assert result.exit_code == 0, result.output
+    line = next(line for line in result.output.splitlines() if line.startswith("memory"))
+    size, unit = line.split()[2:4]
+    assert (unit == "MiB") or (unit == "GiB" and float(size) < 2)
+
+
+@pytest.mark.parametrize("preset", [name for name in preset_names() if name not in ON_PICTURES])
 def test_dry_run_prints_everything_and_writes_nothing(preset, metastable, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = metastable("train", preset, "--dry-run", "--set", "trainer.clip_grad_norm=2.5")

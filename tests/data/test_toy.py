@@ -138,11 +138,15 @@ def test_two_moons_lie_on_two_half_circles():
 
 def test_digits_are_different_rows_in_range():
     toy = toy_set("digits")
-    assert toy.rows == len(_digit_images())
+    images, labels = _digit_images()
+    assert toy.rows == len(images)
     assert toy.default_rows == toy.rows
     x = toy.sample(toy.rows, seed=0)
     assert (float(x.min()), float(x.max())) == (-1.0, 1.0)
-    assert torch.equal(x.sum((1, 2, 3)).sort().values, _digit_images().sum((1, 2, 3)).sort().values)
+    assert torch.equal(x.sum((1, 2, 3)).sort().values, images.sum((1, 2, 3)).sort().values)
+    matched = (x.flatten(1)[:50, None] == images.flatten(1)).all(2).double()
+    assert torch.equal(labels[matched.argmax(1)], toy.labels(toy.rows, seed=0)[:50])
+    assert toy_set("circles").labels(3) is None
     with pytest.raises(InputError, match="1797 rows, got n=1798"):
         toy.sample(1798)
 

@@ -85,8 +85,8 @@ def test_a_proposal_that_is_the_model_leaves_a_fair_guess(shared, count, constan
 class Uncorrected(RankingNCE):
     """A mutant: −log p_ξ with the wrong sign."""
 
-    def log_density(self, proposal, x: Tensor) -> Tensor:
-        return -proposal.log_prob(x)
+    def scores(self, E: Tensor, log_prob: Tensor) -> Tensor:
+        return log_prob - E
 
 
 def test_a_wrong_sign_of_the_proposal_is_no_fair_guess():

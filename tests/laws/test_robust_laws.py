@@ -205,6 +205,24 @@ def test_beta_zero_is_exactly_contrastive_divergence(batch: Batch, variant: str,
     assert torch.equal(-torch.cat([g.flatten() for g in truth]), got)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("beta", [0.0, (0.1, 0.9, -0.4)], ids=["plain", "robust"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
+def test_models_side_by_side_have_each_its_own_loss(variant: str, beta, weighted: bool):
+    """With a dimension for models in front, in which every model may have a β of its own."""
+    rng = generator(0)
+    fp, fn, log_weight = (torch.randn((3, n), generator=rng, dtype=torch.float64) for n in (5, 4, 4))
+    each = torch.tensor(beta, dtype=torch.float64) if beta else 0.0
+    losses, weights = robust_loss(fp, fn, each, log_weight if weighted else None, variant)
+    for k in range(3):
+        own = beta[k] if beta else 0.0
+        loss, alone = robust_loss(fp[k], fn[k], own, log_weight[k] if weighted else None, variant)
+        torch.testing.assert_close(losses[k], loss, **TOLERANCE)
+        torch.testing.assert_close(weights.data[k], alone.data, **TOLERANCE)
+        torch.testing.assert_close(weights.negatives[k], alone.negatives, **TOLERANCE)
+    assert len(losses.unique()) == 3
+
+
 class Shifted(nn.Module):
     """E + c."""
 

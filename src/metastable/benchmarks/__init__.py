@@ -23,8 +23,15 @@ def _suite(module: str) -> Suite:
     return run
 
 
-SUITES: dict[str, Suite] = {"step-cost": _suite("step_cost"), "sampler": _suite("sampler")}
-"""`step-cost`: what a Jarzynski update costs beside a PCD update. `sampler`: Langevin steps per second."""
+SUITES: dict[str, Suite] = {
+    "step-cost": _suite("step_cost"),
+    "sampler": _suite("sampler"),
+    "scoring": _suite("scoring"),
+    "interpolant": _suite("interpolant"),
+}
+"""`step-cost`: what a Jarzynski update costs beside a PCD update. `sampler`: Langevin steps per second. `scoring`:
+candidates scored by an energy beside the ODE of a diffusion. `interpolant`: log-densities of a continuous flow on
+two time scales and on one."""
 
 
 def run_suite(name: str, **options: Any) -> list[Row]:

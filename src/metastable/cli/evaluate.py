@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
     from metastable.core.types import LogPartition, Walkers
     from metastable.data import Dataset
+    from metastable.evaluation.classifier import ClassifierSummary
     from metastable.run import Run
 
 MOST_ROWS = 2000
 """Rows behind the distances, whose cost grows with the square."""
 OUTLIER_LEVEL = 0.01
 """A row is an outlier where the density is lower than at all but this share of the model's own samples."""
+SLOW = "events have so many dimensions that sequential Monte Carlo takes minutes"
 
 
 def evaluate(
@@ -26,68 +28,127 @@ def evaluate(
         str | None, typer.Option(help="A file or toy:NAME; by default the run's held-out rows.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .json file to write; RUN/evaluation.json.")] = None,
+    log_z: Annotated[
+        bool, typer.Option("--log-z", help="Estimate log Z where that takes minutes too (images).")
+    ] = False,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(help="Data of another kind, for a classifier to tell apart; may be repeated."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
 ) -> None:
-    """Score a trained model on data: likelihood, mode weights, distances and outliers."""
-    from metastable.run import write_json
+    """Score a trained model on data: likelihood, mode weights, distances and outliers.
 
+    A classifier that is an energy model is also scored as a classifier, where the data have labels. A conditional
+    run is scored on pairs, an .npz file with the arrays x and given.
+    """
+    from .classifier import judge, say_classifier, write_figures
     from .console import console, say
     from .runs import open_run, rows_for
 
     found = open_run(run, device)
     dataset, name = rows_for(found, data)
-    result = scores(found, dataset, seed)
+    if found.conditional:
+        from .conditional import evaluate_pairs
+
+        evaluate_pairs(found, dataset, name, out or run / "evaluation.json", seed)
+        return
+    outside = outsiders(found, dataset, ood or [])
+    result = scores(found, dataset, seed, log_z)
+    judged = judge(found, dataset, outside, name, seed) if classifies(found, dataset) else None
     target = out or run / "evaluation.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_json(target, {"run": str(run), "data": name, **result})
-    console().print(score_table(result, f"{run} on {name}"))
-    for warning in result["log_partition"]["warnings"]:
+    say(f"{run} on {name}, {result['rows']} rows", f"samples of the model: {result['samples']}")
+    console().print(score_table(result))
+    for warning in (result["log_partition"] or {}).get("warnings", []):
         say(f"log Z: {warning}")
+    if result["log_partition"] is None:
+        say(f"log Z was not estimated: {SLOW}; ask for it with --log-z")
+    say_classifier(judged)
+    step = int(found.history[-1]["step"]) if found.history else 0
+    write(target, {"run": str(run), "step": step, "data": name, **result}, judged)
+    write_figures(run, target, judged)
     say(f"wrote {target}")
 
 
-def scores(run: Run, dataset: Dataset, seed: int) -> dict[str, Any]:
-    """Every score of a run on some rows."""
-    from .runs import home_of, model_walkers, normalised
+def write(target: Path, result: dict[str, Any], judged: ClassifierSummary | None) -> None:
+    """The scores as JSON."""
+    from metastable.run import write_json
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_json(target, result if judged is None else {**result, "classifier": judged.numbers})
+
+
+def classifies(run: Run, dataset: Dataset) -> bool:
+    """Whether there is a classifier to judge, and labels to judge it by."""
+    return hasattr(run.energy, "logits") and dataset.labels is not None
+
+
+def outsiders(run: Run, dataset: Dataset, sources: list[str]) -> dict[str, Tensor]:
+    """Rows of every source of another kind, by its name."""
+    from metastable.core.errors import InputError
+
+    from .runs import rows_for
+
+    if sources and not classifies(run, dataset):
+        lack = "the data have no labels" if hasattr(run.energy, "logits") else "its energy has no logits"
+        raise InputError(f"ood: needs a run of a classifier that is an energy model (jem), and {lack}")
+    return {source: rows_for(run, source, "ood")[0].x for source in sources}
+
+
+def scores(run: Run, dataset: Dataset, seed: int, log_z: bool = False) -> dict[str, Any]:
+    """Every score of a run on some rows; None for what needs samples or log Z that there are not.
+
+    Events of many dimensions get no estimate of log Z unless it is asked for.
+    """
+    from metastable.summary import affordable
+
+    from .runs import home_of, kept_walkers, model_walkers, normalised
 
     x = dataset.x.to(**home_of(run.energy))
-    walkers, origin = model_walkers(run, x, seed)
-    z = run.log_partition or normalised(run, x, seed)
+    may_take_long = log_z or affordable(run.energy, x)
+    walkers, origin = model_walkers(run, x, seed) if may_take_long else kept_walkers(run)
+    z = run.log_partition or (normalised(run, x, seed) if may_take_long else None)
+    none: dict[str, Any] = dict.fromkeys(("outlier_share", "mmd2", "energy_distance", "mode_weights"))
     return {
         "rows": len(x),
         "samples": origin,
-        "log_partition": z.as_json(),
+        "log_partition": None if z is None else z.as_json(),
         **likelihood(run, x, z),
+        **(none if walkers is None else against(run, dataset, x, walkers, seed)),
+    }
+
+
+def against(run: Run, dataset: Dataset, x: Tensor, walkers: Walkers, seed: int) -> dict[str, Any]:
+    """The rows against samples of the model."""
+    return {
         "outlier_share": outlier_share(run, x, walkers, seed),
         **distances(x, walkers, seed),
         "mode_weights": modes(dataset, x, walkers, seed),
     }
 
 
-def likelihood(run: Run, x: Tensor, z: LogPartition) -> dict[str, float]:
+def likelihood(run: Run, x: Tensor, z: LogPartition | None) -> dict[str, float | None]:
     """Mean of −E − log Z over the rows; its standard error holds that of log Z."""
     import math
 
-    energies = energies_of(run, x)
+    from metastable.evaluation.parts import energies_of
+
+    if z is None:
+        return {"log_likelihood": None, "log_likelihood_se": None}
+    energies = energies_of(run.energy, x)
     return {
         "log_likelihood": float(-energies.mean()) - z.value,
         "log_likelihood_se": math.hypot(float(energies.std()) / math.sqrt(len(x)), z.std_error),
     }
 
 
-def energies_of(run: Run, x: Tensor) -> Tensor:
-    """Energies of the rows in float64, in parts that fit into memory."""
-    import torch
-
-    with torch.no_grad():
-        return torch.cat([run.energy(part).double() for part in x.split(4096)])
-
-
 def outlier_share(run: Run, x: Tensor, walkers: Walkers, seed: int) -> float:
     """Share of rows whose energy is above that of all but `OUTLIER_LEVEL` of the model's own samples."""
-    own = energies_of(run, walkers.resampled(seed=seed).x)
-    return float((energies_of(run, x) > own.quantile(1 - OUTLIER_LEVEL)).double().mean())
+    from metastable.evaluation.parts import energies_of
+
+    own = energies_of(run.energy, walkers.resampled(seed=seed).x)
+    return float((energies_of(run.energy, x) > own.quantile(1 - OUTLIER_LEVEL)).double().mean())
 
 
 def distances(x: Tensor, walkers: Walkers, seed: int) -> dict[str, float]:
@@ -128,11 +189,11 @@ def modes(dataset: Dataset, x: Tensor, walkers: Walkers, seed: int) -> dict[str,
     }
 
 
-def score_table(result: dict[str, Any], title: str) -> Any:
+def score_table(result: dict[str, Any]) -> Any:
     """All scores with what a perfect model would have."""
-    from .console import plus_minus, table
+    from .console import number, plus_minus, table
 
-    z = result["log_partition"]
+    z = result["log_partition"] or {"value": None, "std_error": None}
     rows = [
         (
             "log-likelihood (nats a row)",
@@ -140,13 +201,12 @@ def score_table(result: dict[str, Any], title: str) -> Any:
             "",
         ),
         ("log Z", plus_minus(z["value"], z["std_error"]), ""),
-        ("outlier share", f"{result['outlier_share']:.4f}", f"{OUTLIER_LEVEL}"),
-        ("MMD²", f"{result['mmd2']:.5f}", "0"),
-        ("energy distance", f"{result['energy_distance']:.5f}", "0"),
+        ("outlier share", number(result["outlier_share"]), f"{OUTLIER_LEVEL}"),
+        ("MMD²", number(result["mmd2"]), "0"),
+        ("energy distance", number(result["energy_distance"]), "0"),
     ]
+    rows = [row for row in rows if row[1]]
     weights = result["mode_weights"] or {"data": [], "model": [], "std_error": []}
     columns = zip(weights["data"], weights["model"], weights["std_error"], strict=True)
     rows += [(f"weight of mode {i + 1}", plus_minus(m, e), f"{d:.3f}") for i, (d, m, e) in enumerate(columns)]
-    return table(
-        ["score", "model", "data"], rows, title, f"{result['rows']} rows; samples: {result['samples']}"
-    )
+    return table(["score", "model", "data"], rows)

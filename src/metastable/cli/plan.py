@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.energies import check_energy
+from metastable.api import built, training_rows
+from metastable.core.types import Energy, Pairs, bind, events
+from metastable.energies import check_conditional, check_energy
 from metastable.training.engine import Engine
 
 from .console import say
@@ -22,9 +24,16 @@ PROBE = 7  # rows; no layer is as narrow, so that a parameter is not taken for a
 def print_plan(job: Job, folder: Path) -> None:
     """The resolved settings, the size of everything, and whether the energy is one."""
     engine = Engine(job.trainer.device, job.trainer.precision)
-    x = engine.place(_train_rows(job))
-    energy = engine.place_module(job.energy.build(x, job.seed))
-    check_energy(energy, x)
+    train = job.dataset.split(job.held_out, job.seed)[0] if job.held_out > 0 else job.dataset
+    rows = training_rows(train, job.method, engine)
+    x = events(rows)
+    energy = engine.place_module(built(job.energy, rows, job.seed))
+    seen = energy
+    if isinstance(rows, Pairs) and job.method.needs != "labels":
+        check_conditional(energy, rows)
+        seen = bind(energy, rows.given[:PROBE])
+    else:
+        check_energy(energy, x)
     say(json.dumps(job.described(), indent=2), "")
     parameters = sum(p.numel() for p in energy.parameters())
     limit = "" if job.trainer.max_seconds is None else f", at most {job.trainer.max_seconds:g} s"
@@ -34,15 +43,11 @@ def print_plan(job: Job, folder: Path) -> None:
         f"energy      {type(energy).__name__}, {parameters:,} parameters, checked on the data",
         f"device      {engine.device}, {engine.precision}",
         f"steps       {job.trainer.steps}{limit}",
-        f"memory      about {_size(memory(job, energy, x))}",
+        f"memory      about {_size(memory(job, energy, x, seen))}",
         f"folder      {folder}{_state(folder)}",
         *job.notes,
         "dry run: nothing was written",
     )
-
-
-def _train_rows(job: Job) -> Tensor:
-    return job.dataset.split(job.held_out, job.seed)[0].x if job.held_out > 0 else job.dataset.x
 
 
 def _state(folder: Path) -> str:
@@ -51,33 +56,36 @@ def _state(folder: Path) -> str:
     return " (holds a run: --resume goes on with it)" if (folder / "config.json").exists() else " (not empty)"
 
 
-def memory(job: Job, energy: nn.Module, x: Tensor) -> int:
-    """Bytes: parameters with their optimiser, data, walkers, and what one backward pass keeps."""
+def memory(job: Job, energy: nn.Module, x: Tensor, seen: Any = None) -> int:
+    """Bytes: parameters with their optimiser, data, walkers, and what one backward pass keeps.
+
+    `seen` is the energy as rows alone see it, where it is given contexts.
+    """
     batch = min(job.trainer.batch_size or len(x), len(x))
-    walkers = chains(job.method, batch, len(x))
+    moving, stored = (chains(job.method, batch, len(x), part) for part in ("moving", "stored"))
     row = x[0].numel() * x.element_size()
     parameters = sum(p.numel() * p.element_size() for p in energy.parameters())
-    held = COPIES * parameters + x.numel() * x.element_size() + 3 * walkers * row
-    return held + (batch + walkers) * kept_for_backward(energy, x[:PROBE])
+    held = COPIES * parameters + x.numel() * x.element_size() + 3 * stored * row
+    return held + (batch + moving) * kept_for_backward(energy if seen is None else seen, x[:PROBE])
 
 
-def chains(method: Any, batch: int, rows: int) -> int:
-    """Negatives of one update."""
-    copies = len(getattr(method, "betas", (None,)))
-    method = getattr(method, "source", method)
+def chains(method: Any, batch: int, rows: int, part: str = "moving") -> int:
+    """Negatives of one update, or all walkers that are `stored` between updates."""
+    if hasattr(method, "source"):
+        return len(getattr(method, "betas", (None,))) * chains(method.source, batch, rows, part)
     if hasattr(method, "sources"):
-        return copies * sum(chains(source, batch, rows) for source in method.sources)
-    return copies * _chains_of_one(method, batch, rows)
+        return sum(chains(source, batch, rows, part) for source in method.sources)
+    return _chains_of_one(method, batch, rows, part)
 
 
-def _chains_of_one(method: Any, batch: int, rows: int) -> int:
-    walkers = getattr(method, "walkers", None)
-    if walkers is not None:
-        return walkers
-    return min(rows, 10_000) if method.name == "pcd" else batch
+def _chains_of_one(method: Any, batch: int, rows: int, part: str) -> int:
+    if method.name == "pcd":
+        stored = method.walkers or min(rows, 10_000)
+        return min(method.batch or stored, stored) if part == "moving" else stored
+    return getattr(method, "walkers", None) or batch
 
 
-def kept_for_backward(energy: nn.Module, x: Tensor) -> int:
+def kept_for_backward(energy: Energy, x: Tensor) -> int:
     """Bytes that one row of a forward pass keeps until the backward pass."""
     sizes: dict[int, int] = {}
 

@@ -46,14 +46,9 @@ def model_walkers(run: Run, data: Tensor | None = None, seed: int = 0) -> tuple[
     Chains that carry no weights (`cd`, `pcd`, `short-run`) may sit in the wrong proportions, so for those
     methods the samples are the ones that were drawn from the finished energy when training ended.
     """
-    if run.walkers is not None and bool((run.walkers.log_weight != 0).any()):
-        return run.walkers, "the run's own weighted walkers"
-    kept = run.folder / "samples.npy" if run.folder is not None else None
-    if kept is not None and kept.is_file():
-        x = torch.from_numpy(np.load(kept, allow_pickle=False))
-        return _placed(
-            Walkers.equal(x), run.energy
-        ), "samples drawn from the finished energy when training ended"
+    kept, origin = kept_walkers(run)
+    if kept is not None:
+        return kept, origin
     z = normalised(run, data, seed)
     if z.walkers is None:
         raise InputError(
@@ -62,16 +57,29 @@ def model_walkers(run: Run, data: Tensor | None = None, seed: int = 0) -> tuple[
     return z.walkers, "sequential Monte Carlo on the energy, since the run kept no samples"
 
 
+def kept_walkers(run: Run) -> tuple[Walkers | None, str]:
+    """Samples that the run holds already, and where they came from; None where it holds none."""
+    if run.walkers is not None and bool((run.walkers.log_weight != 0).any()):
+        return run.walkers, "the run's own weighted walkers"
+    kept = run.folder / "samples.npy" if run.folder is not None else None
+    if kept is None or not kept.is_file():
+        return None, "none were kept"
+    x = _placed(Walkers.equal(torch.from_numpy(np.load(kept, allow_pickle=False))), run.energy)
+    if any(finding.name == "log-z-not-estimated" for finding in run.diagnosis):
+        return x, "the method's own chains when training ended"
+    return x, "samples drawn from the finished energy when training ended"
+
+
 def normalised(run: Run, data: Tensor | None = None, seed: int = 0) -> LogPartition:
     """log Z by sequential Monte Carlo, from a Gaussian fitted to `data` or from the energy's own reference."""
     return log_partition(run.energy, event_shape=run.event_shape, data=data, seed=seed)
 
 
-def rows_for(run: Run, source: str | None) -> tuple[Dataset, str]:
-    """Rows to score a run on: those given, else the rows that its training held out."""
+def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Dataset, str]:
+    """Rows to score a run on: those given by an option, else the rows that its training held out."""
     if source is not None:
         dataset, _ = data_of(source)
-        _check_shape(dataset, run)
+        _check_shape(dataset, run, option)
         return dataset, source
     dataset, notes = data_of(run.config.get("data"))
     if notes:
@@ -82,6 +90,8 @@ def rows_for(run: Run, source: str | None) -> tuple[Dataset, str]:
     return dataset.split(share, run.config["seed"])[1], f"{dataset.name}, held-out rows"
 
 
-def _check_shape(dataset: Dataset, run: Run) -> None:
+def _check_shape(dataset: Dataset, run: Run, option: str) -> None:
     if dataset.event_shape != run.event_shape:
-        raise InputError(f"data: rows must have the run's shape {run.event_shape}, got {dataset.event_shape}")
+        raise InputError(
+            f"{option}: rows must have the run's shape {run.event_shape}, got {dataset.event_shape}"
+        )

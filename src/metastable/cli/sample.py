@@ -12,7 +12,9 @@ def sample(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     n: Annotated[int, typer.Option("--n", "-n", help="How many.")] = 1000,
     out: Annotated[Path, typer.Option(help="The .npy file to write.")] = Path("samples.npy"),
-    steps: Annotated[int, typer.Option(help="Steps of each walker at the final parameters.")] = 100,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of each walker at the final parameters; 100 by default.")
+    ] = None,
     weighted: Annotated[
         bool, typer.Option("--weighted", help="Keep the weights: also write NAME.log_weight.npy.")
     ] = False,
@@ -22,6 +24,12 @@ def sample(
             "--corrected", help="Weigh by the learned density ratio: samples of the data's law (f-ebm)."
         ),
     ] = False,
+    given: Annotated[
+        str | None,
+        typer.Option(
+            help="Contexts of a conditional run: FILE.npy, an .npz with an array given, or 0.5,1.2."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
 ) -> None:
@@ -35,9 +43,15 @@ def sample(
     from .runs import model_walkers, open_run
 
     require_count("n", n)
-    require_count("steps", steps)
+    require_count("steps", 100 if steps is None else steps)
     require(out.suffix == ".npy", "out", "a file that ends in .npy", str(out))
     found = open_run(run, device)
+    if found.conditional or given is not None:
+        from .conditional import sample_contexts
+
+        sample_contexts(found, n, given, out, steps, seed)
+        return
+    steps = 100 if steps is None else steps
     start, origin = model_walkers(found, seed=seed)
     walkers = continue_sampling(found.energy, start, n, steps=steps, seed=seed)
     if corrected:

@@ -26,7 +26,7 @@ from metastable.training.config import OPTIMISERS, Schedule, TrainerConfig
 Settings = dict[str, Any]
 
 SECTIONS = ("data", "energy", "method", "trainer", "seed", "held_out")
-FACTS = ("about", "version", "event_shape")
+FACTS = ("about", "version", "event_shape", "context_shape", "classes")
 """What a run or a preset says about itself; nothing is read from these."""
 HELD_OUT = 0.1
 STILL = 0.05
@@ -176,7 +176,8 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     require(is_share, "held_out", "a share of at least 0 and below 1", held_out)
     trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
     dataset, notes = data_of(settings.get("data"))
-    energy = energy_of(settings.get("energy"), dataset.event_shape)
+    beside = "" if method.needs == "given?" and dataset.given is None else method.needs.rstrip("?")
+    energy = energy_of(settings.get("energy"), dataset.event_shape, beside, method.timed)
     notes += _still_pixels(dataset, energy)
     return Job(dataset, energy, method, trainer, seed, float(held_out), notes)
 
@@ -209,9 +210,9 @@ def data_of(value: Any) -> tuple[Dataset, tuple[str, ...]]:
     return dataset, ()
 
 
-def energy_of(table: Any, event_shape: tuple[int, ...]) -> Any:
-    """The settings of a built-in energy; the default for the shape of the data where none is named."""
-    default = default_config(event_shape)
+def energy_of(table: Any, event_shape: tuple[int, ...], beside: str = "", timed: bool = False) -> Any:
+    """The settings of a built-in energy; the default for data of this shape and this method where none is named."""
+    default = default_config(event_shape, beside, timed)
     if table is None:
         return default
     named = _named(table, default.name)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .settings import Job, Settings
 
-PRESETS = "two-modes, eight-gaussians, digits"
+PRESETS = "two-modes, eight-gaussians, digits, jem-digits, jem-1, jem-2, jem-3, jem-4, jem-5, jem-6, jem-7"
 
 
 def train(

@@ -94,6 +94,10 @@ class Bound:
         t, code = (None if values is None else values[:1] for values in (self.t, self.code))
         return Bound(self.energy, self.given[:1], t, code)
 
+    def at(self, t: Tensor | float) -> Bound:
+        """The same at another time; contexts are not encoded again."""
+        return Bound(self.energy, self.given, _times(t, self.given), self.code)
+
     def __call__(self, rows: Tensor) -> Tensor:
         """`(B·K, *event)` to `(B·K,)`."""
         B = len(self.given)
@@ -113,9 +117,13 @@ def bind(energy: Any, given: Tensor, t: Tensor | float | None = None) -> Bound:
     >>> bind(shifted, torch.tensor([[0.0], [1.0]]))(torch.tensor([[1.0], [2.0], [1.0], [3.0]]))  # two rows each
     tensor([0.5000, 2.0000, 0.0000, 2.0000])
     """
-    if t is not None:
-        t = torch.as_tensor(t, dtype=torch.get_default_dtype(), device=given.device).expand(len(given))
-    return Bound(energy, given, t)
+    return Bound(energy, given, None if t is None else _times(t, given))
+
+
+def _times(t: Tensor | float, given: Tensor) -> Tensor:
+    """One time for each context, in the contexts' dtype where that is floating."""
+    dtype = given.dtype if given.is_floating_point() else torch.get_default_dtype()
+    return torch.as_tensor(t, dtype=dtype, device=given.device).expand(len(given))
 
 
 def is_discrete(law: Any) -> bool:
@@ -175,8 +183,8 @@ class Walkers:
     """Positions with raw log-weights: what a sampler gives and what a method trains against.
 
     Attributes:
-        x: positions, `(N, *event)`.
-        log_weight: raw log-weights, `(N,)`; zeros where the sampler gives equal weights.
+        x: positions, `(N, *event)`; `(B, N, *event)` where each of B contexts has N of its own.
+        log_weight: raw log-weights, `(N,)` or `(B, N)`; zeros where the sampler gives equal weights.
         info: diagnostics by name; `populations`, where there, lists the sizes of independent groups of rows.
         trace: positions over time where they were recorded, `(draws, N, *event)`.
     """
@@ -194,13 +202,21 @@ class Walkers:
     def __len__(self) -> int:
         return self.x.shape[0]
 
+    def of(self, i: int) -> Walkers:
+        """The walkers of one context, where each has its own."""
+        return replace(self, x=self.x[i], log_weight=self.log_weight[i])
+
     @property
     def ess(self) -> float:
-        """Effective sample size, in walkers."""
-        return float(ess_fraction(self.log_weight)) * len(self)
+        """Effective sample size, in walkers; those of all contexts together where there are several."""
+        return float(ess_fraction(self.log_weight).sum()) * self.log_weight.shape[-1]
 
     def resampled(self, n: int | None = None, *, seed: int = 0, scheme: str = "systematic") -> Walkers:
         """`n` walkers of equal weight, drawn in proportion to the weights."""
+        if self.log_weight.dim() > 1:
+            raise InputError(
+                "resampled: these walkers belong to several contexts; take one, w.of(i).resampled()"
+            )
         rng = generator(seed, self.x.device)
         rows = resample_indices(self.log_weight, n or len(self), scheme=scheme, rng=rng)
         return replace(Walkers.equal(self.x[rows]), info=self.info)

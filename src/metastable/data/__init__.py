@@ -1,12 +1,15 @@
 """Toy sets with known densities, image sets, and arrays from files, checked at the door."""
 
 from .arrays import Dataset, Standardiser, check_data, check_labels, load_array, load_images
+from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet, conditional_toy_set
 from .images import IMAGE_SETS, Images, ImageSet, open_images
 from .toy import TOY_SETS, ToySet, toy_set
 
 __all__ = [
+    "CONDITIONAL_TOY_SETS",
     "IMAGE_SETS",
     "TOY_SETS",
+    "ConditionalToySet",
     "Dataset",
     "ImageSet",
     "Images",
@@ -14,6 +17,7 @@ __all__ = [
     "ToySet",
     "check_data",
     "check_labels",
+    "conditional_toy_set",
     "load_array",
     "load_images",
     "open_images",

@@ -18,10 +18,14 @@ from torch import Tensor
 
 from ..core.errors import InputError, nearest, require
 from ..core.random import derive, generator
+from ..core.types import Pairs, events
+from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet
 from .images import BLOCK, IMAGE_SETS, PICTURES, image_source, open_images, parse_images
-from .toy import TOY_SETS, ToySet, toy_set
+from .toy import TOY_SETS, ToySet
 
 PICKLED = {".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"}
+BESIDE = ("labels", "given")
+"""Arrays of an `.npz` file that are not the rows."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 READABLE = (".npy", ".npz", ".csv", ".tsv")
 
@@ -114,11 +118,13 @@ def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype =
 
     Args:
         source: an array or tensor; `toy:NAME`, `toy:NAME?n=5000`, `toy:NAME?n=5000&seed=1` or
-            `toy:NAME?noise=0.1`, which adds normal noise of that standard deviation; `mnist:FOLDER`,
-            `fashion-mnist:FOLDER` or `cifar10:FOLDER` with settings of `load_images` as in
-            `mnist:FOLDER?split=test&classes=2,3,6&n=5000`; `images:FOLDER`, a folder of pictures; or the path of a
-            `.npy`, `.npz` (one array, or one named `x` or `data`), `.csv` or `.tsv` file, with or without a
-            header. Pickled files are refused: reading one runs whatever code is in it.
+            `toy:NAME?noise=0.1`, which adds normal noise of that standard deviation (`toy:pinwheel-given` and
+            `toy:spiral-given` come with a context for each row); `mnist:FOLDER`, `fashion-mnist:FOLDER` or
+            `cifar10:FOLDER` with settings of `load_images` as in `mnist:FOLDER?split=test&classes=2,3,6&n=5000`;
+            `images:FOLDER`, a folder of pictures; or the path of a `.npy`, `.npz` (one array, or one named `x` or
+            `data`; the class or the context of each row may lie beside it, named `labels` or `given`), `.csv` or
+            `.tsv` file, with or without a header. Pickled files are refused: reading one runs whatever code is in
+            it.
         dtype: floating dtype of the rows.
 
     Example:
@@ -134,7 +140,12 @@ def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype =
     if image_source(str(source)):
         return load_images(**parse_images(str(source)), dtype=dtype)
     path = Path(source).expanduser()
-    return Dataset.of(check_data(_read(path), path.name, dtype=dtype), path.name)
+    arrays = _read(path)
+    x = check_data(arrays.pop("x"), path.name, dtype=dtype)
+    try:
+        return Dataset.of(x, path.name, **arrays)  # pyright: ignore
+    except InputError as error:
+        raise InputError(f"{path.name}: {error}") from error
 
 
 def load_images(
@@ -297,16 +308,22 @@ def _digest(x: Tensor, *beside: Tensor | None) -> str:
 
 def _load_toy(source: str, dtype: torch.dtype) -> Dataset:
     name, _, query = source.removeprefix("toy:").partition("?")
-    toy = toy_set(name)
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    for key in given.keys() - {"n", "seed", "noise"}:
+    known: dict[str, ToySet | ConditionalToySet] = {**TOY_SETS, **CONDITIONAL_TOY_SETS}
+    if name not in known:
+        raise InputError(f"toy set: unknown name {name!r}{nearest(name, known)}")
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    for key in settings.keys() - {"n", "seed", "noise"}:
         raise InputError(f"{source}: unknown setting {key!r}{nearest(key, ['n', 'seed', 'noise'])}")
-    n = _whole(source, "n", given.get("n", toy.default_rows))
-    x = toy.sample(n, seed=_whole(source, "seed", given.get("seed", 0)))
-    rows = check_data(x, source, dtype=dtype)
-    if "noise" not in given:
-        return Dataset.of(rows, name, toy)
-    return Dataset.of(_noisy(rows, given["noise"], source), source)
+    toy = known[name]
+    n = _whole(source, "n", settings.get("n", str(toy.default_rows)))
+    seed = _whole(source, "seed", settings.get("seed", "0"))
+    drawn = toy.sample(n, seed)
+    given = drawn.given if isinstance(drawn, Pairs) else None
+    labels = toy.labels(n, seed) if isinstance(toy, ToySet) else None
+    rows = check_data(events(drawn), source, dtype=dtype)
+    if "noise" not in settings:
+        return Dataset.of(rows, name, toy if isinstance(toy, ToySet) else None, labels=labels, given=given)
+    return Dataset.of(_noisy(rows, settings["noise"], source), source, labels=labels, given=given)
 
 
 def _noisy(x: Tensor, scale: str, source: str) -> Tensor:
@@ -382,11 +399,12 @@ def _check_finite(x: Tensor, name: str) -> None:
     )
 
 
-def _read(path: Path) -> np.ndarray:
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The rows, as `x`, and labels or contexts that lie beside them in an `.npz` file."""
     _check_path(path)
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
-        return _read_table(path, DELIMITERS[suffix])
+        return {"x": _read_table(path, DELIMITERS[suffix])}
     return _read_numpy(path)
 
 
@@ -416,14 +434,18 @@ def _near_path(path: Path) -> str:
     return hint if hint.startswith(" (did") else "; give a path, or toy:NAME for a toy set"
 
 
-def _read_numpy(path: Path) -> np.ndarray:
+def _read_numpy(path: Path) -> dict[str, np.ndarray]:
     # zipfile, zlib and the .npy header parser each have errors of their own for a damaged file.
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
-            return loaded
+            return {"x": loaded}
         with loaded:
-            return loaded[_pick_key(path, loaded.files)]
+            beside = {name: loaded[name] for name in BESIDE if name in loaded.files}
+            if "labels" in beside and beside["labels"].dtype.kind not in "iu":  # not the classes of rows
+                del beside["labels"]
+            rows = [name for name in loaded.files if name not in BESIDE]
+            return {"x": loaded[_pick_key(path, rows)], **beside}
     except InputError:
         raise
     except Exception as error:

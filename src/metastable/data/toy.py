@@ -32,6 +32,8 @@ class ToySet:
         centers: mode centres `(K, *event)`, None where the set is not a mixture of blobs.
         weights: probability of each mode `(K,)`, which sums to 1.
         rows: how many different rows exist; None where every draw is new.
+        draw_labels: `(n, rng)` to int64 classes `(n,)`, of the rows that `draw` gives for the same state of `rng`;
+            None where rows have no classes.
 
     Example:
         >>> toy = toy_set("two-modes")
@@ -47,6 +49,7 @@ class ToySet:
     centers: Tensor | None = None
     weights: Tensor | None = None
     rows: int | None = None
+    draw_labels: Draw | None = None
 
     @property
     def default_rows(self) -> int:
@@ -60,8 +63,14 @@ class ToySet:
             raise InputError(
                 f"n: {self.name!r} has {self.rows} rows, got n={n}; ask for {self.rows} or fewer"
             )
-        own = seed if isinstance(seed, torch.Generator) else derive(seed, "toy", self.name)
-        return self.draw(n, generator(own))
+        return self.draw(n, self._rng(seed))
+
+    def labels(self, n: int, seed: Seed = 0) -> Tensor | None:
+        """The classes `(n,)` of the rows of `sample(n, seed)`, where they have any."""
+        return None if self.draw_labels is None else self.draw_labels(n, self._rng(seed))
+
+    def _rng(self, seed: Seed) -> torch.Generator:
+        return generator(seed if isinstance(seed, torch.Generator) else derive(seed, "toy", self.name))
 
 
 def toy_set(name: str) -> ToySet:
@@ -219,19 +228,31 @@ def _circles(radii: tuple[float, ...] = (1.0, 2.0), scale: float = 0.1) -> ToySe
 
 
 @lru_cache(maxsize=1)
-def _digit_images() -> Tensor:
+def _digit_images() -> tuple[Tensor, Tensor]:
+    """Images `(1797, 1, 8, 8)` and their classes `(1797,)`."""
     from sklearn.datasets import load_digits
 
-    pixels, _ = load_digits(return_X_y=True)
-    return torch.tensor(pixels, dtype=torch.float32).div(8).sub(1).view(-1, 1, 8, 8)
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32).div(8).sub(1).view(-1, 1, 8, 8)
+    return images, torch.tensor(labels, dtype=torch.int64)
 
 
 def _digits() -> ToySet:
-    def draw(n: int, rng: torch.Generator) -> Tensor:
-        images = _digit_images()
-        return images[torch.randperm(len(images), generator=rng)[:n]]
+    def chosen(part: int) -> Draw:
+        def draw(n: int, rng: torch.Generator) -> Tensor:
+            values = _digit_images()[part]
+            return values[torch.randperm(len(values), generator=rng)[:n]]
 
-    return ToySet("digits", (1, 8, 8), "1797 handwritten digits, 8 by 8, in [-1, 1]", draw, rows=1797)
+        return draw
+
+    return ToySet(
+        "digits",
+        (1, 8, 8),
+        "1797 handwritten digits, 8 by 8, in [-1, 1], with labels",
+        draw=chosen(0),
+        rows=1797,
+        draw_labels=chosen(1),
+    )
 
 
 def bars_and_stripes(side: int = 4) -> Tensor:

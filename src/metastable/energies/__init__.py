@@ -2,15 +2,21 @@
 
 from .analytic import Banana, DoubleWell, Funnel, Gaussian, GaussianMixture, two_modes
 from .check import check_conditional, check_energy
+from .conditional import ConditionalNet
 from .discrete import RBM, BoltzmannMachine, DiscreteEnergy, Hopfield
+from .joint import JointEnergy
 from .networks import MLP, ConvNet, Tilted, zero_last_layer
+from .normalised import AsEnergy, as_energy
 from .spectral import SpectralNorm, spectral_norm
+from .wide_resnet import WideResNet
 
 __all__ = [
     "MLP",
     "RBM",
+    "AsEnergy",
     "Banana",
     "BoltzmannMachine",
+    "ConditionalNet",
     "ConvNet",
     "DiscreteEnergy",
     "DoubleWell",
@@ -18,8 +24,11 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "Hopfield",
+    "JointEnergy",
     "SpectralNorm",
     "Tilted",
+    "WideResNet",
+    "as_energy",
     "check_conditional",
     "check_energy",
     "spectral_norm",

@@ -8,14 +8,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import require, require_choice, require_count, require_positive
+from metastable.core.errors import ConfigError, require, require_choice, require_count, require_positive
 from metastable.core.random import derive
+from metastable.core.types import Pairs, events
 from metastable.proposals import fit_gaussian, fit_signs
 
 from .analytic import GaussianMixture
+from .conditional import ConditionalNet
+from .densities import DENSITIES
 from .discrete import RBM, BoltzmannMachine
+from .joint import OUTPUT_SCALE, JointEnergy
 from .networks import MLP, ConvNet, Tilted
 from .spectral import spectral_norm as normalise
+from .wide_resnet import WideResNet
 
 REFERENCES = ("gaussian", "none")
 
@@ -85,6 +90,100 @@ class ConvConfig(EnergyConfig):
     def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
         """See `ConvNet`."""
         return ConvNet(event_shape, seed)
+
+
+@dataclass(frozen=True)
+class WideResNetConfig(EnergyConfig):
+    """WRN-depth-width without normalisation, for `(C, H, W)` images."""
+
+    depth: int = 10
+    width: int = 1
+
+    name: ClassVar[str] = "wrn"
+
+    def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
+        """See `WideResNet`."""
+        return WideResNet(event_shape, self.depth, self.width, seed=seed)
+
+
+@dataclass(frozen=True)
+class JointConfig:
+    """Base: a classifier that is an energy of p(x, y), for data with labels; trained with `method=jem`.
+
+    Attributes:
+        output_scale: o, see `JointEnergy`.
+        classes: how many there are; by default one more than the largest label.
+    """
+
+    output_scale: float = OUTPUT_SCALE
+    classes: int | None = None
+
+    name: ClassVar[str] = ""
+    paired: ClassVar[bool] = True
+    """`build` is given the labels too."""
+
+    def __post_init__(self) -> None:
+        require_positive("energy.output_scale", self.output_scale)
+        if self.classes is not None:
+            require_count("energy.classes", self.classes, 2)
+
+    def network(self, event_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+        """The classifier."""
+        raise NotImplementedError
+
+    def build(self, data: Tensor | Pairs, seed: int) -> JointEnergy:
+        """The energy for this data."""
+        classes = _classes(data) if self.classes is None else self.classes
+        network = self.network(tuple(events(data).shape[1:]), classes, derive(seed, "energy"))
+        return JointEnergy(network, self.output_scale, classes)
+
+
+def _classes(data: Tensor | Pairs) -> int:
+    if not isinstance(data, Pairs):
+        raise ConfigError(
+            "energy.classes",
+            "say how many there are, or use data with labels and a method that needs them (jem)",
+        )
+    return max(int(data.given.max()) + 1, 2)
+
+
+@dataclass(frozen=True)
+class JointMLPConfig(JointConfig):
+    """A multilayer perceptron as p(x, y)."""
+
+    hidden: tuple[int, ...] = (128, 128)
+    activation: str = "silu"
+
+    name: ClassVar[str] = "joint-mlp"
+
+    def network(self, event_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+        """See `MLP`."""
+        return MLP(event_shape, tuple(self.hidden), self.activation, seed, classes)
+
+
+@dataclass(frozen=True)
+class JointConvConfig(JointConfig):
+    """The small convolutional network as p(x, y)."""
+
+    name: ClassVar[str] = "joint-conv"
+
+    def network(self, event_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+        """See `ConvNet`."""
+        return ConvNet(event_shape, seed, classes)
+
+
+@dataclass(frozen=True)
+class JointWRNConfig(JointConfig):
+    """WRN-depth-width as p(x, y)."""
+
+    depth: int = 10
+    width: int = 1
+
+    name: ClassVar[str] = "joint-wrn"
+
+    def network(self, event_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+        """See `WideResNet`."""
+        return WideResNet(event_shape, self.depth, self.width, classes, seed)
 
 
 @dataclass(frozen=True)
@@ -159,16 +258,75 @@ class BoltzmannConfig:
         return machine
 
 
+@dataclass(frozen=True)
+class ConditionalConfig:
+    """E(x | given), or E(x | given, t): see `ConditionalNet`; for events with contexts, or with none.
+
+    Attributes:
+        width: of the dense layers.
+        depth: dense layers.
+        time: whether the energy has a time, as interpolating energies have.
+        reference: `gaussian` adds −log of a Gaussian fitted to the events, so that exp(−E) can always be
+            normalised; `none` gives the bare network.
+        inflate: the Gaussian's standard deviations are the data's times this.
+    """
+
+    width: int = 64
+    depth: int = 8
+    time: bool = False
+    reference: str = "gaussian"
+    inflate: float = 1.2
+
+    name: ClassVar[str] = "conditional"
+    paired: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_count("energy.width", self.width)
+        require_count("energy.depth", self.depth, 2)
+        require_choice("energy.reference", self.reference, REFERENCES)
+        require_positive("energy.inflate", self.inflate)
+
+    def build(self, data: Tensor | Pairs, seed: int) -> ConditionalNet:
+        """The energy for this data."""
+        return ConditionalNet(
+            tuple(events(data).shape[1:]),
+            tuple(data.given.shape[1:]) if isinstance(data, Pairs) else None,
+            self.width,
+            self.depth,
+            self.time,
+            data=data,
+            inflate=self.inflate if self.reference == "gaussian" else None,
+            seed=derive(seed, "energy"),
+        )
+
+
 ENERGIES: dict[str, type] = {
-    c.name: c for c in (MLPConfig, ConvConfig, MixtureConfig, RBMConfig, BoltzmannConfig)
+    c.name: c
+    for c in (
+        MLPConfig,
+        ConvConfig,
+        WideResNetConfig,
+        JointMLPConfig,
+        JointConvConfig,
+        JointWRNConfig,
+        MixtureConfig,
+        RBMConfig,
+        BoltzmannConfig,
+        ConditionalConfig,
+        *DENSITIES,
+    )
 }
 
 
-def default_config(event_shape: tuple[int, ...], beside: str = "") -> Any:
+def default_config(event_shape: tuple[int, ...], beside: str = "", time: bool = False) -> Any:
     """A convolutional network for images, a perceptron for everything else.
 
     `beside` is `labels` for events with classes, whose energy is that of a classifier, and `given` for events with
-    contexts.
+    contexts. `time` asks for an energy that has one.
     """
+    if beside == "given" or time:
+        return ConditionalConfig(time=time)
     image = len(event_shape) == 3 and event_shape[0] in (1, 3) and min(event_shape[1:]) >= 8
+    if beside == "labels":
+        return JointWRNConfig() if image else JointMLPConfig()
     return ConvConfig() if image else MLPConfig()

@@ -31,6 +31,7 @@ class MLP(nn.Module):
         hidden: widths of the hidden layers.
         activation: `silu`, `softplus`, `tanh`, `gelu` or `leaky_relu`.
         seed: of the initial weights; nothing global is touched.
+        outputs: logits in a row, `(B, outputs)`, in the place of one energy, `(B,)`.
 
     >>> MLP(2, hidden=(16, 16), seed=0)(torch.zeros(5, 2)).shape
     torch.Size([5])
@@ -42,6 +43,7 @@ class MLP(nn.Module):
         hidden: Sequence[int] = (128, 128),
         activation: str = "silu",
         seed: int = 0,
+        outputs: int | None = None,
     ):
         super().__init__()
         require_choice("activation", activation, ACTIVATIONS)
@@ -54,19 +56,22 @@ class MLP(nn.Module):
             for i, o in itertools.pairwise(widths):
                 layers += [nn.Linear(i, o), ACTIVATIONS[activation]()]
             self.body = nn.Sequential(*layers)
-            self.head = nn.Linear(widths[-1], 1)
+            self.head = nn.Linear(widths[-1], outputs or 1)
+        self.outputs = outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x.flatten(1))).squeeze(-1)
+        made = self.head(self.body(x.flatten(1)))
+        return made.squeeze(-1) if self.outputs is None else made
 
 
 class ConvNet(nn.Module):
     """The small convolutional energy of the Jarzynski paper's MNIST runs (76,993 parameters on 28 × 28).
 
-    Strided convolutions 16-32-64-64, then two linear layers, SiLU throughout; takes `(B, C, H, W)`.
+    Strided convolutions 16-32-64-64, then two linear layers, SiLU throughout; takes `(B, C, H, W)` and returns one
+    energy per row, `(B,)`, or logits, `(B, outputs)`.
     """
 
-    def __init__(self, event_shape: Sequence[int], seed: int = 0):
+    def __init__(self, event_shape: Sequence[int], seed: int = 0, outputs: int | None = None):
         super().__init__()
         require(len(event_shape) == 3, "event_shape", "(channels, height, width)", tuple(event_shape))
         self.event_shape = tuple(event_shape)
@@ -84,10 +89,12 @@ class ConvNet(nn.Module):
             )
             width = self.body(torch.zeros(1, *event_shape)).shape[1]
             self.body.append(nn.Linear(width, 64)).append(nn.SiLU())
-            self.head = nn.Linear(64, 1)
+            self.head = nn.Linear(64, outputs or 1)
+        self.outputs = outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x)).squeeze(-1)
+        made = self.head(self.body(x))
+        return made.squeeze(-1) if self.outputs is None else made
 
 
 class Tilted(nn.Module):

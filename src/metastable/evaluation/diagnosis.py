@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from metastable.evaluation import profiles
+
 Row = Mapping[str, Any]
 Evidence = dict[str, float | str | list]
 
@@ -68,7 +70,9 @@ BLIND_TO_WEIGHTS = {
 }
 
 # Methods that contrast data with draws of a proposal: no chains, and no walkers that could lag behind.
-RANKED = {"rankingnce", "ibc", "nce", "flowcontrastive", "adversarialcontrastive"}
+RANKED = {"rankingnce", "interpolatingnce", "ibc", "nce", "flowcontrastive", "adversarialcontrastive"}
+# Of them, those whose objective is −log(K + 1) where energy and proposal are both the data's law.
+WEIGHED = {"rankingnce", "interpolatingnce"}
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Facts:
         steps: updates made; by default the last logged step.
         energy_spread: standard deviation of E/T over data and noise together, in nats, with T the temperature
             at which the chains sample.
+        negatives_per_datum: K of ranking NCE, whose objective ends at −log(K + 1) where all is matched.
     """
 
     method: str | None = None
@@ -123,6 +128,7 @@ class Facts:
     step_size: float | None = None
     steps: int | None = None
     energy_spread: float | None = None
+    negatives_per_datum: int | None = None
 
     def __post_init__(self) -> None:
         if self.data_mode_weights is None or self.sample_mode_weights is None:
@@ -166,7 +172,7 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
         history: rows of `metrics.jsonl`. Keys that are used where present: step, energy_data,
             energy_negatives, energy_gap, grad_norm, cross_entropy, ess, ess_held_out, resamplings,
             displacement, acceptance, gradient_magnitude, pair_logit, pair_weight, saturated, positive_weight,
-            grad_scale, negatives_ignored.
+            objective, grad_scale, negatives_ignored.
         facts: what is known beside the log.
 
     >>> rows = [{"step": k, "energy_gap": 0.0, "acceptance": 0.02} for k in range(100)]
@@ -186,6 +192,7 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
         _stuck_chains(history, facts),
         _conditional_noise(history),
         _posterior_collapse(history),
+        _ranking_profile(history, facts),
         _negatives_ignored(history),
         _estimated_density(history),
         _overfitting(facts),
@@ -696,6 +703,62 @@ def _posterior_collapse(history: Sequence[Row]) -> Finding | None:
     )
 
 
+def _profile(history: Sequence[Row], facts: Facts) -> profiles.Profile | None:
+    """The course of the objective of ranking NCE; None for other methods and short logs."""
+    K, objective = facts.negatives_per_datum, _series(history, "objective")
+    if K is None or facts.method_key not in WEIGHED or len(objective) < LEAST_ROWS:
+        return None
+    error = _mean_error(objective[len(objective) // 2 :], len(objective) // 5)
+    return profiles.ranking_profile(objective, K, error)
+
+
+def _ranking_profile(history: Sequence[Row], facts: Facts) -> Finding | None:
+    """Which of Figure 2's courses it is; a collapse has a finding of its own, and a balance needs none."""
+    profile = _profile(history, facts)
+    if profile is None or profile.name not in PROFILES:
+        return None
+    severity, text, advice = PROFILES[profile.name]
+    numbers = {"objective_first": profile.start, "objective_peak": profile.peak, "objective": profile.end}
+    evidence: Evidence = {**numbers, "matched": profile.level}
+    text = text.format(start=profile.start, peak=profile.peak, end=profile.end, level=profile.level)
+    return Finding(profile.name, severity, text, evidence, advice)
+
+
+PROFILES = {
+    profiles.CAUGHT_UP: (
+        "note",
+        "The energy learned faster than the proposal (objective up to {peak:.3f}), which then caught up: the "
+        "objective ends at {end:.3f}, and at −log(K+1) = {level:.3f} nothing tells its draws from data.",
+        "",
+    ),
+    profiles.BEHIND: (
+        "note",
+        "The proposal stays behind the energy: the objective rose to {peak:.3f} and fell to {end:.3f} only, "
+        "above −log(K+1) = {level:.3f}. The energy has learned what the proposal cannot hold.",
+        "Give the proposal more capacity or steps if log Z or samples suffer; chains from its draws mend these.",
+    ),
+    profiles.AHEAD: (
+        "note",
+        "The proposal was ahead and the energy came up to it from below: the objective rose from {start:.3f} to "
+        "{end:.3f}, and at −log(K+1) = {level:.3f} both are matched.",
+        "",
+    ),
+    profiles.OVERTOOK: (
+        "note",
+        "The energy overtook its proposal: the objective came up from {start:.3f} to {end:.3f}, above −log(K+1) "
+        "= {level:.3f}. The energy has learned what the proposal cannot hold.",
+        "Give the proposal more capacity or steps if log Z or samples suffer; chains from its draws mend these.",
+    ),
+    profiles.MISLEADING: (
+        "warning",
+        "The energy is behind its proposal: the objective ends at {end:.3f}, below −log(K+1) = {level:.3f}, which "
+        "an energy that copies log p_ξ would have. The proposal alone is the better model.",
+        "Train the energy longer, raise its learning rate or energy_steps, or give it more capacity.",
+    ),
+}
+"""Severity, words and advice of each course of the objective."""
+
+
 def _negatives_ignored(history: Sequence[Row]) -> Finding | None:
     """All negatives far less likely than data: at the end of a log, or in a quarter of it."""
     scale, late = _series(history, "grad_scale"), _late_median(history, "grad_scale")
@@ -782,6 +845,10 @@ def _healthy(history: Sequence[Row], facts: Facts) -> Finding:
     if entropy is not None:
         evidence |= {"cross_entropy_first_fifth": entropy.first, "cross_entropy_last_fifth": entropy.last}
         parts.append(f"Cross-entropy from {entropy.first:.4g} to {entropy.last:.4g}.")
+    profile = _profile(history, facts)
+    if profile is not None:
+        evidence |= {"objective": profile.end, "matched": profile.level}
+        parts.append(f"Objective {profile.end:.3f}; −log(K+1) is {profile.level:.3f}.")
     ess = _series(history, "ess")
     if len(ess):
         evidence["ess_median"] = float(np.median(ess))

@@ -26,9 +26,33 @@ _INDEX: dict[str, tuple[str, str]] = {
         "nce_bias",
         "The optimum of R-NCE and of IBC under a Gaussian proposal (Fig. 1)",
     ),
+    "rnce-variance": (
+        "rnce_variance",
+        "The variance of ranking NCE, and the χ² law of its divergence (Theorems 4.10, 4.12)",
+    ),
+    "rnce-profiles": (
+        "rnce_profiles",
+        "Who learns faster, energy or proposal: five courses of the R-NCE objective (Fig. 2)",
+    ),
+    "rnce-2d": (
+        "rnce_2d",
+        "Conditional densities in the plane: R-NCE beside flows, diffusions and IBC (Tables 1 and 2)",
+    ),
     "febm-1d": (
         "febm_1d",
         "A Gaussian for data that are not: nine divergences and their density ratios (Fig. 1-4, Table 5)",
+    ),
+    "robust-toy": (
+        "robust_toy",
+        "Eight modes and four circles from chains that do not arrive: β and its variants (Fig. 2, 5-11)",
+    ),
+    "jem-stability": (
+        "jem_stability",
+        "A classifier that is a density: plain training diverges, with β it does not (Fig. 3, 16, 20, 24)",
+    ),
+    "jem-ood": (
+        "jem_ood",
+        "A classifier of digits that knows what is no digit: MNIST inside, Fashion-MNIST outside",
     ),
     "log-partition-coverage": (
         "log_partition",

@@ -6,9 +6,12 @@ from .base import ChainMethod, Context, Method, Negatives, Objective
 from .bregman import Bregman
 from .conditional import ConditionalNCE
 from .contrastive import ContrastiveDivergence, ExactDraws, PersistentCD, ShortRun
+from .density import Density
 from .divergences import Divergence, register_divergence
 from .fdivergence import FDivergence, rejection_sample
+from .interpolating import InterpolatingNCE
 from .jarzynski import Jarzynski
+from .jem import JEM
 from .mixed import Mixed
 from .nce import NCE
 from .ranking import ImplicitBC, RankingNCE
@@ -25,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
         Jarzynski,
         Mixed,
         Robust,
+        JEM,
         AdaptiveNCE,
         FDivergence,
         NCE,
@@ -32,14 +36,17 @@ METHODS: dict[str, type[Method]] = {
         AdversarialContrastive,
         RankingNCE,
         ImplicitBC,
+        InterpolatingNCE,
         ConditionalNCE,
         ScoreMatching,
         DenoisingScoreMatching,
         SlicedScoreMatching,
+        Density,
     )
 }
 
 __all__ = [
+    "JEM",
     "METHODS",
     "NCE",
     "AdaptiveNCE",
@@ -50,11 +57,13 @@ __all__ = [
     "Context",
     "ContrastiveDivergence",
     "DenoisingScoreMatching",
+    "Density",
     "Divergence",
     "ExactDraws",
     "FDivergence",
     "FlowContrastive",
     "ImplicitBC",
+    "InterpolatingNCE",
     "Jarzynski",
     "Method",
     "Mixed",

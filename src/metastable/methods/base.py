@@ -92,12 +92,15 @@ class Method(Generic[State]):
     """Base of all methods.
 
     Attributes:
-        needs: `labels` or `given` (contexts) for a method whose events come with those. Its batches, and the data
-            that `companions` sees, are then `Pairs` in the place of a tensor.
+        needs: `labels` or `given` (contexts) for a method whose events come with those, `given?` for one that takes
+            contexts where there are some. Its batches, and the data that `companions` sees, are then `Pairs` in the
+            place of a tensor.
+        timed: whether its energies have a time as well, E(x, given, t).
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[str] = ""
+    timed: ClassVar[bool] = False
 
     def companions(self, energy: nn.Module, data: Any, noise: Proposal, seed: int) -> dict[str, nn.Module]:
         """Modules of the method's own, by name; those with trainable parameters become players.
@@ -121,6 +124,10 @@ class Method(Generic[State]):
         A tuple of players shares one loss and one backward pass; `loss` is asked for the first of them.
         """
         return ("energy",)
+
+    def updates(self, context: Context, player: str, steps: int) -> int:
+        """In how many of the first `steps` updates this player has a turn; its learning rate follows these."""
+        return steps
 
     def negatives(
         self, context: Context, state: State, batch: Any
@@ -151,6 +158,15 @@ class Method(Generic[State]):
 
     def log_partition(self, context: Context, state: State) -> LogPartition | None:
         """log Z of the energy as it is now, where the method gives it."""
+        return None
+
+    def sample_given(
+        self, players: Mapping[str, Any], n: int, given: Tensor, rng: torch.Generator, **options: Any
+    ) -> Walkers | None:
+        """`n` samples of a trained conditional model for each context, `(B, n, *event)`.
+
+        None for the way of all others: what the energy draws itself where it can, else chains from the proposal.
+        """
         return None
 
     def save(self, state: State) -> dict[str, Any]:
@@ -252,7 +268,7 @@ class Objective(Method[State]):
         """The source's."""
         return self.source.start(self.sampled(context))
 
-    def negatives(self, context: Context, state: State, batch: Tensor) -> tuple[Negatives, State, Metrics]:
+    def negatives(self, context: Context, state: State, batch: Any) -> tuple[Negatives, State, Metrics]:
         """The source's."""
         return self.source.negatives(self.sampled(context), state, batch)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from metastable.core.errors import InputError, require, require_choice, require_count
-from metastable.core.types import Walkers
+from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
+from metastable.core.types import Walkers, is_discrete
 from metastable.kernels import run_chain
-from metastable.walkers.starts import ReplayBuffer, from_data, from_noise
+from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_data, from_noise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Nothing, chain_metrics
 from .exact_start import start_populations
@@ -114,11 +115,12 @@ class ShortRun(FreshChains):
 
 
 class PersistentState(NamedTuple):
-    """The buffer, and the chains in flight with the rows they belong to."""
+    """The buffer, the chains in flight with their rows, and the ends `(2, *event)` of uniform noise."""
 
     buffer: Tensor
     x: Tensor
     rows: Tensor
+    box: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class PersistentCD(ChainMethod[PersistentState]):
         start_at: `data` (Algorithm 4), `noise`, or `model`: draws of the first model, the paper's "unweighted"
             procedure (Appendix C.1.2).
         rejuvenation: share of chains that begin afresh from noise at each update.
+        noise: what noise is: `gaussian`, with the data's mean and covariance, or `uniform`, between the data's
+            least and greatest values (of each coordinate, or of all pixels of images together).
 
     Deviations: an update first moves the chains and then takes the gradient at their new positions, both under
     the current parameters; Algorithm 4 takes the gradient first. The sequence of moves and gradients is the
@@ -141,6 +145,7 @@ class PersistentCD(ChainMethod[PersistentState]):
     batch: int | None = None
     start_at: str = "data"
     rejuvenation: float = 0.0
+    noise: str = "gaussian"
 
     name: ClassVar[str] = "pcd"
 
@@ -152,6 +157,7 @@ class PersistentCD(ChainMethod[PersistentState]):
             require_count("pcd.batch", self.batch)
         require_choice("pcd.start_at", self.start_at, ("data", "noise", "model"))
         require(0 <= self.rejuvenation <= 1, "pcd.rejuvenation", "between 0 and 1", self.rejuvenation)
+        require_choice("pcd.noise", self.noise, ("gaussian", "uniform"))
 
     def _size(self, context: Context) -> int:
         return self.walkers or min(len(context.data), 10_000)
@@ -163,22 +169,27 @@ class PersistentCD(ChainMethod[PersistentState]):
     def start(self, context: Context) -> PersistentState:
         """Line 2."""
         N = self._size(context)
+        if self.noise == "uniform" and is_discrete(context.energy):
+            raise ConfigError(
+                "pcd.noise", "must be 'gaussian' for units coded −1 and +1: their noise is random signs"
+            )
+        box = torch.stack(Box.around(context.data)) if self.noise == "uniform" else None
         if self.start_at == "data":
             x = from_data(context.data, N, context.rng)
         elif self.start_at == "model":
             x = start_populations(context, N, 0, 1)[0].x
         else:
-            x = from_noise(context.noise, N, context.rng).to(context.data.dtype)
-        return PersistentState(x, x[:0], x.new_empty(0).long())
+            x = from_noise(_fresh(context, box), N, context.rng).to(context.data.dtype)
+        return PersistentState(x, x[:0], x.new_empty(0).long(), box)
 
     def negatives(
         self, context: Context, state: PersistentState, batch: Tensor
     ) -> tuple[Negatives, PersistentState, Metrics]:
         """Read, rejuvenate, move."""
-        buffer = ReplayBuffer(state.buffer)
-        reading = buffer.read(self.chains(context, len(batch)), context.rng, self.rejuvenation, context.noise)
+        buffer, fresh = ReplayBuffer(state.buffer), _fresh(context, state.box)
+        reading = buffer.read(self.chains(context, len(batch)), context.rng, self.rejuvenation, fresh)
         x, metrics = move(self, context, reading.x)
-        return Negatives(x), PersistentState(state.buffer, x, reading.rows), metrics
+        return Negatives(x), state._replace(x=x, rows=reading.rows), metrics
 
     def advance(self, context: Context, state: PersistentState) -> tuple[PersistentState, Metrics]:
         """Write the chains back to the rows they were read from; where all of them moved, they are the buffer."""
@@ -194,6 +205,10 @@ class PersistentCD(ChainMethod[PersistentState]):
     def load(self, tree: dict[str, Any]) -> PersistentState:
         """From a checkpoint."""
         return PersistentState(**tree)
+
+
+def _fresh(context: Context, box: Tensor | None) -> Starts:
+    return context.noise if box is None else Box(*box)
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,19 @@ P. Florence and others, *Implicit behavioral cloning*, CoRL 2021.
 
 | symbol | here |
 |---|---|
+| x | the context, `batch.given`, where events have one |
 | y, **y** | a row of the batch, its K negatives |
 | K | `negatives_per_datum` |
 | p_ξ | `proposal` |
 | 𝓔 | −E |
 | q(k) | the share of point k in the softmax |
+| T_samp, T_rnce | `proposal_steps`, `energy_steps` |
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,14 +26,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from metastable.core.errors import UnsupportedError, require_choice, require_count, require_positive
-from metastable.core.types import Proposal
-from metastable.core.weights import ess_fraction, weighted_mean
+from metastable.core.errors import (
+    ConfigError,
+    InputError,
+    UnsupportedError,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+)
+from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
+from metastable.core.weights import ess_fraction
 from metastable.proposals import proposal_for, require_support
-from metastable.proposals.choose import NAMED
+from metastable.proposals.choose import LEARNED, named_settings
+from metastable.proposals.encoders import Borrowed
+from metastable.proposals.given import (
+    is_conditional,
+    log_prob_given,
+    log_prob_of,
+    sample_and_log_prob_given,
+    sample_given,
+)
 
 from .base import Context, Metrics, Negatives, Nothing, gap_metrics
 from .importance import ImportanceSampled
+
+CHECK_EVERY = 100
+"""Updates between looks at densities on a device that would have to be waited for."""
+OWNERS = ("energy", "proposal")
 
 
 def ranking_loss(positive: Tensor, negatives: Tensor) -> Tensor:
@@ -57,96 +80,223 @@ class Ranked(ImportanceSampled):
 
     An update of the energy follows, with r the scores and q = softmax(r) over a datum and its negatives,
 
-        (1 − q₀) ∇E(x₀) − Σₖ qₖ ∇E(xₖ),
+        (1 − q₀) ∇E(y₀) − Σₖ qₖ ∇E(yₖ),
 
-    averaged over the batch: a datum that is told from its negatives already has no weight.
+    averaged over the batch: a datum that is told from its negatives already has no weight. Where events are given
+    contexts, everything is given that of the datum: its negatives, their energies E(y | x) and their density.
 
     Attributes:
         negatives_per_datum: K.
-        proposal: where negatives come from: `gaussian` or `uniform`, fitted to the data, `flow`, which learns
-            beside the energy, or any module with `sample`, `log_prob` and `event_shape`. A run works on a copy of
+        proposal: where negatives come from: `gaussian` or `uniform`, fitted to the data, `flow` or `interpolant`,
+            which learn beside the energy, a table of such a name and its settings, or any module with `sample`,
+            `log_prob` and `event_shape`. One without contexts serves all contexts alike. A run works on a copy of
             the module, `run.players["proposal"]`.
         shared: draw one set of K negatives for the whole batch of B, so that an update costs B + K energies
-            instead of B·(K + 1). Then use a large K: the negatives' noise is the same for every datum.
-        train_proposal: where the proposal has parameters, fit them to the data by maximum likelihood beside
-            the energy. The two do not play against each other: the energy's loss leaves the proposal alone.
+            instead of B·(K + 1). Then use a large K: the negatives' noise is the same for every datum. Not for
+            events with contexts, whose energies differ.
+        train_proposal: where the proposal has parameters, fit them to the data beside the energy, by its own `loss`
+            where it has one (Remark 3.1), by maximum likelihood otherwise. The two do not play against each other:
+            the energy's loss leaves the proposal alone.
         proposal_rate: what the learning rate is multiplied with for the proposal.
         walkers: draws behind samples and log Z after training.
+        proposal_steps: T_samp, steps of the proposal in an outer iteration.
+        energy_steps: T_rnce, steps of the energy that follow them. Where both numbers are 1, the two share an
+            update and its batch; otherwise an update is a step of one of them, on a batch of its own.
+        pretrain: updates in which the proposal learns alone, before the first one of the energy; with
+            `train_proposal=False` it is left as it is after them.
+        encoder_owner: `energy` or `proposal` for one encoder of contexts in both, the energy's `encoder`, which
+            only the loss of its owner moves; empty for one in each, or none.
     """
 
     negatives_per_datum: int = 8
-    proposal: str | Proposal = "gaussian"
+    proposal: str | Mapping[str, Any] | Proposal = "gaussian"
     shared: bool = False
     train_proposal: bool = True
     proposal_rate: float = 1.0
     walkers: int = 8192
+    proposal_steps: int = 1
+    energy_steps: int = 1
+    pretrain: int = 0
+    encoder_owner: str = ""
+
+    needs: ClassVar[str] = "given?"
+    weighs: ClassVar[bool] = True
+    """Whether points are ranked with their density under the proposal."""
 
     def __post_init__(self) -> None:
-        require_count(f"{self.name}.negatives_per_datum", self.negatives_per_datum)
-        require_count(f"{self.name}.walkers", self.walkers)
+        for name in ("negatives_per_datum", "walkers", "proposal_steps", "energy_steps"):
+            require_count(f"{self.name}.{name}", getattr(self, name))
+        require_count(f"{self.name}.pretrain", self.pretrain, 0)
         require_positive(f"{self.name}.proposal_rate", self.proposal_rate)
-        if isinstance(self.proposal, str):
-            require_choice(f"{self.name}.proposal", self.proposal, NAMED)
+        if isinstance(self.proposal, (str, Mapping)):
+            named_settings(self.proposal, f"{self.name}.proposal")
+        if self.encoder_owner:
+            require_choice(f"{self.name}.encoder_owner", self.encoder_owner, OWNERS)
 
-    def log_density(self, proposal: Any, x: Tensor) -> Tensor | None:
-        """What is subtracted from −E before points are ranked, `(B,)`; None for nothing."""
-        return None
+    def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
+        """r, by which points are ranked, of the shape of `E`."""
+        raise NotImplementedError
 
     # ---- players
 
-    def companions(self, energy: nn.Module, data: Tensor, noise: Proposal, seed: int) -> dict[str, nn.Module]:
+    def companions(
+        self, energy: nn.Module, data: Tensor | Pairs, noise: Proposal, seed: int
+    ) -> dict[str, nn.Module]:
         """The proposal; a module that was given is copied, so that the next run finds it as it was."""
-        made = proposal_for(self.proposal, data, f"{self.name}.proposal", seed)
-        return {"proposal": made if isinstance(self.proposal, str) else copy.deepcopy(made)}
+        if self.encoder_owner:
+            return {"proposal": self._sharing(energy, data, seed)}
+        made = self._made(data, seed)
+        return {"proposal": made if isinstance(self.proposal, (str, Mapping)) else copy.deepcopy(made)}
+
+    def _made(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+        return proposal_for(self.proposal, data, f"{self.name}.proposal", seed, **settings)
+
+    def _sharing(self, energy: Any, data: Tensor | Pairs, seed: int) -> nn.Module:
+        """The proposal with the energy's encoder: a part of the one that owns it, borrowed by the other."""
+        field, named = f"{self.name}.encoder_owner", isinstance(self.proposal, (str, Mapping))
+        if not named or named_settings(self.proposal, field)[0] not in LEARNED:  # pyright: ignore
+            raise ConfigError(
+                field, f"needs a proposal by name, {' or '.join(LEARNED)}, got {self.proposal!r}"
+            )
+        encoder = getattr(energy, "encoder", None)
+        whole = encoder.module if isinstance(encoder, Borrowed) else encoder
+        require(isinstance(whole, nn.Module), field, "for an energy with an `encoder`, a module", whole)
+        owner = self.encoder_owner
+        proposal = self._made(data, seed, encoder=Borrowed(whole) if owner == "energy" else whole)  # pyright: ignore
+        del energy.encoder
+        energy.encoder = whole if owner == "energy" else Borrowed(whole)  # pyright: ignore
+        return proposal
 
     def rate(self, player: str) -> float:
         """`proposal_rate` for the proposal."""
         return self.proposal_rate if player == "proposal" else 1.0
 
     def turns(self, context: Context) -> tuple[str, ...]:
-        """The energy, whose negatives were drawn from p_ξ as it is; then p_ξ, where it learns."""
-        learns = any(p.requires_grad for p in context.players["proposal"].parameters())
-        return ("energy", "proposal") if self.train_proposal and learns else ("energy",)
+        """Algorithm 1, lines 4–13: which of the two is stepped in this update.
+
+        Where they share an update the energy goes first, since its negatives were drawn from p_ξ as it is.
+        """
+        return self._turns_at(context.step) if _learns(context) else ("energy",)
+
+    def _turns_at(self, step: int) -> tuple[str, ...]:
+        step -= self.pretrain
+        if step < 0:
+            return ("proposal",)
+        if not self.train_proposal:
+            return ("energy",)
+        if self.proposal_steps == self.energy_steps == 1:
+            return ("energy", "proposal")
+        place = step % (self.proposal_steps + self.energy_steps)
+        return ("proposal",) if place < self.proposal_steps else ("energy",)
+
+    def updates(self, context: Context, player: str, steps: int) -> int:
+        """In how many of the first `steps` updates this player has a turn."""
+        if not _learns(context):
+            return steps
+        return sum(player in self._turns_at(step) for step in range(steps))
 
     # ---- one update
 
     def start(self, context: Context) -> Nothing:
         """Nothing is carried; data that the proposal cannot have made are refused."""
-        require_support(_proposal(context), context.data, f"{self.name}.proposal")
+        if self.shared and context.given is not None:
+            raise ConfigError(
+                f"{self.name}.shared", "events with contexts cannot share negatives; leave it out"
+            )
+        rows = context.data if context.given is None else Pairs(context.data, context.given)
+        require_support(_proposal(context), rows, f"{self.name}.proposal")
         return Nothing()
 
     def negatives(
-        self, context: Context, state: Nothing, batch: Tensor
-    ) -> tuple[Negatives, Nothing, Metrics]:
+        self, context: Context, state: Nothing, batch: Tensor | Pairs
+    ) -> tuple[Any, Nothing, Metrics]:
         """Algorithm 1, line 11: K draws for each datum, row by row, or K for all of them."""
-        proposal = _proposal(context)
+        if "energy" not in self.turns(context):
+            return None, state, {}
         with torch.no_grad():
-            x = proposal.sample(self._draws(len(batch)), context.rng)
-            return Negatives(x, log_prob=self.log_density(proposal, x)), state, {}
+            made = self._drawn(_proposal(context), batch, context.rng)
+        self.require_density(context, made.log_prob, "negatives")
+        return made, state, {}
 
-    def _draws(self, batch: int) -> int:
-        return self.negatives_per_datum * (1 if self.shared else batch)
+    def _drawn(self, proposal: Any, batch: Tensor | Pairs, rng: torch.Generator) -> Negatives:
+        given, n, log_prob = contexts(batch), self._draws(batch), None
+        if self.weighs:
+            y, log_prob = sample_and_log_prob_given(proposal, n, rng, given)
+        else:
+            y = sample_given(proposal, n, rng, given)
+        return negatives_of(y, log_prob, given)
+
+    def _draws(self, batch: Tensor | Pairs) -> int:
+        """Draws that the proposal is asked for: for each context, or in all."""
+        alone = isinstance(batch, Pairs) or self.shared
+        return self.negatives_per_datum * (1 if alone else len(batch))
+
+    def _points(self, batch: int) -> int:
+        """Data and negatives of an update."""
+        return batch + self.negatives_per_datum * (1 if self.shared else batch)
 
     def loss(
-        self, context: Context, state: Nothing, player: str, batch: Tensor, negatives: Any
+        self, context: Context, state: Nothing, player: str, batch: Tensor | Pairs, negatives: Any
     ) -> tuple[Tensor, Metrics]:
-        """Lines 12 and 7: the ranking loss for the energy, −log p_ξ of the data for the proposal."""
-        proposal = _proposal(context)
+        """Line 12 for the energy, line 7 for the proposal."""
         if player == "proposal":
-            nll = -proposal.log_prob(batch).mean()
-            return nll, {"proposal_nll": nll.detach()}
-        E_data, E_negatives = context.energy(torch.cat([batch, negatives.x])).split(
-            [len(batch), len(negatives.x)]
-        )
-        with torch.no_grad():
-            log_prob = self.log_density(proposal, batch)
-        r_data, r_negatives = _scores(E_data, log_prob), _scores(E_negatives, negatives.log_prob)
+            return self.proposal_loss(context, batch)
+        log_prob = None
+        if self.weighs:
+            with torch.no_grad():
+                log_prob = log_prob_of(_proposal(context), batch)
+            self.require_density(context, log_prob, "data rows")
+        return self.ranked(context, batch, log_prob, negatives)
+
+    def ranked(
+        self, context: Context, batch: Tensor | Pairs, log_prob: Tensor | None, negatives: Negatives
+    ) -> tuple[Tensor, Metrics]:
+        """The ranking loss, averaged, of data with their log-density under p_ξ, `(B,)`, against negatives."""
+        E_data, E_negatives = energies(context.energy, batch, negatives.x)
+        r_data, r_negatives = self.scores(E_data, log_prob), self.scores(E_negatives, negatives.log_prob)
         losses = ranking_loss(r_data, r_negatives.view(-1, self.negatives_per_datum))
-        return losses.mean(), _metrics(losses, E_data, E_negatives, r_negatives)
+        sets = len(batch) if isinstance(batch, Pairs) else 1  # one Z for all data, or one for each context
+        metrics = ranking_metrics(losses, E_data, E_negatives.view(sets, -1), r_negatives.view(sets, -1))
+        if log_prob is not None:
+            metrics["proposal_nll"] = -log_prob.detach().mean()
+        return losses.mean(), metrics
+
+    def proposal_loss(self, context: Context, batch: Tensor | Pairs) -> tuple[Tensor, Metrics]:
+        """Line 7, or the proposal's own loss in its place (Remark 3.1)."""
+        proposal = _proposal(context)
+        if hasattr(proposal, "loss"):
+            given = (batch.given,) if isinstance(batch, Pairs) and is_conditional(proposal) else ()
+            loss = proposal.loss(events(batch), *given, rng=context.rng)
+        else:
+            loss = -log_prob_of(proposal, batch).mean()
+        return loss, {"proposal_loss": loss.detach()}
+
+    def require_density(self, context: Context, log_prob: Tensor | None, what: str) -> None:
+        """Name densities that are zero or no number; on an accelerator only now and then, since that waits."""
+        if log_prob is None or (log_prob.device.type != "cpu" and context.step % CHECK_EVERY):
+            return
+        if not bool(torch.isfinite(log_prob).all()):
+            nan = int(log_prob.isnan().sum())
+            zero = int(torch.isneginf(log_prob).sum())
+            raise InputError(
+                f"{self.name}.proposal: at update {context.step} log p_ξ is −inf at {zero} and NaN at {nan} of "
+                f"{log_prob.numel()} {what}; a ratio of densities needs a proposal that is positive wherever data "
+                "or its own draws are (a lower proposal_rate, where it learns?)"
+            )
 
     def evaluations(self, context: Context, batch: int) -> int:
-        """One energy for each datum and each negative."""
-        return batch + self._draws(batch)
+        """One energy for each datum and each negative, where the energy has a turn."""
+        return self._points(batch) * self.turns(context).count("energy")
+
+    # ---- after training
+
+    def current_walkers(self, context: Context, state: Nothing) -> Walkers | None:
+        """Weighted draws of the proposal; None for events with contexts, of which each has a log Z of its own."""
+        return None if context.given is not None else super().current_walkers(context, state)
+
+    def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
+        """log of the mean weight of those draws; None for events with contexts."""
+        return None if context.given is not None else super().log_partition(context, state)
 
 
 @dataclass(frozen=True)
@@ -157,11 +307,15 @@ class RankingNCE(Ranked):
     family of energies holds the truth, the optimum is the truth for **any** proposal and any K (Theorem 4.4);
     what the proposal decides is the variance. The logged `objective` is −log(K + 1) where energy and proposal
     agree, and goes to 0 where every datum is told from its negatives: then no gradient is left, and the proposal
-    should be nearer to the data. The energy is learned up to a constant.
+    should be nearer to the data. The energy is learned up to a constant, or up to any function of the context.
 
-    Deviations: one step of the proposal for each step of the energy, both on the same batch (T_samp = T_rnce = 1),
-    the energy first: the sequence of steps is the paper's, shifted by half an update. Sums over the batch are
-    means. `shared` is not in the paper.
+    Attributes:
+        adversarial: the proposal minimises the same objective that the energy maximises (Section 4.3.2) instead of
+            its own loss, with gradients through its draws and through log p_ξ: `flow`, `interpolant` (which then
+            differentiates through its ODE), or a module with parameters and `rsample`.
+
+    Deviations: where T_samp = T_rnce = 1 both steps are taken on the same batch, the energy's first: the sequence
+    of steps is the paper's, shifted by half an update. Sums over the batch are means. `shared` is not in the paper.
 
     >>> RankingNCE(negatives_per_datum=0)
     Traceback (most recent call last):
@@ -169,20 +323,42 @@ class RankingNCE(Ranked):
     metastable.core.errors.ConfigError: ranking-nce.negatives_per_datum: must be an integer of at least 1, got 0
     """
 
+    adversarial: bool = False
+
     name: ClassVar[str] = "ranking-nce"
 
     def start(self, context: Context) -> Nothing:
         """As of all ranking; a density that is itself an estimate is no correction."""
-        if getattr(_proposal(context), "biased", False):
+        proposal = _proposal(context)
+        if getattr(proposal, "biased", False):
             raise UnsupportedError(
                 "ranking-nce.proposal: its log_prob is a biased estimate, which the ranking would take for the "
                 "density; use one with a density of its own, such as 'flow', or AdversarialContrastive"
             )
+        if self.adversarial:
+            able = hasattr(proposal, "rsample") and any(p.requires_grad for p in proposal.parameters())
+            rule = "False for a proposal without parameters or without rsample; 'flow' and 'interpolant' have both"
+            require(able, "ranking-nce.adversarial", rule, True)
         return super().start(context)
 
-    def log_density(self, proposal: Any, x: Tensor) -> Tensor:
-        """log p_ξ."""
-        return proposal.log_prob(x)
+    def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
+        """−E − log p_ξ."""
+        return -E - log_prob  # pyright: ignore
+
+    def proposal_loss(self, context: Context, batch: Tensor | Pairs) -> tuple[Tensor, Metrics]:
+        """As of all ranking; or the objective (4.9), which the adversary minimises."""
+        if not self.adversarial:
+            return super().proposal_loss(context, batch)
+        proposal, given = _proposal(context), contexts(batch)
+        y = sample_given(proposal, self._draws(batch), context.rng, given, gradients=True)
+        negatives = negatives_of(y, log_prob_given(proposal, y, given), given)
+        loss, metrics = self.ranked(context, batch, log_prob_of(proposal, batch), negatives)
+        return -loss, {"proposal_loss": metrics["objective"]}
+
+    def evaluations(self, context: Context, batch: int) -> int:
+        """One energy for each datum and each negative, where the energy has a turn, or its adversary."""
+        again = self.turns(context).count("proposal") if self.adversarial else 0
+        return super().evaluations(context, batch) + again * self._points(batch)
 
 
 @dataclass(frozen=True)
@@ -195,26 +371,60 @@ class ImplicitBC(Ranked):
     the data. In many dimensions a box is a poor proposal; use `RankingNCE` there.
     """
 
-    proposal: str | Proposal = "uniform"
+    proposal: str | Mapping[str, Any] | Proposal = "uniform"
 
     name: ClassVar[str] = "ibc"
+    weighs: ClassVar[bool] = False
+
+    def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
+        """−E."""
+        return -E
+
+
+def energies(energy: Any, batch: Tensor | Pairs, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """Energies of the data, `(B,)`, and of N negatives, `(N,)`, in one call.
+
+    Where there are contexts, the negatives are K for each of them, in order, and a context is encoded once for its
+    datum and all its negatives.
+    """
+    if isinstance(batch, Pairs):
+        y = negatives.unflatten(0, (len(batch), -1))
+        E = energy(torch.cat([batch.x[:, None], y], 1), batch.given)
+        return E[:, 0], E[:, 1:].reshape(-1)
+    E_data, E_negatives = energy(torch.cat([batch, negatives])).split([len(batch), len(negatives)])
+    return E_data, E_negatives
+
+
+def contexts(batch: Tensor | Pairs) -> Tensor | None:
+    """What the events of a batch are given, where they are given something."""
+    return batch.given if isinstance(batch, Pairs) else None
+
+
+def negatives_of(y: Tensor, log_prob: Tensor | None, given: Tensor | None) -> Negatives:
+    """Draws, `(N, *event)` or K for each context, `(B, K, *event)`, as rows in order."""
+    if given is None:
+        return Negatives(y, log_prob=log_prob)
+    return Negatives(y.flatten(0, 1), log_prob=None if log_prob is None else log_prob.flatten())
 
 
 def _proposal(context: Context) -> Any:
     return context.players["proposal"]
 
 
-def _scores(E: Tensor, log_prob: Tensor | None) -> Tensor:
-    return -E if log_prob is None else -E - log_prob
+def _learns(context: Context) -> bool:
+    return any(p.requires_grad for p in _proposal(context).parameters())
 
 
-def _metrics(losses: Tensor, E_data: Tensor, E_negatives: Tensor, r_negatives: Tensor) -> Metrics:
-    """The objective, the mean weight 1 − q₀ of a datum, and the negatives as weighted samples of the model."""
+def ranking_metrics(losses: Tensor, E_data: Tensor, E_negatives: Tensor, r_negatives: Tensor) -> Metrics:
+    """The objective, the mean weight 1 − q₀ of a datum, and the negatives as weighted samples of the model.
+
+    Negatives come in sets that share a normalisation, `(sets, N)`; what is said of them is averaged over sets.
+    """
     losses, r_negatives = losses.detach(), r_negatives.detach()
-    model = weighted_mean(E_negatives.detach(), r_negatives)
+    model = (torch.softmax(r_negatives, 1).to(E_negatives.dtype) * E_negatives.detach()).sum(1)
     return {
         "objective": -losses.mean(),
         "positive_weight": -torch.expm1(-losses).mean(),
-        "ess_negatives": ess_fraction(r_negatives),
-        **gap_metrics(E_data.mean(), model),
+        "ess_negatives": ess_fraction(r_negatives).mean(),
+        **gap_metrics(E_data.mean(), model.mean()),
     }

@@ -2,48 +2,88 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import InputError, require, require_choice
-from metastable.core.types import Proposal
+from metastable.core.errors import ConfigError, InputError, nearest, require, require_choice
+from metastable.core.random import generator
+from metastable.core.types import Pairs, Proposal, events
 
 from .basic import Uniform, fit_gaussian
+from .cnf import InterpolantFlow
+from .encoders import Standardise
 from .flows import Flow
+from .given import is_conditional, log_prob_given, log_prob_of, sample_given
 
 NAMED = ("gaussian", "uniform", "flow")
+LEARNED = {"flow": Flow, "interpolant": InterpolantFlow}
+"""Proposals by name that learn, and take settings."""
 MARGIN = 0.1
 """Share of the data's range by which a uniform proposal reaches beyond it on every side."""
+CHECKED, DRAWS = 1024, 256
+"""Rows of data at which a proposal that learns is asked for its density before training, and draws of its own."""
 
 
-def proposal_for(choice: str | Proposal, data: Tensor, field: str, seed: int = 0) -> nn.Module:
+def proposal_for(
+    choice: str | Mapping[str, Any] | Proposal,
+    data: Tensor | Pairs,
+    field: str,
+    seed: int = 0,
+    **defaults: Any,
+) -> nn.Module:
     """The proposal that `choice` names, fitted to `data`, or `choice` itself.
 
     Args:
-        choice: `gaussian` (the data's mean and covariance), `uniform` (a box around the data), `flow` (a
-            normalising flow standardised by the data, not yet fitted), or any module with `sample`, `log_prob`
-            and `event_shape`.
-        data: `(n, *event)`.
+        choice: `gaussian` (the data's mean and covariance), `uniform` (a box around the data), `flow` or
+            `interpolant` (a normalising flow, or a continuous one, standardised by the data and not yet fitted), a
+            table of one of these names and its settings, or any module with `sample`, `log_prob` and `event_shape`.
+        data: `(n, *event)`, or `Pairs`, whose contexts a flow is then given.
         field: the setting's name, for messages.
         seed: of a flow's initial weights.
+        defaults: settings of a flow that `choice` does not set.
 
     >>> q = proposal_for("uniform", torch.tensor([[0.0], [1.0]]), "noise")
     >>> q.low.item(), round(q.high.item(), 3)
     (-0.10000000149011612, 1.1)
+    >>> proposal_for({"name": "interpolant", "width": 8}, torch.randn(9, 2), "proposal").field.widths
+    [8, 8, 2]
     """
-    if isinstance(choice, str):
-        require_choice(field, choice, NAMED)
-        if choice == "flow":
-            return Flow(tuple(data.shape[1:]), data=data, seed=seed)
-        return fit_gaussian(data) if choice == "gaussian" else _box(data)
+    if isinstance(choice, (str, Mapping)):
+        name, settings = named_settings(choice, field)
+        if name in LEARNED:
+            return _flow(LEARNED[name], data, {"seed": seed, **defaults, **settings})
+        return fit_gaussian(events(data)) if name == "gaussian" else _box(events(data))
     ok = isinstance(choice, nn.Module) and isinstance(choice, Proposal)
-    require(
-        ok, field, f"one of {', '.join(NAMED)}, or a module with sample, log_prob and event_shape", choice
-    )
+    known = ", ".join((*NAMED, "interpolant"))
+    require(ok, field, f"one of {known}, or a module with sample, log_prob and event_shape", choice)
     _check_shape(choice, data, field)
     return choice  # pyright: ignore
+
+
+def named_settings(choice: str | Mapping[str, Any], field: str) -> tuple[str, dict[str, Any]]:
+    """The name of a built-in proposal and its settings, which must be those it has."""
+    settings = {"name": choice} if isinstance(choice, str) else dict(choice)
+    name = settings.pop("name", "")
+    require_choice(field, name, dict.fromkeys((*NAMED, *LEARNED)))
+    kind = LEARNED.get(name)
+    known = set() if kind is None else set(inspect.signature(kind.__init__).parameters) - {"self", "data"}
+    for setting in settings:
+        if setting not in known:
+            raise ConfigError(f"{field}.{setting}", f"unknown setting of {name!r}{nearest(setting, known)}")
+    return name, settings
+
+
+def _flow(kind: type, data: Tensor | Pairs, settings: dict[str, Any]) -> nn.Module:
+    """A flow over the data's events, given their contexts, which are standardised unless there is an encoder."""
+    x = events(data)
+    if isinstance(data, Pairs):
+        shape = tuple(data.given.shape[1:])
+        settings = {"context_shape": shape, "encoder": Standardise(shape, data.given), **settings}
+    return kind(tuple(x.shape[1:]), data=x, **settings).to(x)
 
 
 def _box(data: Tensor) -> Uniform:
@@ -52,31 +92,46 @@ def _box(data: Tensor) -> Uniform:
     return Uniform(low - margin, high + margin)
 
 
-def _check_shape(choice: Any, data: Tensor, field: str) -> None:
-    if tuple(choice.event_shape) != tuple(data.shape[1:]):
+def _check_shape(choice: Any, data: Tensor | Pairs, field: str) -> None:
+    shape = tuple(events(data).shape[1:])
+    if tuple(choice.event_shape) != shape:
         raise InputError(
-            f"{field}: events of the proposal have shape {tuple(choice.event_shape)}, those of the data "
-            f"{tuple(data.shape[1:])}"
+            f"{field}: events of the proposal have shape {tuple(choice.event_shape)}, those of the data {shape}"
         )
+    if is_conditional(choice):
+        given = tuple(data.given.shape[1:]) if isinstance(data, Pairs) else None
+        if tuple(choice.context_shape) != given:
+            there = "the data have none" if given is None else f"those of the data {given}"
+            raise InputError(f"{field}: contexts of the proposal have shape {choice.context_shape}, {there}")
 
 
-def require_support(proposal: Proposal, data: Tensor, field: str) -> None:
+@torch.no_grad()
+def require_support(proposal: Any, data: Tensor | Pairs, field: str) -> None:
     """Refuse data that the proposal gives density zero, and draws of its own that it does.
 
-    A ratio with a density of zero below it is no ratio: contrast with such a proposal has no gradient.
+    A ratio with a density of zero below it is no ratio: contrast with such a proposal has no gradient. Of a
+    proposal that learns, whose density can be costly and will change, only some rows are asked for.
     """
-    with torch.no_grad():
-        outside = torch.isneginf(proposal.log_prob(data))
-        rng = torch.Generator(data.device).manual_seed(0)
-        own = torch.isneginf(proposal.log_prob(proposal.sample(256, rng)))
-    if bool(own.any()):
+    learns = any(p.requires_grad for p in proposal.parameters())
+    rows = data[:CHECKED] if learns else data
+    own = _own_density(proposal, rows, generator(0, events(data).device))
+    if bool(torch.isneginf(own).any()):
         raise InputError(
-            f"{field}: {int(own.sum())} of 256 draws of the proposal have density zero under the proposal "
-            "itself; its sample and log_prob do not belong together"
+            f"{field}: {int(torch.isneginf(own).sum())} of {own.numel()} draws of the proposal have density zero "
+            "under the proposal itself; its sample and log_prob do not belong together"
         )
+    outside = torch.isneginf(log_prob_of(proposal, rows))
     if bool(outside.any()):
         row = int(outside.nonzero()[0])
         raise InputError(
-            f"{field}: {int(outside.sum())} of {len(data)} data rows lie outside the proposal's support, row {row} "
+            f"{field}: {int(outside.sum())} of {len(rows)} data rows lie outside the proposal's support, row {row} "
             "first; widen it, or use one that is positive everywhere, such as 'gaussian'"
         )
+
+
+def _own_density(proposal: Any, data: Tensor | Pairs, rng: torch.Generator) -> Tensor:
+    """Log-densities of some draws; for contexts, of one draw each."""
+    if not isinstance(data, Pairs):
+        return proposal.log_prob(proposal.sample(DRAWS, rng))
+    given = data.given[:DRAWS]
+    return log_prob_given(proposal, sample_given(proposal, 1, rng, given), given)

@@ -6,6 +6,7 @@ from an explicit generator and importing the library has no side effects.
 | symbol | here |
 |---|---|
 | z ~ p₀ | standard normal base noise |
+| c | the context, `given`, once encoded |
 | f_φ | the inverse of `Flow.transform`, then the standardisation's inverse |
 | p_φ | `Flow.log_prob` |
 """
@@ -22,6 +23,9 @@ from torch.distributions import Distribution
 
 from metastable.core.errors import InputError, need, require_choice, require_count, require_positive
 from metastable.core.random import Seed, derive, generator, normal_like, seeded
+from metastable.core.types import Pairs, events
+
+from .encoders import Encoder, Standardise, moments, require_contexts, width_of
 
 KINDS = {"spline": "NSF", "affine": "MAF"}
 """Flows of zuko by the shape of their one-dimensional transformations."""
@@ -31,13 +35,17 @@ LOG_2PI = math.log(2 * math.pi)
 class Flow(nn.Module):
     """p_φ(x) = p₀(f_φ⁻¹(x)) |det ∂f_φ⁻¹/∂x| with a standard normal p₀, over events of any shape.
 
-    Coupling layers of a zuko flow act on standardised, flattened events; both directions cost `passes` network
-    passes a layer. It begins as the Gaussian with the data's mean and standard deviations. The support is all of
-    space: beyond five standard deviations a spline is the identity.
+    With contexts it is p_φ(x | given): the layers' networks also see the encoded context. Coupling layers of
+    a zuko flow act on standardised, flattened events; both directions cost `passes` network passes a layer.
+    It begins as the Gaussian with the data's mean and standard deviations. The support is all of space:
+    beyond five standard deviations a spline is the identity.
 
     Args:
         event_shape: shape of one event, or its dimension.
-        data: rows whose mean and standard deviation standardise events, `(n, *event)`; kept in buffers.
+        context_shape: shape of one context, or its dimension; None for a density without contexts.
+        data: rows whose mean and standard deviation standardise events, `(n, *event)`, or `Pairs`, whose contexts
+            are standardised as well unless they have an encoder; kept in buffers.
+        encoder: from contexts `(B, *context)` to vectors `(B, c)`; a module learns with the flow.
         kind: `spline` (rational-quadratic, neural spline flow) or `affine`.
         layers: transformations.
         hidden: widths of each layer's network.
@@ -60,8 +68,10 @@ class Flow(nn.Module):
     def __init__(
         self,
         event_shape: int | Sequence[int],
+        context_shape: int | Sequence[int] | None = None,
         *,
-        data: Tensor | None = None,
+        data: Tensor | Pairs | None = None,
+        encoder: Encoder | None = None,
         kind: str = "spline",
         layers: int = 3,
         hidden: Sequence[int] = (64, 64),
@@ -73,49 +83,96 @@ class Flow(nn.Module):
         require_choice("flow.kind", kind, KINDS)
         require_count("flow.layers", layers)
         require_count("flow.bins", bins, 2)
-        self.event_shape = (event_shape,) if isinstance(event_shape, int) else tuple(event_shape)
-        mean, scale = _standardisation(self.event_shape, data)
+        self.event_shape = _shape(event_shape)
+        self.context_shape = None if context_shape is None else _shape(context_shape)
+        mean, scale = _standardisation(self.event_shape, None if data is None else events(data))
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
         settings: dict[str, Any] = {"transforms": layers, "passes": passes, "hidden_features": tuple(hidden)}
         settings |= {"bins": bins} if kind == "spline" else {}
+        self.encoder = self._encoder(encoder, data)
+        if self.encoder is not None:
+            settings["context"] = width_of(self.encoder, self.context_shape or (), mean)
         with seeded(seed):
             self.transform = getattr(_zuko().flows, KINDS[kind])(len(mean), **settings).transform
         _start_at_identity(self.transform)
         self.to(mean)
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Normalised log-density, `(B, *event)` to `(B,)`; differentiable in x and in the weights."""
-        white = (x.flatten(1) - self.mean) / self.scale
-        z, log_det = self.transform().call_and_ladj(white)
-        return _standard_log_prob(z) + log_det - self.scale.log().sum()
+    def _encoder(self, encoder: Encoder | None, data: Tensor | Pairs | None) -> Encoder | None:
+        if self.context_shape is None:
+            if encoder is not None:
+                raise InputError("encoder: a flow without contexts has none; set context_shape")
+            return None
+        return encoder or Standardise(self.context_shape, data.given if isinstance(data, Pairs) else None)
 
-    def rsample(self, n: int, rng: torch.Generator) -> Tensor:
-        """`n` draws x = f_φ(z), `(n, *event)`, through which gradients flow to the weights."""
-        z = normal_like(self.mean.expand(n, -1), rng)
-        white = self.transform().inv(z)
-        return (self.mean + self.scale * white).view(n, *self.event_shape)
-
-    @torch.no_grad()
-    def sample(self, n: int, rng: torch.Generator) -> Tensor:
-        """`n` draws, `(n, *event)`."""
-        return self.rsample(n, rng)
-
-    @torch.no_grad()
-    def sample_and_log_prob(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The draws of `sample` with their log-densities, in one pass instead of two."""
-        z = normal_like(self.mean.expand(n, -1), rng)
-        white, log_det = self.transform().inv.call_and_ladj(z)
-        x = (self.mean + self.scale * white).view(n, *self.event_shape)
-        return x, _standard_log_prob(z) - log_det - self.scale.log().sum()
-
-    def fit(
-        self, data: Tensor, steps: int = 500, *, batch: int = 512, learning_rate: float = 2e-3, seed: Seed = 0
-    ) -> Flow:
-        """Maximum likelihood on `data`, in place, by Adam with a cosine schedule; standardises anew.
+    def log_prob(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+        """Normalised log-density; differentiable in x and in the weights.
 
         Args:
-            data: `(n, *event)`.
+            x: `(B, *event)`, or `(B, K, *event)` where there are contexts.
+            given: `(B, *context)`.
+
+        Returns:
+            `(B,)`, or `(B, K)`.
+        """
+        lead = x.shape[: x.dim() - len(self.event_shape)]
+        require_contexts(given, self.context_shape, lead[0], "this flow")
+        white = (x.reshape(*lead, -1) - self.mean) / self.scale
+        z, log_det = self._given(given, len(lead)).call_and_ladj(white)
+        return _standard_log_prob(z) + log_det - self.scale.log().sum()
+
+    def loss(self, x: Tensor, given: Tensor | None = None, *, rng: torch.Generator | None = None) -> Tensor:
+        """−log p_φ, averaged: what a flow is trained with."""
+        return -self.log_prob(x, given).mean()
+
+    def rsample(self, n: int, rng: torch.Generator, given: Tensor | None = None) -> Tensor:
+        """The draws x = f_φ(z) of `sample`, through which gradients flow to the weights."""
+        white = self._given(given, 2).inv(self._noise(n, rng, given))
+        return self._event(white)
+
+    @torch.no_grad()
+    def sample(self, n: int, rng: torch.Generator, given: Tensor | None = None) -> Tensor:
+        """`n` draws, `(n, *event)`, or `(B, n, *event)`: n for each of B contexts."""
+        return self.rsample(n, rng, given)
+
+    @torch.no_grad()
+    def sample_and_log_prob(
+        self, n: int, rng: torch.Generator, given: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The draws of `sample` with their log-densities, in one pass instead of two."""
+        z = self._noise(n, rng, given)
+        white, log_det = self._given(given, 2).inv.call_and_ladj(z)
+        return self._event(white), _standard_log_prob(z) - log_det - self.scale.log().sum()
+
+    def _noise(self, n: int, rng: torch.Generator, given: Tensor | None) -> Tensor:
+        require_contexts(given, self.context_shape, 0 if given is None else len(given), "this flow")
+        lead = (n,) if given is None else (len(given), n)
+        return normal_like(self.mean.expand(*lead, -1), rng)
+
+    def _given(self, given: Tensor | None, dims: int) -> Any:
+        """The transformation for these contexts, which are encoded once, whatever the number of events of each."""
+        if given is None:
+            return self.transform()
+        assert self.encoder is not None
+        code = self.encoder(given)
+        return self.transform(code[:, None] if dims == 2 else code)
+
+    def _event(self, white: Tensor) -> Tensor:
+        return (self.mean + self.scale * white).view(*white.shape[:-1], *self.event_shape)
+
+    def fit(
+        self,
+        data: Tensor | Pairs,
+        steps: int = 500,
+        *,
+        batch: int = 512,
+        learning_rate: float = 2e-3,
+        seed: Seed = 0,
+    ) -> Flow:
+        """Maximum likelihood on `data`, in place, by Adam with a cosine schedule; standardises events anew.
+
+        Args:
+            data: `(n, *event)`, or `Pairs` for a flow with contexts.
             steps: updates.
             batch: rows an update, drawn with replacement.
             learning_rate: at the start.
@@ -124,17 +181,19 @@ class Flow(nn.Module):
         require_count("steps", steps)
         require_count("batch", batch)
         require_positive("learning_rate", learning_rate)
-        mean, scale = _standardisation(self.event_shape, data)
+        mean, scale = _standardisation(self.event_shape, events(data))
         self.mean.copy_(mean)
         self.scale.copy_(scale)
         parameters = list(self.parameters())
         learned = [p.requires_grad for p in parameters]
         optimiser = torch.optim.Adam([p.requires_grad_(True) for p in parameters], learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-        rng = generator(derive(seed, "fit") if isinstance(seed, int) else seed, data.device)
+        device = self.mean.device
+        rng = generator(derive(seed, "fit") if isinstance(seed, int) else seed, device)
         for _ in range(steps):
-            rows = torch.randint(len(data), (min(batch, len(data)),), generator=rng, device=data.device)
-            loss = -self.log_prob(data[rows]).mean()
+            rows = torch.randint(len(data), (min(batch, len(data)),), generator=rng, device=device)
+            some = data[rows]
+            loss = self.loss(events(some), some.given if isinstance(some, Pairs) else None)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
@@ -146,14 +205,11 @@ class Flow(nn.Module):
 
 def _standardisation(event_shape: tuple[int, ...], data: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each coordinate, flattened; 0 and 1 without data."""
-    if data is None:
-        zeros = torch.zeros(math.prod(event_shape))
-        return zeros, torch.ones_like(zeros)
-    if tuple(data.shape[1:]) != event_shape or len(data) < 2:
-        raise InputError(f"data: must have shape (n ≥ 2, {event_shape}), got {tuple(data.shape)}")
-    flat = data.detach().flatten(1)
-    spread = flat.std(0)
-    return flat.mean(0), spread.clamp(min=max(1e-3 * float(spread.mean()), 1e-6))
+    return moments(event_shape, data)
+
+
+def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
 
 
 def _start_at_identity(transform: nn.Module) -> None:

@@ -152,7 +152,8 @@ def _marginal(data: np.ndarray | None, samples: np.ndarray | None, i: int) -> Ht
 
 
 def _images(run: Run, shape: tuple[int, ...]) -> Html:
-    flats = {k: c for k in ("data", "samples") if (c := flat(run, k, math.prod(shape))) is not None}
+    names = ("data", "samples" if "samples" in run.arrays else "negatives")
+    flats = {k: c for k in names if (c := flat(run, k, math.prod(shape))) is not None}
     if not flats:
         return Html()
     reference = next(iter(flats.values()))  # data where there are any, so that both grids share one scale
@@ -160,5 +161,16 @@ def _images(run: Run, shape: tuple[int, ...]) -> Html:
     low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 1.0)
     grids = {k: plots.image_grid(c.reshape(-1, *shape), low, high) for k, c in flats.items()}
     return pictures(
-        [frame(sentence(k), png(g, f"{k} as a grid of images", "pixels")) for k, g in grids.items()]
+        [
+            frame(sentence(k), png(g, f"{k} as a grid of images", "pixels"), _origin(run, k))
+            for k, g in grids.items()
+        ]
     )
+
+
+def _origin(run: Run, name: str) -> str:
+    """Where pictures of the model came from, where they are not draws of the finished energy."""
+    if name == "negatives":
+        return "As training draws them; the method keeps no samples of the model."
+    own = any(found.get("name") == "log-z-not-estimated" for found in run.diagnosis)
+    return "The method's own walkers when training ended." if own and name == "samples" else ""

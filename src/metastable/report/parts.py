@@ -78,7 +78,7 @@ def findings(run: Run, folded: bool = False) -> Html:
 def _finding(found: dict[str, Any], folded: bool) -> Html:
     severity = str(found.get("severity") or "note")
     tone = TONES.get(severity, "calm")
-    name = sentence(label(str(found.get("name") or "finding")).replace("-", " "))
+    name = sentence(label(str(found.get("name") or "finding").replace("-", "_")))
     advice = found.get("advice")
     top = tag("header", badge(severity, tone), tag("h3", name))
     text = tag("p", found["text"]) if found.get("text") else None

@@ -181,10 +181,10 @@ def _power(value: float) -> str:
     return text.removeprefix("1 × ")
 
 
-def _plain_numbers(axis: Any) -> None:
+def _plain_numbers(axis: Any, most: int = 6) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(6))
+    axis.set_major_locator(MaxNLocator(most))
     axis.set_major_formatter(FuncFormatter(lambda v, _: number(v)))
 
 
@@ -287,6 +287,19 @@ def window_of(clouds: Sequence[np.ndarray]) -> Window:
     return Window((float(x0), float(x1)), (float(y0), float(y1)))
 
 
+def coloured_scatter(
+    name: str, clouds: Sequence[np.ndarray], window: Window, colors: Sequence[str]
+) -> Drawing:
+    """Points of the plane, `(n, 2)` of each colour."""
+    figure, axes = _plane(window)
+    with style():
+        for points, color in zip(clouds, colors, strict=True):
+            axes.plot(
+                points[:, 0], points[:, 1], "o", color=color, markersize=4, alpha=0.7, markeredgewidth=0
+            )
+        return Drawing(to_svg(figure, name))
+
+
 def _plane(window: Window) -> tuple[Any, Any]:
     wide, tall = (end - start for start, end in (window.x, window.y))
     equal = 0.4 < tall / wide < 2.5
@@ -357,6 +370,129 @@ def _bins(clouds: Sequence[np.ndarray], most: int) -> Any:
     return np.linspace(low - 0.02 * width, high + 0.02 * width, most + 1)
 
 
+@dataclass(frozen=True)
+class Cloud:
+    """Values of one kind for a histogram: filled, or an outline with a dash pattern."""
+
+    name: str
+    values: np.ndarray
+    color: str
+    filled: bool = False
+    linestyle: Any = "-"
+
+
+def overlaid(
+    name: str, clouds: Sequence[Cloud], x_label: str, *, small: bool = False, reach: int | None = None
+) -> Drawing:
+    """Histograms over the same bins, each of height 1 in all; values outside the axis are counted in the notes.
+
+    Args:
+        name: salts the identifiers of the SVG.
+        clouds: what to draw, from the back to the front.
+        x_label: what runs along.
+        small: for three in a row.
+        reach: the axis follows this many of the clouds, and the others no further than three times as wide; all
+            of them by default.
+
+    """
+    figure = new_figure(3.6, 2.2) if small else new_figure(6.4, 2.9)
+    with style():
+        axes = figure.subplots()
+        notes = draw_overlaid(axes, clouds, x_label, 30 if small else 60, reach)
+        _plain_numbers(axes.xaxis, 4 if small else 6)
+        return Drawing(to_svg(figure, name), notes)
+
+
+def draw_overlaid(
+    axes: Any, clouds: Sequence[Cloud], x_label: str, bins: int, reach: int | None = None
+) -> tuple[str, ...]:
+    """Histograms of every cloud on `axes`; returns what should be said about values that are not shown.
+
+    There are at most `bins`, and fewer where the smallest cloud has few values.
+    """
+    finite = [_finite(cloud.values) for cloud in clouds]
+    low, high = _reach(finite, len(clouds) if reach is None else reach)
+    fewest = min(cloud.values.size for cloud in clouds)
+    bins = min(bins, max(15, round(2 * math.sqrt(fewest))))
+    edges, notes = np.linspace(low, high, bins + 1), []
+    for cloud, values in zip(clouds, finite, strict=True):
+        inside = values[(values >= low) & (values <= high)]
+        look: dict[str, Any] = {"alpha": 0.35, "linewidth": 0, "histtype": "stepfilled"}
+        if not cloud.filled:
+            look = {"linewidth": 1.4, "histtype": "step", "linestyle": cloud.linestyle}
+        axes.hist(
+            inside, edges, weights=np.full(len(inside), 1 / cloud.values.size), color=cloud.color, **look
+        )
+        notes += _left_out(cloud, values, inside)
+    axes.set(xlabel=x_label, ylabel="share")
+    axes.set_ylim(bottom=0)
+    axes.locator_params(axis="y", nbins=4)
+    _plain_numbers(axes.xaxis, 4)
+    return tuple(notes)
+
+
+def _reach(clouds: Sequence[np.ndarray], leading: int) -> tuple[float, float]:
+    """Ends of an axis: the central 99.6 % of each leading cloud, and of the others within three times that."""
+    ends = [np.quantile(c, [0.002, 0.998]) for c in clouds[:leading] if c.size]
+    low, high = (min(e[0] for e in ends), max(e[1] for e in ends)) if ends else (0.0, 1.0)
+    width = max(high - low, 1e-6 * max(abs(low), abs(high), 1.0))
+    for values in (c for c in clouds[leading:] if c.size):
+        first, last = np.quantile(values, [0.002, 0.998])
+        low, high = min(low, max(first, low - 1.5 * width)), max(high, min(last, high + 1.5 * width))
+    margin = 0.02 * max(high - low, width)
+    return low - margin, high + margin
+
+
+def _left_out(cloud: Cloud, finite: np.ndarray, inside: np.ndarray) -> list[str]:
+    broken, outside = cloud.values.size - finite.size, finite.size - inside.size
+    notes = [f"{count(broken, 'value')} of {cloud.name} not finite."] if broken else []
+    few = outside <= 0.01 * cloud.values.size  # the quantiles of the axis leave out some of any cloud
+    return notes if few else [*notes, f"{count(outside, 'value')} of {cloud.name} outside the axis."]
+
+
+# ------------------------------------------------------------------------------------------ reliability
+
+
+@dataclass(frozen=True)
+class Bins:
+    """A reliability curve: confidence, accuracy and its error, and the number of events, for each bin."""
+
+    confidence: np.ndarray
+    accuracy: np.ndarray
+    std_error: np.ndarray
+    events: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def reliability(name: str, bins: Bins) -> Drawing:
+    """Accuracy against confidence with ± 2 standard errors, over where the confidences lie."""
+    figure = new_figure(4.4, 4.0)
+    with style():
+        draw_reliability(figure, bins)
+        return Drawing(to_svg(figure, name))
+
+
+def draw_reliability(figure: Any, bins: Bins) -> None:
+    """The curve above, the share of events in each bin below."""
+    axes, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
+    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    axes.errorbar(
+        bins.confidence,
+        bins.accuracy,
+        np.clip(2 * bins.std_error, 0, [bins.accuracy, 1 - bins.accuracy]),  # of a share
+        fmt="o",
+        color=MODEL,
+        markersize=4.5,
+        elinewidth=1.3,
+    )
+    axes.set(ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.04))
+    share = bins.events / max(bins.events.sum(), 1)
+    below.bar(bins.low, share, bins.high - bins.low, align="edge", color=DATA, alpha=0.35, linewidth=0)
+    below.set(xlabel="confidence", ylabel="share")
+    below.locator_params(axis="y", nbins=3)
+
+
 # ------------------------------------------------------------------------------------------------ modes
 
 
@@ -416,18 +552,20 @@ def image_side(shape: tuple[int, ...] | None) -> tuple[int, int] | None:
     return (shape[0], shape[1]) if len(shape) == 2 and min(shape) >= 4 else None
 
 
-def image_grid(images: np.ndarray, low: float, high: float) -> bytes:
-    """Up to 64 pictures `(n, *event)` as one PNG, eight in a row; `low` is black and `high` white."""
+def image_grid(
+    images: np.ndarray, low: float, high: float, columns: int = 8, most: int = _MOST_TILES
+) -> bytes:
+    """Up to `most` pictures `(n, *event)` as one PNG, `columns` in a row; `low` is black and `high` white."""
     from matplotlib.image import imsave
 
-    images = images[:_MOST_TILES]
+    images = images[:most]
     if images.ndim == 3:
         images = images[:, None]
     scaled = np.nan_to_num(np.clip((images - low) / max(high - low, 1e-12), 0, 1))
     tiles = np.round(255 * np.moveaxis(scaled, 1, -1)).astype(np.uint8)
     tiles = np.repeat(tiles, 3, axis=-1) if tiles.shape[-1] == 1 else tiles
     buffer = io.BytesIO()
-    imsave(buffer, _enlarged(_tiled(tiles, min(len(tiles), 8))), format="png")
+    imsave(buffer, _enlarged(_tiled(tiles, min(len(tiles), columns))), format="png")
     return buffer.getvalue()
 
 

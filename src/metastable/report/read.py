@@ -30,6 +30,8 @@ class Run:
         summary: what the training concluded; empty while it runs or after it was killed.
         arrays: what `figures.npz` holds, with `samples` from `samples.npy` where only that exists.
         broken_tail: whether the last line of the log was cut short.
+        evaluation: what `metastable evaluate` wrote to `evaluation.json`; empty where nobody asked.
+        evaluation_arrays: the arrays behind its pictures, from `evaluation/figures.npz`.
 
     """
 
@@ -39,6 +41,8 @@ class Run:
     summary: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     broken_tail: bool = False
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    evaluation_arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -66,9 +70,16 @@ class Run:
 
     @property
     def log_partition(self) -> dict[str, Any] | None:
-        """The estimate of log Z with its error, or None."""
-        found = mapping(self.summary.get("log_partition"))
+        """The estimate of log Z with its error, from an evaluation where training made none, or None."""
+        later = None if self.outdated else self.evaluation.get("log_partition")
+        found = mapping(self.summary.get("log_partition") or later)
         return found if is_number(found.get("value")) else None
+
+    @property
+    def outdated(self) -> bool:
+        """Whether training went on after the evaluation."""
+        made, now = self.evaluation.get("step"), self.summary.get("steps")
+        return is_number(made) and is_number(now) and made != now
 
     @property
     def diagnosis(self) -> list[dict[str, Any]]:
@@ -163,6 +174,8 @@ def read_run(folder: Path) -> Run:
         summary=read_object(folder / "summary.json"),
         arrays=read_arrays(folder),
         broken_tail=broken_tail,
+        evaluation=read_object(folder / "evaluation.json"),
+        evaluation_arrays=_numeric(folder / "evaluation" / "figures.npz"),
     )
 
 
@@ -255,18 +268,21 @@ def _float(value: Any) -> float:
 
 def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     """The numeric arrays of `figures.npz`, and rows of `samples.npy` where that has no samples."""
-    arrays: dict[str, np.ndarray] = {}
-    path = folder / "figures.npz"
-    if path.exists():
-        with _readable(path), np.load(path, allow_pickle=False) as stored:
-            arrays = {
-                k: np.asarray(stored[k], dtype=float) for k in stored.files if stored[k].dtype.kind in "fiub"
-            }
+    arrays = _numeric(folder / "figures.npz")
     path = folder / "samples.npy"
     if "samples" not in arrays and path.exists():
         with _readable(path):
             arrays["samples"] = _some_rows(np.load(path, mmap_mode="r", allow_pickle=False))
     return {name: array for name, array in arrays.items() if array.size}
+
+
+def _numeric(path: Path) -> dict[str, np.ndarray]:
+    """The numeric arrays of an `.npz` file; none where it does not exist."""
+    if not path.exists():
+        return {}
+    with _readable(path), np.load(path, allow_pickle=False) as stored:
+        kept = [k for k in stored.files if stored[k].dtype.kind in "fiub"]
+        return {k: np.asarray(stored[k], dtype=float) for k in kept}
 
 
 def _some_rows(array: np.ndarray) -> np.ndarray:

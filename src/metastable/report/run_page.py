@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from . import plots
+from .classifier_section import classifier
+from .conditional_section import contexts, is_conditional, objective, ranked_among
 from .figures import DATA, INK, MODEL, palette
 from .formatting import clock, count, is_number, label, method_title, number, plus_minus, sentence, share
 from .markup import Html, card, document, empty, join, number_cell, section, table, tag
 from .model_section import model
+from .negatives_section import negatives
 from .parts import contents, findings, key, masthead, picture, pictures, settings, status_badge
 from .read import Run, mapping, sequence
 
@@ -24,12 +27,14 @@ _DRAWN_TOGETHER = {
     "energy_gap",
     "energy_noisy",
     "score_loss",
+    "density_loss",
     "grad_norm",
     "ess",
     "ess_held_out",
     "log_z",
     "log_z_se",
     "cross_entropy",
+    "accuracy",
     "resamplings",
     "grad_scale",
     "weight_data_max",
@@ -44,7 +49,9 @@ def run_page(run: Run) -> str:
         section("diagnosis", "Diagnosis", findings(run)),
         section("training", "Training", training(run)),
         section("weights", "Weights and log Z", weights(run)),
-        section("model", "What the model learned", model(run)),
+        section("negatives", "Negatives", negatives(run)),
+        section("model", "What the model learned", contexts(run) if is_conditional(run) else model(run)),
+        section("classifier", "As a classifier", classifier(run)),
         section("modes", "Mode weights", modes(run)),
         section("scores", "Scores", scores(run)),
         section("other", "Other metrics", other_metrics(run)),
@@ -79,7 +86,14 @@ def header(run: Run) -> Html:
 
 def cards(run: Run) -> Html:
     """The numbers that matter."""
-    found = [_log_z_card(run), _cross_entropy_card(run), _ess_card(run), _modes_card(run), _cost_card(run)]
+    found = [
+        _log_z_card(run),
+        _accuracy_card(run),
+        _cross_entropy_card(run),
+        _ess_card(run),
+        _modes_card(run),
+        _cost_card(run),
+    ]
     return tag("div", *[c for c in found if c], class_="cards")
 
 
@@ -101,8 +115,12 @@ def _no_log_z_card(run: Run) -> Html | None:
         running = run.last("log_z")
         value = plus_minus(running, run.last("log_z_se"))
         return None if running is None else card("log Z", value, "at the last logged step", tone="wide")
+    if is_conditional(run):
+        note = "One for each context, by importance sampling from the proposal: see What the model learned."
+        return card("log Z", "of each context", note, tone="wide quiet")
     note = "No estimate was made: densities are known up to a factor."
-    return card("log Z", "not estimated", note, tone="wide quiet")
+    advice = [f.get("advice") for f in run.diagnosis if f.get("name") == "log-z-not-estimated"]
+    return card("log Z", "not estimated", note, *advice, tone="wide quiet")
 
 
 def _reverse_note(z: dict[str, Any]) -> str | None:
@@ -114,8 +132,18 @@ def _reverse_note(z: dict[str, Any]) -> str | None:
 
 def _cross_entropy_card(run: Run) -> Html | None:
     value = run.summary.get("cross_entropy")
-    value = value if is_number(value) else run.last("cross_entropy")
+    labels = _has(run, "accuracy")  # then the logged one is of labels, not of data
+    value = value if is_number(value) or labels else run.last("cross_entropy")
     return None if value is None else card("Cross-entropy", number(value), "nats per data point; low is good")
+
+
+def _accuracy_card(run: Run) -> Html | None:
+    found = mapping(run.evaluation.get("classifier"))
+    if found:
+        value = plus_minus(found.get("accuracy"), found.get("accuracy_se"))
+        return card("Accuracy", value, f"on {number(found.get('rows'))} labelled events")
+    last = run.last("accuracy")
+    return None if last is None else card("Accuracy", number(last), "on the last batches of training")
 
 
 def _ess_card(run: Run) -> Html | None:
@@ -158,6 +186,7 @@ def training(run: Run) -> Html:
     if not run.metrics:
         return empty("No steps were logged (metrics.jsonl is missing or empty).")
     drawn = [
+        objective(run),
         _energies(run),
         single(
             run,
@@ -172,17 +201,19 @@ def training(run: Run) -> Html:
             "Score-matching loss",
             "Up to a constant of the data, the Fisher divergence; low is good.",
         ),
+        single(run, "density_loss", "Loss of the density", "−log p, or the regression it is learned by."),
         single(run, "grad_norm", "Gradient norm", log=True),
-        single(
-            run,
-            "cross_entropy",
-            "Cross-entropy",
-            "Estimated with the running log Z; low is good.",
-            unit="nats",
-        ),
+        single(run, "cross_entropy", "Cross-entropy", _cross_entropy_words(run), unit="nats"),
+        single(run, "accuracy", "Accuracy", "Of the classifier, on the batches of training.", ceiling=1.02),
     ]
     cut = tag("p", "The last line of metrics.jsonl was cut short and is left out.", class_="empty")
     return join([cut if run.broken_tail else None, pictures([d for d in drawn if d])])
+
+
+def _cross_entropy_words(run: Run) -> str:
+    if _has(run, "accuracy"):
+        return "−log p(y | x) of the labels in the batches of training; low is good."
+    return "Estimated with the running log Z; low is good."
 
 
 def weights(run: Run) -> Html:
@@ -316,7 +347,8 @@ def _log_z_trace(run: Run) -> Html | None:
 
 def other_metrics(run: Run) -> Html:
     """Every numeric metric that no other picture shows."""
-    names = [m for m in run.metrics if m not in _DRAWN_TOGETHER and _has(run, m)]
+    together = _DRAWN_TOGETHER | ({"objective"} if ranked_among(run) else set())
+    names = [m for m in run.metrics if m not in together and _has(run, m)]
     drawn = [single(run, m, sentence(label(m)), log=True, small=True) for m in names]
     return pictures([d for d in drawn if d], "third")
 

@@ -143,7 +143,8 @@ class TrainerConfig:
         keep: checkpoints kept.
         on_divergence: `stop`, or `rollback` to the last good checkpoint with half the learning rate.
         max_rollbacks: rollbacks before stopping after all.
-        energy_limit: a mean energy beyond ± this counts as exploded.
+        energy_limit: a mean energy beyond ± this counts as exploded; times the energy's `output_scale`, where it
+            has one.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         precision: `32-true`, `64-true` or `bf16-mixed`.
         engine: how chains run, `eager` or `compile`.

@@ -37,6 +37,7 @@ class TrainableMethod(Protocol):
     def rate(self, player: str) -> float: ...
     def start(self, context: Any) -> Any: ...
     def turns(self, context: Any) -> Any: ...
+    def updates(self, context: Any, player: str, steps: int) -> int: ...
     def negatives(self, context: Any, state: Any, batch: Any) -> Any: ...
     def loss(self, context: Any, state: Any, player: str, batch: Any, negatives: Any) -> Any: ...
     def advance(self, context: Any, state: Any) -> Any: ...
@@ -116,11 +117,11 @@ class Trainer:
         self.trainable = {name: _trainable(module) for name, module in self.players.items()}
         self.optimisers = self._optimisers()
         self.follow = {name: _followers(module) for name, module in self.players.items()}
-        self.schedules = {name: self._schedule(o) for name, o in self.optimisers.items()}
+        self.schedules = {name: self._schedule(name, o) for name, o in self.optimisers.items()}
         self.ema = self._averaged(config.ema)
         self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep)
         self.recorder = Recorder(folder, config.tensorboard)
-        self.guard = Guard(config.energy_limit, seed)
+        self.guard = Guard(config.energy_limit * getattr(energy, "output_scale", 1.0), seed)
         self.gather = Gather()
         self.state: Any = None
         self.seconds = 0.0
@@ -148,10 +149,11 @@ class Trainer:
             group["lr"] *= 1.0 if name in self.config.optimisers else self.method.rate(name)
         return made
 
-    def _schedule(self, optimiser: Optimizer) -> LRScheduler:
+    def _schedule(self, name: str, optimiser: Optimizer) -> LRScheduler:
+        """The player's own, over as many updates as it will have a turn in."""
         schedule = self.config.schedule
         if isinstance(schedule, Schedule):
-            return schedule.build(optimiser, self.config.steps)
+            return schedule.build(optimiser, self.method.updates(self.context, name, self.config.steps))
         return schedule(optimiser)
 
     def _averaged(self, decay: float | None) -> AveragedModel | None:

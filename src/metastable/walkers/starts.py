@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from metastable.core.types import Proposal, per_row
+from metastable.core.types import per_row
 
 
-def from_noise(noise: Proposal, n: int, rng: torch.Generator) -> Tensor:
-    """`n` positions drawn from a proposal, `(n, *event)`."""
+class Starts(Protocol):
+    """Anything that fresh chains can be drawn from: a proposal, a box."""
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        """`n` draws, `(n, *event)`."""
+        ...
+
+
+class Box(NamedTuple):
+    """Uniform starts between `low` and `high`, both `(*event)`; ends that meet give a constant."""
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def around(cls, data: Tensor) -> Box:
+        """Between the data's least and greatest values: of each coordinate, or of all pixels of images together.
+
+        A pixel at the border that never changes is noise like any other.
+        """
+        together = data.dim() == 4
+        low, high = (data.amin(), data.amax()) if together else (data.amin(0), data.amax(0))
+        return cls(low.expand(data.shape[1:]).clone(), high.expand(data.shape[1:]).clone())
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        """`n` draws, `(n, *event)`."""
+        u = torch.rand((n, *self.low.shape), generator=rng, device=self.low.device, dtype=self.low.dtype)
+        return torch.lerp(self.low, self.high, u)
+
+
+def from_noise(noise: Starts, n: int, rng: torch.Generator) -> Tensor:
+    """`n` positions drawn from noise, `(n, *event)`."""
     return noise.sample(n, rng)
 
 
@@ -46,7 +76,7 @@ class ReplayBuffer(NamedTuple):
     x: Tensor
 
     def read(
-        self, n: int, rng: torch.Generator, rejuvenation: float = 0.0, fresh: Proposal | None = None
+        self, n: int, rng: torch.Generator, rejuvenation: float = 0.0, fresh: Starts | None = None
     ) -> Reading:
         """`n` chains; each is replaced by a fresh start with probability `rejuvenation`."""
         rows = random_rows(len(self.x), n, rng, self.x.device)

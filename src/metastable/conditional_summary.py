@@ -1,0 +1,261 @@
+"""What a finished conditional run is worth: likelihoods normalised context by context, samples, diagnosis."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.core.errors import InputError
+from metastable.core.random import derive, generator
+from metastable.core.types import Bound, Energy, Pairs, bind
+from metastable.evaluation.conditional import ConditionalLogProb, LogPartitions, conditional_log_prob
+from metastable.evaluation.diagnosis import Facts, Finding, diagnose
+from metastable.evaluation.distances import energy_distance
+from metastable.evaluation.quadrature import bounding_box, grid_density
+from metastable.methods.base import Method
+from metastable.proposals.given import log_prob_of
+from metastable.run import Run, write_json
+from metastable.walkers.starts import random_rows
+
+ROWS = 2000
+"""Held-out pairs behind a likelihood, where they share their contexts."""
+CONTEXTS, CONTEXTS_ODE = 256, 64
+"""Distinct contexts behind one, each of which needs a log Z; fewer where a draw is the solution of an ODE."""
+DRAWS, DRAWS_ODE = 2**17, 2**15
+"""Draws of the proposal for all contexts together."""
+DRAWS_OWN = 2**13
+"""The same of a diffusion's φ, whose own draws cost a gradient of φ at every step."""
+LEAST_DRAWS, MOST_DRAWS = 256, 8192
+"""Draws for one context."""
+STD_ERROR = 0.1
+"""Of log Z: contexts above it get more draws, up to the most, where these cost little."""
+SHOWN, SHOWN_EVENTS = 4, 500
+"""Contexts that a report shows, and samples of each."""
+GRID = 101
+
+
+def evaluate_conditional(run: Run, train: Pairs, validation: Pairs, *, seed: int) -> Run:
+    """Fill in what a conditional run is worth, and write it to its folder where it has one.
+
+    The conditional log-likelihood of held-out pairs is −E(x | c) − log Z(c), with log Z(c) by importance sampling
+    from the proposal that was trained beside the energy. A model without such a proposal has none.
+
+    Args:
+        run: what training gave.
+        train: the pairs it was trained on.
+        validation: pairs for scores.
+        seed: of every random number.
+    """
+    judged = likelihoods(run, validation, seed)
+    own = likelihoods(run, train, seed) if judged is not None and not _same(train, validation) else None
+    shown = _shown(run, train, validation, seed) if _can_sample(run) else None
+    run.contexts = shown.table if shown else None
+    run.scores = _scores(run, judged, validation, seed)
+    run.diagnosis = _diagnosis(run, judged, own)
+    if run.folder is not None:
+        _write(run, train, shown)
+    return run
+
+
+def conditional_scores(run: Run, pairs: Pairs, seed: int) -> dict[str, Any]:
+    """The scores of a run on other pairs, and what speaks against its log Z there, as `warnings`."""
+    judged = likelihoods(run, pairs, seed)
+    warnings = [] if judged is None else list(judged.log_partition.warnings)
+    return {**_scores(run, judged, pairs, seed), "warnings": warnings}
+
+
+# ---- likelihoods
+
+
+def likelihoods(run: Run, pairs: Pairs, seed: int) -> ConditionalLogProb | None:
+    """Normalised log-densities of some of the pairs, as many as a matter of seconds; None without a proposal."""
+    rows = _chosen(run, pairs, seed)
+    if run.normalised:
+        value = run.log_prob(rows.x, rows.given).double()
+        none = torch.zeros_like(value)
+        exact = LogPartitions(none[:1], none[:1], none[:1] + math.inf, none[:1])
+        return ConditionalLogProb(value, none, torch.zeros_like(value, dtype=torch.long), exact)
+    try:
+        proposal = run.importance_density()
+    except InputError:
+        return None
+    contexts = len(torch.unique(rows.given, dim=0))
+    budget = DRAWS_ODE if _solves_an_ode(proposal) else DRAWS
+    budget = DRAWS_OWN if hasattr(run.energy, "with_steps") else budget
+    draws = min(max(budget // contexts, LEAST_DRAWS), MOST_DRAWS)
+    rng = generator(derive(seed, "log Z given"), rows.x.device)
+    more = {} if _solves_an_ode(proposal) else {"std_error": STD_ERROR, "most": MOST_DRAWS}
+    return conditional_log_prob(run.energy, proposal, rows.x, rows.given, draws, rng, **more)
+
+
+def _chosen(run: Run, pairs: Pairs, seed: int) -> Pairs:
+    """Pairs at random: many where they share contexts, fewer where each has its own."""
+    rng = generator(derive(seed, "pairs"), pairs.x.device)
+    rows = pairs[random_rows(len(pairs), min(ROWS, len(pairs)), rng, pairs.x.device)]
+    most = CONTEXTS_ODE if _solves_an_ode(run.players.get("proposal", run.energy)) else CONTEXTS
+    return rows if len(torch.unique(rows.given, dim=0)) <= most else rows[:most]
+
+
+def _solves_an_ode(proposal: Any) -> bool:
+    return hasattr(proposal, "steps")
+
+
+def _can_sample(run: Run) -> bool:
+    """Whether there is somewhere to start from: a density's own draws, a proposal, or the method's own way."""
+    own = getattr(type(run.trained_with), "sample_given", Method.sample_given) is not Method.sample_given
+    return own or hasattr(run.energy, "sample") or "proposal" in run.players
+
+
+def _same(train: Pairs, validation: Pairs) -> bool:
+    return validation is train or len(validation) == len(train)
+
+
+# ---- a few contexts, looked at
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A few contexts: `arrays` for pictures, `table` for `summary.json`."""
+
+    arrays: dict[str, np.ndarray]
+    table: dict[str, Any]
+
+
+def _shown(run: Run, train: Pairs, validation: Pairs, seed: int) -> Shown | None:
+    """Data near a few contexts beside samples for them, log Z with its error, and densities in the plane."""
+    given = _some_contexts(validation, seed)
+    walkers = run.sample(SHOWN_EVENTS, given=given, seed=derive(seed, "shown"))
+    near = [_nearest(train, c) for c in given]
+    arrays = {
+        "given_shown": given.cpu().numpy(),
+        "samples_given": walkers.x.cpu().numpy(),
+        "data_given": torch.cat(near).cpu().numpy(),
+        "data_given_counts": np.array([len(rows) for rows in near]),
+    }
+    table = {"given": given.flatten(1).tolist(), **_partitions(run, given, seed)}
+    grids = _grids(run, train, given, table)
+    return Shown(arrays | grids, table)
+
+
+def _some_contexts(pairs: Pairs, seed: int) -> Tensor:
+    """Distinct contexts, in order of their first number."""
+    distinct = torch.unique(pairs.given, dim=0)
+    rng = generator(derive(seed, "contexts"), distinct.device)
+    rows = random_rows(len(distinct), min(SHOWN, len(distinct)), rng, distinct.device)
+    return distinct[rows.sort().values]
+
+
+def _nearest(pairs: Pairs, context: Tensor) -> Tensor:
+    """Events that were given this context, or the nearest ones where hardly any were."""
+    scale = pairs.given.flatten(1).std(0).clamp(min=1e-12)
+    away = ((pairs.given - context).flatten(1) / scale).square().sum(1)
+    exact = (away == 0).nonzero()[:, 0]
+    rows = exact if len(exact) >= 20 else away.argsort()[: max(20, len(pairs) // 20)]
+    return pairs.x[rows[:SHOWN_EVENTS]]
+
+
+def _partitions(run: Run, given: Tensor, seed: int) -> dict[str, Any]:
+    """log Z of the shown contexts; nothing for a density, whose log Z is 0, or without a proposal."""
+    if run.normalised:
+        return {}
+    try:
+        rng = generator(derive(seed, "log Z shown"), given.device)
+        draws = DRAWS_OWN // len(given) if hasattr(run.energy, "with_steps") else MOST_DRAWS // 2
+        z = run.log_partition_given(given, draws=draws, rng=rng)
+    except InputError:
+        return {}
+    return {
+        "log_z": z.value.tolist(),
+        "log_z_se": z.std_error.tolist(),
+        "ess": z.ess.tolist(),
+        "draws": z.draws.tolist(),
+    }
+
+
+def _grids(run: Run, train: Pairs, given: Tensor, table: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Log-densities on a grid, normalised by it, for events on a line or in the plane; log Z by quadrature too."""
+    if train.x.dim() != 2 or train.x.shape[1] > 2 or _solves_an_ode(getattr(run.energy, "proposal", None)):
+        return {}
+    box = bounding_box(train.x, 0.3)
+    each = [grid_density(_rows_of(bind(run.energy, c[None])), box, GRID) for c in given]
+    table["log_z_on_grid"] = [density.log_partition for density in each]
+    names = ("grid_given_x", "grid_given_y")
+    axes = {name: axis.numpy() for name, axis in zip(names, each[0].axes, strict=False)}
+    values = np.stack([density.density.clamp(min=1e-300).log().numpy() for density in each])
+    return axes | {"log_density_given": values if train.x.shape[1] == 1 else values.transpose(0, 2, 1)}
+
+
+def _rows_of(energy: Bound) -> Energy:
+    """The energy of one context for rows of any dtype, as a grid has them."""
+    return lambda x: energy(x.to(energy.given)).cpu()
+
+
+# ---- numbers and words
+
+
+def _scores(run: Run, judged: ConditionalLogProb | None, validation: Pairs, seed: int) -> dict[str, float]:
+    scores: dict[str, float] = {}
+    if judged is not None:
+        mean, error = judged.mean_and_error()
+        scores |= {"log_likelihood": mean, "log_likelihood_se": error, "cross_entropy": -mean}
+        z = judged.log_partition
+        if not run.normalised:
+            scores["ess_proposal"] = float((z.ess / z.draws).mean())
+    rows = _chosen(run, validation, seed)
+    if "proposal" in run.players and not run.normalised:
+        with torch.no_grad():
+            scores["proposal_log_likelihood"] = float(
+                log_prob_of(run.players["proposal"], rows).double().mean()
+            )
+    if _can_sample(run):
+        scores["energy_distance"] = _pair_distance(run, rows, seed)
+    return scores
+
+
+def _pair_distance(run: Run, rows: Pairs, seed: int) -> float:
+    """Energy distance of (context, sample) to (context, datum), every number in its standard deviations."""
+    drawn = run.sample(1, given=rows.given, seed=derive(seed, "distance")).x[:, 0]
+    sides = [torch.cat([rows.given.flatten(1), x.flatten(1)], 1).double() for x in (drawn, rows.x)]
+    scale = sides[1].std(0).clamp(min=1e-12)
+    return float(energy_distance(sides[0] / scale, sides[1] / scale))
+
+
+def _diagnosis(run: Run, judged: ConditionalLogProb | None, own: ConditionalLogProb | None) -> list[Finding]:
+    facts = Facts(
+        method=run.method,
+        steps=int(run.history[-1]["step"]) if run.history else None,
+        negatives_per_datum=run.config.get("method", {}).get("negatives_per_datum"),
+        **_held_out(judged, own),
+    )
+    findings = diagnose(run.history, facts)
+    if judged is not None and judged.log_partition.warnings:
+        text = "log Z of contexts should not be trusted: " + "; ".join(judged.log_partition.warnings) + "."
+        worst: dict[str, Any] = {"least_ess": float(judged.log_partition.ess.min())}
+        advice = "Train the proposal longer or give it more capacity; ask for more draws."
+        findings.append(Finding("log-z-doubtful", "warning", text, worst, advice))
+    return findings
+
+
+def _held_out(judged: ConditionalLogProb | None, own: ConditionalLogProb | None) -> dict[str, Any]:
+    """How much more likely training pairs are than held-out ones."""
+    if judged is None or own is None:
+        return {}
+    (held, held_se), (trained, trained_se) = judged.mean_and_error(), own.mean_and_error()
+    return {"held_out_energy_gap": trained - held, "held_out_energy_gap_se": math.hypot(held_se, trained_se)}
+
+
+# ---- files
+
+
+def _write(run: Run, train: Pairs, shown: Shown | None) -> None:
+    from metastable.report import write_report
+
+    assert run.folder is not None
+    np.savez_compressed(run.folder / "figures.npz", **(shown.arrays if shown else {}))  # pyright: ignore
+    write_json(run.folder / "summary.json", run.summary())
+    write_report(run.folder)

@@ -1,0 +1,27 @@
+"""Functions of many rows in memory that does not grow with their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+NUMBERS = 1 << 20
+"""Numbers of input in one part: a thousand small images, or half a million points of the plane."""
+
+
+def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, numbers: int = NUMBERS) -> Tensor:
+    """`function`, `(B, *event)` to `(B, …)`, over the rows of `x`, a part at a time and without gradients.
+
+    >>> in_parts(lambda part: part.sum(1), torch.ones(5, 2), numbers=4)
+    tensor([2., 2., 2., 2., 2.])
+    """
+    rows = max(1, numbers // max(1, x[:1].numel()))
+    with torch.no_grad():
+        return torch.cat([function(part).detach() for part in x.split(rows)])
+
+
+def energies_of(energy: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Energies of the rows in float64, `(N,)`."""
+    return in_parts(energy, x).double()

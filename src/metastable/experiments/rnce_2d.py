@@ -1,0 +1,472 @@
+"""Conditional densities in the plane: ranking noise contrast beside flows, diffusions and IBC (Section 7.2).
+
+Six models of at most 22,000 parameters learn p(y | x) of a pinwheel, given its number of spokes, and of two
+spirals, given their length. Samples are compared with the truth by the Bhattacharyya coefficient of kernel
+densities, the smallest over contexts. What the paper cannot do is added: energies are normalised for each context
+by importance sampling from their proposal, which is held against an integral on a grid.
+
+The paper draws its spiral but does not define it; see `metastable.data.conditional_toy` for ours. Numbers of its
+Tables 1 and 2 stand in pictures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from metastable.api import fit
+from metastable.core.random import derive, generator
+from metastable.core.types import Energy, Pairs, bind
+from metastable.data import ConditionalToySet, Dataset, conditional_toy_set
+from metastable.energies.conditional import ConditionalNet
+from metastable.evaluation.bhattacharyya import bhattacharyya
+from metastable.evaluation.conditional import log_partition_given
+from metastable.evaluation.quadrature import log_partition_quadrature
+from metastable.kernels import ULA
+from metastable.methods import Method
+from metastable.methods.conditional_sampling import sample_from_proposal, sample_interpolating
+from metastable.methods.density import Density
+from metastable.methods.interpolating import InterpolatingNCE
+from metastable.methods.ranking import ImplicitBC, RankingNCE
+from metastable.proposals.cnf import InterpolantFlow
+from metastable.proposals.diffusion import Diffusion, DiffusionEnergy
+from metastable.proposals.encoders import Standardise
+from metastable.run import Run
+from metastable.training.config import Adam, Schedule
+
+from .base import Bench, Experiment, Row
+
+SETS = ("pinwheel", "spiral")
+"""Conditional toy sets, without the suffix `-given`."""
+MOST_PARAMETERS = 22_000
+SLACK = 0.003
+"""How far below R-NCE the coefficient of I-R-NCE may be: about the spread of one training to the next."""
+TRUTH, IBC, RNCE, IRNCE = "truth", "ibc", "r-nce", "i-r-nce"
+DENSITIES = ("nf", "diffusion", "diffusion-phi")
+GOOD = (*DENSITIES, RNCE)
+"""Models that the paper finds indistinguishable."""
+MODELS = (IRNCE, RNCE, IBC, *DENSITIES)
+"""Those that take longest first, so that no process waits for the last of them."""
+
+
+# ---- the models
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: which model, on which set, from which seed, with the settings of the scale."""
+
+    model: str
+    toy: str
+    repeat: int
+    seed: int
+    device: str
+    settings: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["settings"][name]
+        except KeyError:
+            raise AttributeError(f"the settings of this scale have no {name!r}") from None
+
+
+def toy_of(name: str) -> ConditionalToySet:
+    """The conditional toy set behind a short name."""
+    return conditional_toy_set(f"{name}-given")
+
+
+def build(job: Job, pairs: Pairs) -> tuple[nn.Module, Method]:
+    """The model, on the data's moments, and the method that trains it."""
+    shape, context = tuple(pairs.x.shape[1:]), tuple(pairs.given.shape[1:])
+    if job.model in DENSITIES:
+        return _density(job, shape, context, pairs), Density()
+    width = job.width if job.model == IBC else job.energy_width
+    energy = ConditionalNet(
+        shape,
+        context,
+        width,
+        depth=8,
+        time=job.model == IRNCE,
+        data=pairs,
+        inflate=job.inflate,
+        seed=job.seed,
+    )
+    if job.model == IBC:
+        return energy, ImplicitBC(negatives_per_datum=job.ibc_negatives)
+    proposal = {"name": "interpolant", "width": job.proposal_width, "layers": 3}
+    proposal |= {"alpha": job.alpha, "times": job.times, **job.ode}
+    turns = {"proposal_steps": job.turns[0], "energy_steps": job.turns[1]}
+    settings = {"proposal": proposal, "negatives_per_datum": job.negatives, **turns}
+    if job.model == RNCE:
+        return energy, RankingNCE(**settings)
+    return energy, InterpolatingNCE(times=job.times, **settings)
+
+
+def _density(job: Job, shape: tuple[int, ...], context: tuple[int, ...], pairs: Pairs) -> nn.Module:
+    layers = {"width": job.width, "layers": 8, "seed": job.seed}
+    if job.model == "nf":
+        encoder = Standardise(context, pairs.given)
+        settings = {"field": "residual", "encoder": encoder, "alpha": job.alpha}
+        return InterpolantFlow(shape, context, data=pairs.x, **settings, **layers)
+    kind = Diffusion if job.model == "diffusion" else DiffusionEnergy
+    return kind(shape, context, data=pairs, **layers)
+
+
+def updates(job: Job) -> int:
+    """How many updates give every energy `energy_steps` of its own; a density has as many as it is cheap."""
+    if job.model in DENSITIES:
+        return job.density_steps
+    if job.model == IBC or job.turns == (1, 1):
+        return job.energy_steps
+    proposal, energy = job.turns
+    return job.energy_steps // energy * (proposal + energy)
+
+
+def train(job: Job, pairs: Pairs) -> Run:
+    """The model after its training, on the job's device."""
+    model, method = build(job, pairs)
+    return fit(
+        model,
+        Dataset.of(pairs.x, job.toy, given=pairs.given),
+        method,
+        updates(job),
+        seed=job.seed,
+        batch_size=job.batch * (job.times if job.model in DENSITIES else 1),
+        optimiser=Adam(job.rate),
+        schedule=Schedule(job.schedule),
+        device=job.device,
+        evaluate=False,
+    )
+
+
+def draw(job: Job, run: Run, given: Tensor, rng: torch.Generator) -> Tensor:
+    """Samples for each context, `(C, n, 2)`: by the ODE of a density, by Algorithm 2 or 4 of an energy."""
+    energy: Any = run.energy
+    if job.model in DENSITIES:
+        energy.steps = job.heun_steps
+        return energy.sample(job.samples, rng, given)
+    proposal: Any = run.players["proposal"]
+    proposal.steps = job.heun_steps
+    if job.model == IRNCE:
+        settings = {"t_low": job.t_low, "evaluations": job.chain_steps, "eta": job.eta}
+        return sample_interpolating(energy, proposal, job.samples, given, rng, **settings).x
+    kernel = ULA(job.eta)
+    return sample_from_proposal(
+        energy, proposal, job.samples, given, rng, kernel=kernel, steps=job.chain_steps
+    ).x
+
+
+# ---- likelihoods
+
+
+class Likelihood(NamedTuple):
+    """Mean log p(y | x) on fresh data over contexts; of an energy, log Z of each by sampling and by a grid."""
+
+    mean: float
+    log_z: tuple[float, ...]
+    log_z_grid: tuple[float, ...]
+
+
+def on_grid(energy: Any, given: Tensor, box: float, points: int, t: float | None) -> float:
+    """log ∫ exp(−E(y | given)) dy over [−box, box]² for one context, `(1, *context)`."""
+    bound: Energy = bind(energy, given, t)
+
+    def value(y: Tensor) -> Tensor:
+        return bound(y.to(given)).double().cpu()
+
+    return log_partition_quadrature(value, [(-box, box)] * 2, points)
+
+
+@torch.no_grad()
+def likelihood(job: Job, run: Run, given: Tensor, rng: torch.Generator) -> Likelihood:
+    """Of `tested` fresh events for each context."""
+    toy = toy_of(job.toy)
+    y = torch.stack([toy.sample_given(v, job.tested, seed=derive(job.seed, "test")) for v in toy.values]).to(
+        given
+    )
+    energy: Any = run.energy
+    if job.model in DENSITIES:
+        return Likelihood(float(energy.log_prob(y, given).mean()), (), ())
+    t = 1.0 if job.model == IRNCE else None
+    proposal = run.players["proposal"]
+    if job.model != IBC:
+        proposal.steps, proposal.scored = job.z_ode  # pyright: ignore
+    z = log_partition_given(
+        energy, proposal, given, job.draws, rng, std_error=job.z_error, most=job.most_draws, t=t
+    )
+    grid = [on_grid(energy, row[None], job.box, job.points, t) for row in given]
+    E = bind(energy, given, t)(y.flatten(0, 1)).view(y.shape[:2]).double()
+    mean = float((-E - z.value[:, None]).mean())
+    return Likelihood(mean, tuple(z.value.tolist()), tuple(grid))
+
+
+# ---- one model from data to numbers
+
+
+class Outcome(NamedTuple):
+    """What a training gave."""
+
+    job: Job
+    samples: np.ndarray  # (contexts, n, 2)
+    parameters: int
+    likelihood: Likelihood
+    seconds: tuple[float, float]  # training, then sampling and the rest
+
+
+def learn(job: Job) -> Outcome:
+    """Data, training, samples, likelihood."""
+    toy = toy_of(job.toy)
+    began = time.perf_counter()
+    run = train(job, toy.sample(job.rows, seed=derive(job.seed, "data")))
+    trained = time.perf_counter()
+    given = torch.stack([toy.context(value) for value in toy.values]).to(job.device)
+    rng = generator(derive(job.seed, "draws"), job.device)
+    with torch.no_grad():
+        x = draw(job, run, given, rng)
+    found = likelihood(job, run, given, rng)
+    parameters = sum(p.numel() for player in run.players.values() for p in player.parameters())
+    seconds = trained - began, time.perf_counter() - trained
+    return Outcome(job, x.cpu().numpy(), parameters, found, seconds)
+
+
+def jobs(bench: Bench) -> list[Job]:
+    """All trainings; IBC more than once, for its spread."""
+    made = []
+    for model in MODELS:
+        for toy in SETS:
+            for r in range(bench.repeats if model == IBC else 1):
+                seed = derive(bench.seed, "rnce-2d", toy, model, r) % 2**31
+                made.append(Job(model, toy, r, seed, bench.device, bench.settings))
+    return made
+
+
+def learn_all(bench: Bench) -> list[Outcome]:
+    """Every job, `workers` at a time: small networks keep one core busy, and no more than that."""
+    todo = jobs(bench)
+    if bench.workers == 1:
+        return [_told(bench, learn(job)) for job in todo]
+    with ProcessPoolExecutor(
+        bench.workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        futures: list[Future[Outcome]] = [pool.submit(learn, job) for job in todo]
+        return [_told(bench, future.result()) for future in as_completed(futures)]
+
+
+def _told(bench: Bench, outcome: Outcome) -> Outcome:
+    job, (training, rest) = outcome.job, outcome.seconds
+    bench.say(
+        f"{job.toy}, {job.model}: {updates(job)} updates in {training:.0f} s, all else in {rest:.0f} s, "
+        f"{outcome.parameters} parameters, log-likelihood {outcome.likelihood.mean:.3f}"
+    )
+    return outcome
+
+
+# ---- numbers
+
+
+class Overlaps(NamedTuple):
+    """The smallest coefficient over contexts: of each model's trainings, and of a second true sample."""
+
+    by_model: dict[str, list[float]]
+    ceiling: float
+
+
+def overlaps(toy: ConditionalToySet, outcomes: Iterable[Outcome], n: int, seed: int) -> Overlaps:
+    """Each sample against one true sample of the same size."""
+    truth, second = ([toy.sample_given(v, n, seed=derive(seed, name)) for v in toy.values] for name in "ab")
+    found: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.job.model, []).append(least(torch.from_numpy(outcome.samples), truth))
+    return Overlaps(found, least(second, truth))
+
+
+def least(samples: Iterable[Tensor], truth: Iterable[Tensor]) -> float:
+    """The smallest coefficient over contexts."""
+    return min(bhattacharyya(x, y) for x, y in zip(samples, truth, strict=True))
+
+
+def overlap_rows(bench: Bench, toy: str, found: Overlaps) -> Iterator[Row]:
+    """Each model against its goal, I-R-NCE against R-NCE, and IBC against all others."""
+    of = {model: float(np.mean(values)) for model, values in found.by_model.items()}
+    for model in sorted(of, key=[*GOOD, IRNCE, IBC].index):
+        goal = (">=", bench.least_bc) if model in GOOD and bench.least_bc else (None, None)
+        yield Row(f"bc/{model}/{toy}", of[model], *goal)
+    yield Row(f"bc/{TRUTH}/{toy}", found.ceiling)
+    judged = bench.least_bc is not None
+    yield Row(f"bc_gain/{IRNCE}/{toy}", of[IRNCE] - of[RNCE], *((">=", -SLACK) if judged else (None, None)))
+    spread = max(found.by_model[IBC]) - min(found.by_model[IBC])
+    margin = min(value for model, value in of.items() if model != IBC) - of[IBC]
+    yield Row(f"bc_margin/{IBC}/{toy}", margin, *((">=", spread) if judged else (None, None)))
+
+
+def other_rows(toy: str, outcomes: Sequence[Outcome], seed: int) -> Iterator[Row]:
+    """log Z by sampling against the grid, and likelihoods."""
+    first = {o.job.model: o for o in outcomes if o.job.repeat == 0}
+    for model in (RNCE, IRNCE):
+        z, grid = (np.array(v) for v in first[model].likelihood[1:])
+        yield Row(f"log_z_gap/{model}/{toy}", float(np.abs(z - grid).max()), "<=", 0.02)
+    for model in (*GOOD, IRNCE, IBC):
+        yield Row(f"log_likelihood/{model}/{toy}", first[model].likelihood.mean)
+    yield Row(f"log_likelihood/{TRUTH}/{toy}", true_likelihood(toy_of(toy), seed))
+
+
+def size_rows(outcomes: Sequence[Outcome]) -> Iterator[Row]:
+    """Parameters of each model with its proposal, on the set where there are more of them."""
+    for model in (*GOOD, IRNCE, IBC):
+        most = max(o.parameters for o in outcomes if o.job.model == model)
+        yield Row(f"parameters/{model}", most, "<=", MOST_PARAMETERS)
+
+
+def true_likelihood(toy: ConditionalToySet, seed: int, n: int = 4096) -> float:
+    """𝔼 log p(y | x) under the truth, averaged over contexts: what no model exceeds but by chance."""
+    each = [toy.log_density(toy.sample_given(v, n, seed=derive(seed, "test")), v).mean() for v in toy.values]
+    return float(torch.stack(each).mean())
+
+
+def body(bench: Bench) -> list[Row]:
+    """Every model on both sets."""
+    outcomes = learn_all(bench)
+    rows: list[Row] = []
+    others: list[Row] = []
+    for name in SETS:
+        toy, own = toy_of(name), [o for o in outcomes if o.job.toy == name]
+        seed = derive(bench.seed, "truth") % 2**31
+        rows += overlap_rows(bench, name, overlaps(toy, own, bench.samples, seed))
+        others += other_rows(name, own, seed)
+        _draw_samples(bench, name, own, seed)
+    return [*rows, *others, *size_rows(outcomes)]
+
+
+# ---- pictures
+
+
+TITLES: Mapping[str, str] = {
+    TRUTH: "truth",
+    "nf": "NF",
+    "diffusion": "Diffusion",
+    "diffusion-phi": "Diffusion-φ",
+    RNCE: "R-NCE",
+    IRNCE: "I-R-NCE",
+    IBC: "IBC",
+}
+
+
+def _draw_samples(bench: Bench, name: str, outcomes: Iterable[Outcome], seed: int) -> None:
+    """Two-dimensional histograms of 64 bins, a row for each context and a column for each model, as Table 1."""
+    from metastable.report.figures import density_colours, new_figure, save_figure
+
+    toy = toy_of(name)
+    samples = {o.job.model: o.samples for o in outcomes if o.job.repeat == 0}
+    samples[TRUTH] = np.stack(
+        [toy.sample_given(v, bench.samples, seed=derive(seed, "a")) for v in toy.values]
+    )
+    figure = new_figure(1.55 * len(TITLES), 1.62 * len(toy.values))
+    axes = figure.subplots(len(toy.values), len(TITLES), squeeze=False)
+    edges = np.linspace(-4, 4, 65)
+    for column, (model, title) in enumerate(TITLES.items()):
+        for row, value in enumerate(toy.values):
+            ax = axes[row, column]
+            counts, *_ = np.histogram2d(*samples[model][row].T, bins=(edges, edges))
+            top = np.quantile(counts[counts > 0], 0.98)
+            ax.imshow(
+                counts.T, origin="lower", extent=(-4, 4, -4, 4), vmin=0, vmax=top, cmap=density_colours()
+            )
+            ax.set(xticks=[], yticks=[])
+            if row == 0:
+                ax.set_title(title)
+            if column == 0:
+                ax.set_ylabel(f"{value:g}")
+    figure.supylabel("spokes" if name == "pinwheel" else "degrees")
+    save_figure(figure, bench.folder / f"samples-{name}.png")
+
+
+SHARED = {
+    "rows": 50_000,
+    "batch": 128,
+    "rate": 3e-3,
+    "schedule": "cosine",
+    "width": 56,
+    "energy_width": 48,
+    "proposal_width": 64,
+    "inflate": 1.0,
+    "alpha": 4.0,
+    "negatives": 9,
+    "times": 4,
+    "t_low": 0.5,
+    "eta": 1e-3,
+    "box": 8.0,
+    "points": 401,
+    "z_error": 0.004,
+    "most_draws": 2**17,
+}
+"""What all scales have in common: Appendix B.2 but for rate, schedule, widths, inflate and times."""
+
+EXPERIMENT = Experiment(
+    name="rnce-2d",
+    title="Conditional densities in the plane: R-NCE beside flows, diffusions and IBC (Tables 1 and 2)",
+    paper="Singh, Tu, Sindhwani, TMLR 2024, Section 7.2 and Appendix B.2",
+    scales={
+        "smoke": SHARED
+        | {
+            "workers": 1,
+            "rows": 10_000,
+            "density_steps": 300,
+            "energy_steps": 60,
+            "turns": (1, 1),
+            "ode": {"steps": 8, "scored": 5},
+            "ibc_negatives": 9,
+            "repeats": 2,
+            "samples": 512,
+            "heun_steps": 24,
+            "z_ode": (16, 9),
+            "chain_steps": 60,
+            "tested": 200,
+            "draws": 2048,
+            "points": 201,
+            "least_bc": None,
+        },
+        "cpu": SHARED
+        | {
+            "workers": 2,
+            "density_steps": 16_000,
+            "energy_steps": 6000,
+            "turns": (1, 1),
+            "ode": {"steps": 12, "scored": 7},
+            "ibc_negatives": 63,
+            "repeats": 3,
+            "samples": 4096,
+            "heun_steps": 128,
+            "z_ode": (48, 32),
+            "chain_steps": 1000,
+            "tested": 2000,
+            "draws": 8192,
+            "least_bc": 0.97,
+        },
+        "gpu": SHARED
+        | {
+            "workers": 6,
+            "density_steps": 20_000,
+            "energy_steps": 20_000,
+            "turns": (5, 5),
+            "ode": {"steps": 16, "scored": 9},
+            "ibc_negatives": 255,
+            "repeats": 3,
+            "samples": 8192,
+            "heun_steps": 512,
+            "z_ode": (64, 64),
+            "chain_steps": 1000,
+            "tested": 4096,
+            "draws": 16384,
+            "least_bc": 0.985,
+        },
+    },
+    body=body,
+)

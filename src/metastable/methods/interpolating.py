@@ -1,0 +1,204 @@
+"""Interpolating energies: ranking noise contrast at every time between noise and data.
+
+S. Singh, S. Tu, V. Sindhwani, *Revisiting energy based models as policies: ranking noise contrastive estimation and
+interpolating energy models*, TMLR 2024, Section 5 and Algorithm 3 (equation numbers of this file).
+
+| symbol | here |
+|---|---|
+| x, y | a row's context, where it has one, and its event |
+| m, t_ij ~ Λ | `times`, the law t = u^{1/α} with `alpha` |
+| I_t(z, y) | the flow's `interpolate` |
+| y_ij, **y**_ij | `Positioned.positives`, `(B, m, *event)`, and `Positioned.negatives`, `(B, m, K, *event)` |
+| K | `negatives_per_datum` |
+| p_ξ^t | `proposal`, a flow that can be cut at any t |
+| 𝓔_θ(x, y, t) | −E(y given x, t) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import (
+    ConfigError,
+    UnsupportedError,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+)
+from metastable.core.types import Pairs, Proposal, Walkers, events
+from metastable.proposals.choose import named_settings
+
+from .base import Context, Metrics, Nothing
+from .conditional_sampling import sample_interpolating
+from .ranking import Ranked, contexts, ranking_loss, ranking_metrics
+
+NAMED = ("interpolant",)
+ABILITIES = ("draw_times", "interpolate", "trajectories")
+"""What a flow must have beside a density: `InterpolantFlow` is such a one."""
+
+
+class Positioned(NamedTuple):
+    """Points of Algorithm 3, line 13, at m times for each datum.
+
+    Attributes:
+        t: `(B, m)`.
+        positives: I_t(z, y), `(B, m, *event)`.
+        negatives: K points of the flow's trajectories, `(B, m, K, *event)`.
+        log_prob: log p_ξ^t of the positives, then of their negatives, `(B, m, 1 + K)`.
+    """
+
+    t: Tensor
+    positives: Tensor
+    negatives: Tensor
+    log_prob: Tensor
+
+
+@dataclass(frozen=True)
+class InterpolatingNCE(Ranked):
+    """I-R-NCE, Algorithm 3: one energy E(y | x, t) for all times, ranked at each against the flow cut there.
+
+    At m times t ~ Λ of each datum y the point I_t(z, y) between noise and data is hidden among K points of the
+    flow's trajectories at t, and told from them by
+
+        log softmax(−E(·, t) − log p_ξ^t)    at I_t(z, y),                                                (5.4)
+
+    averaged over the times. One set of K trajectories serves all m times of a datum (Remark 5.1). The flow learns
+    beside the energy by its own regression (5.3), with m times for each datum as well. At t = 1 the energy is that
+    of the data; the others lead there when it is sampled. The logged `objective` is −log(K + 1) where energy and
+    flow are the same density at every t, and 0 is posterior collapse.
+
+    Energies without contexts are learned as well; the times of an update are then shared by all of its data.
+
+    Attributes:
+        proposal: `interpolant`, a table of it and its settings, or a module with `draw_times`, `interpolate` and
+            `trajectories` beside `sample` and `log_prob(x, given, at=t)`. By name it has the paper's 150 steps, of
+            which 15 have a divergence.
+        times: m, of a datum in the energy's loss and, by name, in the flow's.
+        alpha: α of the law of times of a flow by name.
+
+    Deviations: none but those of `RankingNCE`.
+
+    >>> InterpolatingNCE(times=0)
+    Traceback (most recent call last):
+    ...
+    metastable.core.errors.ConfigError: interpolating-nce.times: must be an integer of at least 1, got 0
+    """
+
+    proposal: str | Mapping[str, Any] | Proposal = "interpolant"
+    times: int = 5
+    alpha: float = 2.5
+
+    name: ClassVar[str] = "interpolating-nce"
+    timed: ClassVar[bool] = True
+    flow_settings: ClassVar[dict[str, Any]] = {"steps": 150, "scored": 15}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.proposal, (str, Mapping)):
+            field = f"{self.name}.proposal"
+            require_choice(field, named_settings(self.proposal, field)[0], NAMED)
+        require_count(f"{self.name}.times", self.times)
+        require_positive(f"{self.name}.alpha", self.alpha)
+        require(
+            not self.shared, f"{self.name}.shared", "left out: every datum has trajectories of its own", True
+        )
+
+    def _made(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+        own = {"times": self.times, "alpha": self.alpha, **self.flow_settings}
+        return super()._made(data, seed, **own, **settings)
+
+    def start(self, context: Context) -> Nothing:
+        """As of all ranking, for an energy that has a time and a flow that can be cut."""
+        missing = [name for name in ABILITIES if not hasattr(context.players["proposal"], name)]
+        if missing:
+            raise UnsupportedError(
+                f"{self.name}.proposal: must be a flow that can be cut at any time, such as 'interpolant'; this "
+                f"one has no {', no '.join(missing)}"
+            )
+        if not getattr(context.energy, "time", True):
+            raise UnsupportedError(
+                f"energy: {self.name!r} needs one with a time, E(y | x, t); build it with time=True"
+            )
+        return super().start(context)
+
+    # ---- one update
+
+    @torch.no_grad()
+    def negatives(
+        self, context: Context, state: Nothing, batch: Tensor | Pairs
+    ) -> tuple[Any, Nothing, Metrics]:
+        """Algorithm 3, line 13."""
+        if "energy" not in self.turns(context):
+            return None, state, {}
+        flow: Any = context.players["proposal"]
+        y, x = events(batch), contexts(batch)
+        m, K, rng = self.times, self.negatives_per_datum, context.rng
+        if x is None:
+            t = flow.draw_times((m,), rng)
+            negatives, log_prob_negatives = (_by_row(v, K) for v in flow.trajectories(K * len(y), t, rng))
+            t = t.expand(len(y), m)
+        else:
+            t = flow.draw_times((len(y), m), rng)  # t_ij ~ Λ
+            negatives, log_prob_negatives = flow.trajectories(K, t, rng, x)  # Remark 5.1
+        positives = flow.interpolate(y, t, rng)  # y_ij = I_t(z_ij, y_i)
+        log_prob = _log_prob(flow, positives, x, t)
+        self.require_density(context, log_prob, "points between noise and data")
+        self.require_density(context, log_prob_negatives, "negatives")
+        both = torch.cat([log_prob[..., None], log_prob_negatives], -1)
+        return Positioned(t, positives, negatives, both), state, {}
+
+    def loss(
+        self, context: Context, state: Nothing, player: str, batch: Tensor | Pairs, negatives: Any
+    ) -> tuple[Tensor, Metrics]:
+        """Line 14 for the energy, lines 2, 3 and 9 for the flow."""
+        if player == "proposal":
+            return self.proposal_loss(context, batch)
+        E = self._energies(context.energy, negatives, contexts(batch))  # (B, m, 1 + K)
+        r = self.scores(E, negatives.log_prob)
+        losses = ranking_loss(r[..., 0].flatten(), r[..., 1:].flatten(0, 1))  # (5.4)
+        metrics = ranking_metrics(losses, E[..., 0], E[..., 1:].flatten(0, 1), r[..., 1:].flatten(0, 1))
+        return losses.mean(), {**metrics, "proposal_nll": -negatives.log_prob[..., 0].mean()}
+
+    def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
+        """−E − log p_ξ^t."""
+        return -E - log_prob  # pyright: ignore
+
+    def _energies(self, energy: Any, points: Positioned, given: Tensor | None) -> Tensor:
+        """E of the positives, then of their negatives, `(B, m, 1 + K)`, in one call: a context is encoded once."""
+        y = torch.cat([points.positives[:, :, None], points.negatives], 2)
+        t = points.t[..., None].expand(y.shape[:3])
+        if given is None:
+            return energy(y.flatten(0, 2), None, t.flatten()).view(t.shape)
+        return energy(y.flatten(1, 2), given, t.flatten(1, 2)).view(t.shape)
+
+    def evaluations(self, context: Context, batch: int) -> int:
+        """One energy for each datum and each negative at each time, where the energy has a turn."""
+        return self.times * super().evaluations(context, batch)
+
+    def sample_given(
+        self, players: Mapping[str, Any], n: int, given: Tensor, rng: torch.Generator, **options: Any
+    ) -> Walkers:
+        """Algorithm 4; `options` are those of `sample_interpolating`."""
+        if "steps" in options:
+            raise ConfigError(
+                "steps", "an interpolating energy is sampled with evaluations=… gradients, not steps"
+            )
+        return sample_interpolating(players["energy"], players["proposal"], n, given, rng, **options)
+
+
+def _by_row(values: Tensor, K: int) -> Tensor:
+    """What trajectories have at m times, `(m, B·K, …)`, as `(B, m, K, …)`."""
+    return values.unflatten(1, (-1, K)).transpose(0, 1)
+
+
+def _log_prob(flow: Any, positives: Tensor, given: Tensor | None, t: Tensor) -> Tensor:
+    """log p_ξ^t at `(B, m, *event)`, each at its own time: `(B, m)`."""
+    if given is not None:
+        return flow.log_prob(positives, given, at=t)
+    return flow.log_prob(positives.flatten(0, 1), at=t.flatten()).view(t.shape)

@@ -1,0 +1,112 @@
+"""What stands between a context and a density that is given one: standardisation, and encoders that are shared.
+
+Conditional proposals and energies take an `encoder`, any callable from contexts `(B, *context)` to vectors
+`(B, c)`. A module becomes part of the density and learns with it. Two densities may share one: it is a part of the
+one that trains it, and `Borrowed` by the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import InputError
+
+Encoder = Callable[[Tensor], Tensor]
+"""From contexts `(B, *context)` to vectors `(B, c)`."""
+
+
+class Standardise(nn.Module):
+    """Flattened contexts with the mean 0 and the standard deviation 1 of `rows` in each coordinate.
+
+    Args:
+        shape: of one context.
+        rows: contexts, `(n, *context)`; their moments are kept in buffers. None only flattens.
+
+    >>> Standardise((1,), torch.tensor([[400.0], [800.0]]))(torch.tensor([[600.0]]))
+    tensor([[0.]])
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, shape: Sequence[int], rows: Tensor | None = None):
+        super().__init__()
+        mean, scale = moments(tuple(shape), rows, "given")
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+
+    def forward(self, given: Tensor) -> Tensor:
+        """`(B, *context)` to `(B, c)`."""
+        return (given.flatten(1) - self.mean) / self.scale
+
+
+class Borrowed:
+    """An encoder that another module owns: called without gradients, and neither registered, copied nor saved.
+
+    So its parameters belong to one player of a training only, whose loss alone moves them, and a checkpoint holds
+    them once.
+
+    Attributes:
+        module: the encoder.
+    """
+
+    def __init__(self, module: Encoder):
+        self.module = module
+
+    @torch.no_grad()
+    def __call__(self, given: Tensor) -> Tensor:
+        return self.module(given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Borrowed:
+        return self  # a copy of the borrower borrows from the same owner
+
+
+def moments(shape: tuple[int, ...], rows: Tensor | None, field: str = "data") -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each coordinate of `rows`, flattened; 0 and 1 without rows.
+
+    A coordinate that hardly varies is divided by a thousandth of the mean deviation instead of its own.
+    """
+    if rows is None:
+        mean = torch.zeros(shape).flatten()
+        return mean, torch.ones_like(mean)
+    if tuple(rows.shape[1:]) != shape or len(rows) < 2:
+        raise InputError(f"{field}: must have shape (n ≥ 2, {shape}), got {tuple(rows.shape)}")
+    flat = rows.detach().flatten(1)
+    spread = flat.std(0)
+    return flat.mean(0), spread.clamp(min=max(1e-3 * float(spread.mean()), 1e-6))
+
+
+def width_of(encoder: Encoder, shape: Sequence[int], default: Tensor) -> int:
+    """How long its vectors are, found by encoding a context of zeros, of the encoder's dtype and device.
+
+    These are those of its first parameter or buffer, and of `default` where it has none.
+    """
+    whole = encoder.module if isinstance(encoder, Borrowed) else encoder
+    tensors = [*whole.parameters(), *whole.buffers()] if isinstance(whole, nn.Module) else []
+    like = next((t for t in tensors if t.is_floating_point()), default)
+    with torch.no_grad():
+        code = encoder(like.new_zeros(1, *shape))
+    if code.dim() != 2 or len(code) != 1:
+        raise InputError(
+            f"encoder: must map contexts (B, *context) to vectors (B, c), got {tuple(code.shape)} for one context"
+        )
+    return code.shape[1]
+
+
+def require_contexts(given: Any, context_shape: tuple[int, ...] | None, rows: int, what: str) -> None:
+    """One context of the right shape for each of `rows` rows of events, or none where there are no contexts."""
+    if context_shape is None or given is None:
+        if (given is None) != (context_shape is None):
+            rule = "has no contexts, but some were given" if context_shape is None else "needs contexts"
+            raise InputError(f"given: {what} {rule} (its context_shape is {context_shape})")
+        return
+    if tuple(given.shape[1:]) != context_shape:
+        raise InputError(f"given: contexts must have shape {context_shape}, got {tuple(given.shape[1:])}")
+    if len(given) != rows:
+        raise InputError(
+            f"given: must be one for each of the {rows} rows of events, got {len(given)} contexts"
+        )

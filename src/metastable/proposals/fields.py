@@ -1,0 +1,375 @@
+"""Vector fields v(x, given, t) of continuous normalising flows, with their exact divergence.
+
+A field is asked 2N times along one trajectory. What does not change on the way is therefore computed once:
+the context's part by `encode`, the time's part by `clock`. `velocity` takes both; `field(x, given, t)` is all
+three.
+
+| paper | here |
+|---|---|
+| y_t, the event on its way | `x`, flattened: `(…, d)` |
+| x, the context | `given`, `(B, *context)`; `code` once encoded, which broadcasts against `(…, c)` |
+| t | `t`, which broadcasts against `(…)`; `clock` once embedded |
+| v_t(x, y) | `velocity(x, code, clock)`, `(…, d)` |
+| div_y v_t(x, y) | `divergence(x, code, clock)`, `(…)` |
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vmap
+from torch.nn.functional import linear, silu
+
+from metastable.core.errors import InputError, require_choice, require_count
+from metastable.core.random import seeded
+
+from .encoders import Encoder, width_of
+from .interpolants import Interpolant, interpolant_named
+
+
+class VectorField(nn.Module):
+    """A field whose context and time are prepared once; subclasses write `velocity`, and what they do better."""
+
+    def encode(self, given: Tensor) -> Tensor:
+        """What `velocity` needs of the contexts, `(B, *context)` to `(B, c)`."""
+        return given.flatten(1)
+
+    def clock(self, t: Tensor) -> Tensor:
+        """What `velocity` needs of the times, any shape; further dimensions may follow that of `t`."""
+        return t
+
+    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """v, of the shape of `x`, `(…, d)`."""
+        raise NotImplementedError
+
+    def divergence(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """Σ_i ∂v_i/∂x_i exactly, `(…)`: d Jacobian-vector products in one batch."""
+        basis = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+        def along(direction: Tensor) -> Tensor:
+            change = jvp(lambda y: self.velocity(y, code, clock), (x,), (direction.expand_as(x),))[1]
+            return (change * direction).sum(-1)
+
+        return vmap(along)(basis).sum(0)
+
+    def forward(self, x: Tensor, given: Tensor | None, t: Tensor | float) -> Tensor:
+        """v(x, given, t): x `(B, d)` or `(B, K, d)`, given `(B, *context)` or None, t a number or like x's rows."""
+        t = torch.as_tensor(t, dtype=x.dtype, device=x.device)
+        code = None if given is None else self.encode(given)
+        code = code[:, None] if code is not None and x.dim() == 3 else code
+        return self.velocity(x, code, self.clock(t))
+
+
+class PlainField(VectorField):
+    """Any callable `v(x, given, t)` as a field: x `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`."""
+
+    def __init__(self, function: Callable[..., Tensor]):
+        super().__init__()
+        self.function = function
+
+    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        return self.function(x, code, clock)
+
+
+class _Network(VectorField):
+    """What both networks share: where the context enters, and an encoder for it.
+
+    Args:
+        dim: d, of a flattened event.
+        context_shape: of one context; None without.
+        width: of the dense layers.
+        layers: dense layers, the first and the last included; `usual_layers` by default.
+        encoder: from `(B, *context)` to `(B, c)`, run once for each context; without one they are flattened.
+            A module is part of the field and learns with it; any other callable is not.
+        seed: of the initial weights; nothing global is touched.
+    """
+
+    usual_layers = 3
+
+    def __init__(
+        self,
+        dim: int,
+        context_shape: Sequence[int] | None = None,
+        *,
+        width: int = 64,
+        layers: int | None = None,
+        encoder: Encoder | None = None,
+        seed: int = 0,
+    ):
+        super().__init__()
+        require_count("field.dim", dim)
+        require_count("field.width", width)
+        layers = self.usual_layers if layers is None else layers
+        require_count("field.layers", layers, 2)
+        self.encoder = encoder
+        self.context_shape = None if context_shape is None else tuple(context_shape)
+        with seeded(seed):
+            self._build(dim, width, layers)
+            features = self._features()
+            self.from_context = nn.Linear(features, width, bias=False) if features else None
+
+    def _build(self, dim: int, width: int, layers: int) -> None:
+        raise NotImplementedError
+
+    def _features(self) -> int:
+        """Length of an encoded context."""
+        if self.context_shape is None:
+            return 0
+        if self.encoder is None:
+            return math.prod(self.context_shape)
+        return width_of(self.encoder, self.context_shape, torch.empty(0))
+
+    def encode(self, given: Tensor) -> Tensor:
+        """The context's share of the first layer, `(B, width)`."""
+        if self.from_context is None:
+            raise InputError("given: this field was built without contexts; set context_shape")
+        return self.from_context(given.flatten(1) if self.encoder is None else self.encoder(given))
+
+
+class ConcatSquash(_Network):
+    """Dense layers gated and shifted by time: h ← silu((W h + w) · sigmoid(g t + c) + b t + e), no silu at the end.
+
+    The layer of FFJORD, which the paper takes for proposals; the context joins the event before the first
+    layer. The last layer starts at zero, so the flow as the identity.
+
+    References:
+        W. Grathwohl, R. T. Q. Chen, J. Bettencourt, I. Sutskever, D. Duvenaud, *FFJORD: free-form continuous
+        dynamics for scalable reversible generative models*, ICLR 2019.
+
+    >>> field = ConcatSquash(2, (3,), width=8)
+    >>> field(torch.zeros(5, 4, 2), torch.zeros(5, 3), 0.5).shape
+    torch.Size([5, 4, 2])
+    """
+
+    def _build(self, dim: int, width: int, layers: int) -> None:
+        sizes = [dim, *[width] * (layers - 1), dim]
+        self.widths = sizes[1:]
+        self.dense = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(sizes))
+        self.gate = nn.Linear(1, sum(self.widths))
+        self.shift = nn.Linear(1, sum(self.widths))
+        with torch.no_grad():
+            for start in (*self.dense[-1].parameters(), self.shift.weight[-dim:], self.shift.bias[-dim:]):
+                start.zero_()
+
+    def clock(self, t: Tensor) -> Tensor:
+        """Gates, then shifts, of all layers, `(…, 2 Σ widths)`."""
+        t = t[..., None]
+        return torch.cat([self.gate(t).sigmoid(), self.shift(t)], -1)
+
+    def _layers(self, clock: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
+        gates, shifts = (half.split(self.widths, -1) for half in clock.chunk(2, -1))
+        return zip(self.dense, gates, shifts, strict=True)  # pyright: ignore
+
+    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """v, `(…, d)`."""
+        *inner, (last, gate_out, shift_out) = self._layers(clock)
+        for layer, gate, shift in inner:
+            x = layer(x) if code is None else layer(x) + code
+            x, code = silu(torch.addcmul(shift, x, gate)), None
+        return torch.addcmul(shift_out, last(x), gate_out)
+
+    def divergence(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """Σ_i ∂v_i/∂x_i, `(…)`.
+
+        With two or three layers, and a time that many rows share, the trace tr(W₃ D₂ W₂ D₁ W₁) is a form in
+        the slopes D that costs what a velocity costs, whatever the dimension. Otherwise the d directions of
+        the Jacobian are carried through the layers, `(…, d, width)`.
+        """
+        *inner, (last, gate_out, _) = self._layers(clock)
+        slopes = []
+        for layer, gate, shift in inner:
+            x = layer(x) if code is None else layer(x) + code
+            x, slope = _silu_and_slope(torch.addcmul(shift, x, gate))
+            slopes.append(slope * gate)
+            code = None
+        weights = [layer.weight for layer, _, _ in inner]
+        if len(slopes) == 1:
+            return ((slopes[0] @ (weights[0] * last.weight.T)) * gate_out).sum(-1)
+        if len(slopes) == 2 and _shared_by(gate_out, x) >= max(2, x.shape[-1] // len(last.weight)):
+            return _trace_of_three(weights[0], slopes[0], weights[1], slopes[1], last.weight, gate_out)
+        change = None
+        for weight, slope in zip(weights, slopes, strict=True):
+            change = _carried(change, weight, slope)
+        return _trace(change, last.weight, gate_out)  # pyright: ignore
+
+
+class ResidualField(_Network):
+    """Dense layers with residual connections, h ← h + silu(W h + w), after the paper's normalising flow (App. B.2).
+
+    Time is embedded by two dense layers of width 10 and joins event and context before the first layer. The
+    last layer starts at zero, so the flow as the identity.
+
+    >>> field = ResidualField(2, (3,), width=8, layers=8)
+    >>> field(torch.zeros(5, 2), torch.zeros(5, 3), 0.5).shape
+    torch.Size([5, 2])
+    """
+
+    usual_layers = 8
+
+    def _build(self, dim: int, width: int, layers: int) -> None:
+        self.embed = nn.Sequential(
+            nn.Linear(1, EMBEDDING), nn.SiLU(), nn.Linear(EMBEDDING, EMBEDDING), nn.SiLU()
+        )
+        self.from_time = nn.Linear(EMBEDDING, width, bias=False)
+        self.first = nn.Linear(dim, width)
+        self.inner = nn.ModuleList(nn.Linear(width, width) for _ in range(layers - 2))
+        self.last = nn.Linear(width, dim)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def clock(self, t: Tensor) -> Tensor:
+        """The time's share of the first layer, `(…, width)`."""
+        return self.from_time(self.embed(t[..., None]))
+
+    def _entry(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        return self.first(x) + (clock if code is None else clock + code)
+
+    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """v, `(…, d)`."""
+        h = silu(self._entry(x, code, clock))
+        for layer in self.inner:
+            h = h + silu(layer(h))
+        return self.last(h)
+
+    def divergence(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """Σ_i ∂v_i/∂x_i, `(…)`: the d directions of the Jacobian are carried through the layers."""
+        h, slope = _silu_and_slope(self._entry(x, code, clock))
+        change = _carried(None, self.first.weight, slope)
+        for layer in self.inner:
+            grown, slope = _silu_and_slope(layer(h))
+            h, change = h + grown, _grown(change, layer.weight, slope)  # pyright: ignore
+        return _trace(change, self.last.weight)
+
+
+EMBEDDING = 10
+"""Width of the layers that embed a time."""
+
+
+def _silu_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    share = x.sigmoid()
+    return x * share, share * (1 + x * (1 - share))
+
+
+def _carried(change: Tensor | None, weight: Tensor, slope: Tensor) -> Tensor:
+    """∂h/∂x after one more layer, `(…, d, width)`; `change` is that before it, None at the first layer."""
+    return slope[..., None, :] * (weight.T if change is None else linear(change, weight))
+
+
+def _grown(change: Tensor, weight: Tensor, slope: Tensor) -> Tensor:
+    """∂h/∂x after one more residual layer."""
+    return torch.addcmul(change, slope[..., None, :], linear(change, weight))
+
+
+def _trace(change: Tensor, weight: Tensor, gate: Tensor | None = None) -> Tensor:
+    """Σ_i gate_i Σ_k W_ik ∂h_k/∂x_i: of the last layer only the diagonal is needed."""
+    diagonal = torch.linalg.vecdot(change, weight)
+    return (diagonal if gate is None else diagonal * gate).sum(-1)
+
+
+def _shared_by(gate: Tensor, x: Tensor) -> int:
+    """How many consecutive rows of `x`, `(…, k)`, have one and the same `gate`, `(…, d)`."""
+    lead = (*[1] * (x.dim() - gate.dim()), *gate.shape[:-1])
+    own = max((i + 1 for i, size in enumerate(lead) if size > 1), default=0)
+    return math.prod(x.shape[own:-1]) if lead[:own] == tuple(x.shape[:own]) else 1
+
+
+def _trace_of_three(
+    first: Tensor, slope1: Tensor, second: Tensor, slope2: Tensor, third: Tensor, gate: Tensor
+) -> Tensor:
+    """Σ_jk D₂_j M_jk D₁_k with M_jk = W₂_jk Σ_i W₁_ki g_i W₃_ij: a matrix for each gate, a product for each row."""
+    shared = _shared_by(gate, slope1)
+    form = ((first * gate.reshape(-1, 1, gate.shape[-1])) @ third) * second.T  # (gates, k, j)
+    rows = slope1.reshape(-1, shared, slope1.shape[-1])
+    return torch.linalg.vecdot((rows @ form).view_as(slope2), slope2)
+
+
+class MixtureField(VectorField):
+    """The exact velocity between N(0, I) and a mixture Σ_k w_k N(μ_k, σ_k² I), and the exact density on the way.
+
+    On the way, component k is N(b μ_k, s_k² I) with s_k² = a² + b² σ_k², and
+
+        v_t(x) = Σ_k r_k(x) [b′ μ_k + (a a′ + b b′ σ_k²)/s_k² · (x − b μ_k)],
+
+    with r_k(x) the posterior of component k. It has nothing to learn: it is what a flow is tested with.
+
+    Args:
+        means: μ, `(M, d)`.
+        scales: σ, `(M,)`.
+        weights: positive numbers in the proportions of w; equal by default.
+        interpolant: `linear`, `trigonometric` or an `Interpolant`.
+
+    >>> field = MixtureField(torch.tensor([[-1.0], [1.0]]), torch.tensor([0.5, 0.5]), interpolant="linear")
+    >>> field(torch.zeros(1, 1), None, 0.5).item()  # symmetric
+    0.0
+    """
+
+    means: Tensor
+    variances: Tensor
+    log_weights: Tensor
+
+    def __init__(
+        self,
+        means: Tensor,
+        scales: Tensor,
+        weights: Tensor | None = None,
+        *,
+        interpolant: str | Interpolant = "trigonometric",
+    ):
+        super().__init__()
+        weights = torch.ones_like(scales) if weights is None else weights
+        if means.dim() != 2 or scales.shape != means.shape[:1] or weights.shape != scales.shape:
+            shapes = [tuple(value.shape) for value in (means, scales, weights)]
+            raise InputError(f"means, scales, weights: must have shapes (M, d), (M,) and (M,), got {shapes}")
+        if not bool((scales > 0).all() and (weights > 0).all()):
+            raise InputError("scales, weights: must be positive")
+        self.interpolant = interpolant_named(interpolant)
+        self.register_buffer("means", means.clone())
+        self.register_buffer("variances", scales.square())
+        self.register_buffer("log_weights", (weights / weights.sum()).log())
+
+    def _components(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x − b μ_k, `(…, M, d)`, s_k², `(…, M)`, and log(w_k N(x; b μ_k, s_k² I)), `(…, M)`."""
+        a, b = (value[..., None] for value in self.interpolant.coefficients(t))
+        spread = a.square() + b.square() * self.variances
+        centred = x[..., None, :] - b[..., None] * self.means
+        log_normal = -0.5 * (centred.square().sum(-1) / spread + x.shape[-1] * (2 * math.pi * spread).log())
+        return centred, spread, self.log_weights + log_normal
+
+    def log_prob(self, x: Tensor, t: Tensor | float = 1.0) -> Tensor:
+        """The exact log-density of I_t, `(…, d)` to `(…)`."""
+        return self._components(x, torch.as_tensor(t, dtype=x.dtype, device=x.device))[2].logsumexp(-1)
+
+    def _parts(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """r_k, the bracket and its slope in x, and ∇ log N(x; b μ_k, s_k² I): `(…, M)`, or `(…, M, d)`."""
+        centred, spread, log_joint = self._components(x, t)
+        (a, b), (da, db) = self.interpolant.coefficients(t), self.interpolant.derivatives(t)
+        growth = ((a * da)[..., None] + (b * db)[..., None] * self.variances) / spread
+        each = db[..., None, None] * self.means + growth[..., None] * centred
+        return log_joint.softmax(-1), each, growth, -centred / spread[..., None]
+
+    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """v, `(…, d)`."""
+        share, each, _, _ = self._parts(x, clock)
+        return (share[..., None] * each).sum(-2)
+
+    def divergence(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """div v, `(…)`, with ∇r_k = r_k (∇ log N_k − Σ_j r_j ∇ log N_j)."""
+        share, each, growth, score = self._parts(x, clock)
+        mean_score = (share[..., None] * score).sum(-2, keepdim=True)
+        return (share * (x.shape[-1] * growth + ((score - mean_score) * each).sum(-1))).sum(-1)
+
+
+FIELDS = {"concatsquash": ConcatSquash, "residual": ResidualField}
+
+
+def field_for(choice: str | VectorField | Callable[..., Tensor], dim: int, **settings: Any) -> VectorField:
+    """The field that `choice` names, a field itself, or any callable `v(x, given, t)`."""
+    if isinstance(choice, str):
+        require_choice("field", choice, FIELDS)
+        return FIELDS[choice](dim, **settings)
+    return choice if isinstance(choice, VectorField) else PlainField(choice)

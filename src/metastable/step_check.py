@@ -1,0 +1,208 @@
+"""Are negatives samples of the model? Chains with larger steps at the same temperature say.
+
+Appendix L of *Energy-based model training objective robust to inaccurate SGLD samples*, submission to ICLR 2025,
+compares histograms of f = −E over data, over the negatives of training, and over negatives resampled with four
+times the step size. A longer step changes nothing about what an exact sampler draws, so a histogram that moves with
+the step belongs to the sampler, not to the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.random import derive, generator
+from metastable.core.resampling import resample_indices
+from metastable.core.types import Pairs
+from metastable.evaluation.parts import energies_of
+from metastable.kernels import HMC, ULA, Kernel
+from metastable.kernels.base import StepKernel
+from metastable.methods import Context, Method
+from metastable.methods.base import ChainMethod, Metrics, Negatives, Objective
+from metastable.methods.contrastive import ExactDraws, FreshChains, move
+from metastable.methods.jarzynski import Jarzynski, JarzynskiState
+from metastable.methods.mixed import Mixed
+from metastable.walkers.starts import random_rows
+
+FACTOR = 4.0
+"""How much longer the steps are, in h."""
+CHAINS = 256
+SMALL, AT_ONCE = 200, 64
+"""Chains of more dimensions than the first run together as many as the second: what fitted in training fits now."""
+LEAST_STEPS = 20
+"""Steps of chains that go on from where training left them; one or two at a time would hardly move them."""
+DATA = 2000
+
+
+Change = Callable[[ChainMethod], ChainMethod | None]
+
+
+class Chains(NamedTuple):
+    """A method at the end of training, with what its chains see and where they are."""
+
+    method: Method
+    context: Context
+    state: Any
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """Energies E(x) of three kinds of events, each float64 `(n,)`; not finite where a chain ran away.
+
+    Attributes:
+        data: of the data.
+        negatives: of the negatives that the method would train with next.
+        larger: of negatives from the same chains with `FACTOR` times the step; None where they have no step size.
+        x: the negatives themselves, `(n, *event)`.
+        steps: how many steps the chains behind `larger` made.
+    """
+
+    data: Tensor
+    negatives: Tensor
+    larger: Tensor | None
+    x: Tensor
+    steps: int
+
+
+def step_check(chains: Chains, *, seed: int = 0) -> StepCheck | None:
+    """The three histograms of a trained method; None where its negatives do not come from chains.
+
+    Chains that begin afresh at every update (from data or noise) are run again with the same number of steps; those
+    that persist go on from where they are, for at least `LEAST_STEPS` steps.
+
+    Args:
+        chains: method, context and state as training left them; none of them is changed.
+        seed: of every random number.
+    """
+    method = chains.method
+    conditional = chains.context.given is not None and method.needs != "labels"
+    if conditional or not isinstance(method, (ChainMethod, Objective)):
+        return None
+    rng = generator(derive(seed, "step-check"), chains.context.data.device)
+    context = replace(chains.context, rng=rng, engine="eager")
+    x = _draw(_with_source(method, _few(context)), context, chains.state)
+    longer = _with_source(method, _longer(context))
+    moved = None if longer is None else _draw(longer, context, chains.state)
+    return StepCheck(
+        data=energies_of(context.energy, context.data[_rows(context, DATA)]),
+        negatives=energies_of(context.energy, x),
+        larger=None if moved is None else energies_of(context.energy, moved),
+        x=x,
+        steps=0 if longer is None else _source(longer).steps,
+    )
+
+
+def enlarged(kernel: Kernel, factor: float = FACTOR) -> Kernel | None:
+    """The kernel with `factor` times the h, at the same temperature; None where it has no step size.
+
+    Noise that was set apart from h grows with √h, as it does where it is not, and a bound on the drift h∇E with h.
+    HMC's ε is √(2h).
+
+    >>> enlarged(ULA(step_size=1.0, noise=0.01))
+    ULA(step_size=4.0, noise=0.02, drift_clip=None)
+    """
+    if not isinstance(kernel, StepKernel):
+        return None
+    if isinstance(kernel, HMC):
+        return replace(kernel, step_size=math.sqrt(factor) * kernel.step_size)
+    longer = replace(kernel, step_size=factor * kernel.step_size)
+    if not isinstance(longer, ULA):
+        return longer
+    noise = None if longer.noise is None else math.sqrt(factor) * longer.noise
+    clip = None if longer.drift_clip is None else factor * longer.drift_clip
+    return replace(longer, noise=noise, drift_clip=clip)
+
+
+def _source(method: Any) -> ChainMethod:
+    return _source(method.source) if isinstance(method, Objective) else method
+
+
+def _with_source(method: Any, change: Change) -> Any:
+    """The method with its chains changed; None where they cannot be. A loss may stand on another loss."""
+    if isinstance(method, Objective):
+        source = _with_source(method.source, change)
+        return None if source is None else replace(method, source=source)
+    return change(method)
+
+
+def _at_once(context: Context) -> int:
+    return CHAINS if context.data[0].numel() <= SMALL else AT_ONCE
+
+
+def _few(context: Context) -> Change:
+    """The same chains, as many as run together here."""
+
+    def change(source: ChainMethod) -> ChainMethod:
+        if isinstance(source, Mixed):
+            return replace(source, sources=tuple(change(part) for part in source.sources))
+        if isinstance(source, Jarzynski):  # its negatives are walkers that stand there already
+            return source
+        name = "batch" if "batch" in {f.name for f in fields(source)} else "walkers"
+        return replace(source, **{name: _at_once(context)})
+
+    return change
+
+
+def _longer(context: Context) -> Change:
+    """A few of the same chains with longer steps."""
+
+    def change(source: ChainMethod) -> ChainMethod | None:
+        if isinstance(source, Mixed):
+            parts = [change(part) for part in source.sources]
+            kept = tuple(part for part in parts if part is not None)
+            return replace(source, sources=kept) if len(kept) == len(parts) else None
+        kernel = None if isinstance(source, ExactDraws) else enlarged(source.moves)
+        if kernel is None:
+            return None
+        steps = source.steps if isinstance(source, FreshChains) else max(source.steps, LEAST_STEPS)
+        changes = {"step_size": None, "kernel": kernel, "steps": steps}
+        if isinstance(source, Jarzynski):
+            return _Moving(**{f.name: getattr(source, f.name) for f in fields(source)} | changes)
+        return replace(_few(context)(source), **changes)  # pyright: ignore
+
+    return change
+
+
+@dataclass(frozen=True)
+class _Moving(Jarzynski):
+    """Jarzynski's walkers, moved on under the parameters as they are."""
+
+    def negatives(
+        self, context: Context, state: JarzynskiState, batch: Any
+    ) -> tuple[Negatives, JarzynskiState, Metrics]:
+        """A few of them, with equal weights."""
+        walkers = Negatives(state.steering.x, state.steering.log_weight)
+        x, metrics = move(self, context, _equal(walkers, _at_once(context), context.rng))
+        return Negatives(x), state, metrics
+
+
+def _rows(context: Context, most: int) -> Tensor:
+    n = len(context.data)
+    return random_rows(n, min(n, most), context.rng, context.data.device)
+
+
+def _batch(context: Context, rows: Tensor) -> Any:
+    x = context.data[rows]
+    return x if context.given is None else Pairs(x, context.given[rows])
+
+
+def _draw(method: Method, context: Context, state: Any) -> Tensor:
+    """Negatives of as many updates as it takes, of all sets that they have, with equal weights."""
+    n, rounds = _at_once(context), []
+    for _ in range(CHAINS // n):
+        drawn: Any = method.negatives(context, state, _batch(context, _rows(context, n)))[0]
+        parts = [drawn] if isinstance(drawn, Negatives) else drawn
+        rounds += [_equal(part, n, context.rng) for part in parts]
+    return torch.cat(rounds)
+
+
+def _equal(negatives: Negatives, most: int, rng: torch.Generator) -> Tensor:
+    n = min(len(negatives.x), most)
+    if negatives.log_weight is None:
+        return negatives.x[random_rows(len(negatives.x), n, rng, negatives.x.device)]
+    return negatives.x[resample_indices(negatives.log_weight, n, scheme="systematic", rng=rng)]

@@ -1,0 +1,123 @@
+"""The pieces of jem-stability on courses whose answers are known, and a tiny run in which chains explode."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from metastable.cli.settings import method_of as method_from_settings
+from metastable.cli.settings import read_settings
+from metastable.experiments import jem_stability as stability
+from metastable.experiments.base import reproduce
+from metastable.experiments.jem_stability import CLASSIFIER, IN_SMALL, PUBLISHED, Course, Scenario
+from metastable.methods import Robust
+
+
+def course(accuracies: list[float], stopped: int | None = None, beta_o: float = 0.0) -> Course:
+    made = Course(beta_o, 0, stopped=stopped)
+    made.history = [
+        {"step": 10 * (k + 1), "test_accuracy": a, "grad_scale": 0.5, "negatives_ignored": 0.25}
+        for k, a in enumerate(accuracies)
+    ]
+    return made
+
+
+def test_accuracy_is_that_of_the_end_or_the_best_before_a_stop():
+    assert course([0.1] * 8 + [0.9, 0.8]).accuracy == pytest.approx(0.85)
+    assert course([0.1, 0.7, 0.2], stopped=30).accuracy == pytest.approx(0.7)
+    assert course([], stopped=3).accuracy == 0.0
+
+
+class Bench:
+    """Settings of a scale as attributes."""
+
+    def __init__(self, **settings: Any):
+        self.__dict__ |= {**stability.EXPERIMENT.scales["cpu"], "scale": "cpu", **settings}
+
+
+def test_rows_say_who_was_stopped_and_what_it_cost():
+    courses = {
+        ("digits", 2, CLASSIFIER): [course([0.95] * 5)] * 5,
+        ("digits", 2, 0.0): [course([0.6, 0.9], stopped=200)] * 4 + [course([0.92] * 5)],
+        ("digits", 2, 0.5): [course([0.945] * 5)] * 5,
+        ("digits", 2, 2.0): [course([0.93] * 5)] * 4 + [course([0.2], stopped=5)],
+    }
+    bench = Bench(data={"digits": (2,), "mnist": (2,)})
+    rows = {row.metric: row for row in stability.rows_of(bench, ["digits"], courses)}  # type: ignore
+    where = "digits/scenario_2"
+    assert rows[f"stopped/{where}/beta_o=0"].value == pytest.approx(0.8)
+    assert rows[f"stopped/{where}/beta_o=0.5"].value == 0
+    assert rows[f"stopped/{where}/beta_o=2"].value == pytest.approx(0.2)
+    assert rows[f"accuracy_lost/{where}/beta_o=0.5_to_classifier"].value == pytest.approx(0.005)
+    assert rows[f"accuracy_lost/{where}/beta_o=0.5"].value == pytest.approx(0.904 - 0.945)
+    assert rows[f"updates_made/{where}/beta_o=0"].value == 200
+    assert rows[f"grad_scale/{where}/beta_o=0.5"].value == 0.5
+    assert (rows["data_found/digits"].value, rows["data_found/mnist"].value) == (1, 0)
+    assert all(row.ok for row in rows.values())
+    courses["digits", 2, 0.5][0] = course([0.9], stopped=100)
+    worse = {row.metric: row for row in stability.rows_of(bench, ["digits"], courses)}  # type: ignore
+    assert not worse[f"stopped/{where}/beta_o=0.5"].ok
+
+
+@pytest.mark.parametrize("number", [1, 2, 6])
+def test_the_gpu_scale_is_the_preset_of_the_same_scenario(number):
+    bench, scenario = Bench(**stability.EXPERIMENT.scales["gpu"]), PUBLISHED[number]
+    settings = read_settings(f"jem-{number}")
+    preset: Any = method_from_settings(settings["method"])
+    ours: Any = stability.method_of(bench, scenario, 2.0)  # type: ignore
+    assert ours.source.source == preset.source.source
+    assert ours.beta_o(0, scenario.output_scale) == pytest.approx(2.0)
+    assert settings["energy"]["output_scale"] == scenario.output_scale
+    rate = settings["trainer"]["optimiser"]["learning_rate"]
+    assert bench.rate / scenario.slower == pytest.approx(rate)  # type: ignore
+    assert (bench.depth, bench.width) == (settings["energy"]["depth"], settings["energy"]["width"])  # type: ignore
+
+
+def test_plain_training_and_β_differ_in_nothing_else():
+    plain, robust = (stability.method_of(Bench(), IN_SMALL[2], b) for b in (0.0, 0.5))  # type: ignore
+    assert isinstance(plain.source, Robust)
+    assert dataclasses.replace(robust.source, beta=0.0) == plain.source  # type: ignore
+    assert stability.method_of(Bench(), IN_SMALL[2], CLASSIFIER).generative == 0  # type: ignore
+
+
+def test_digits_are_split_once_and_no_picture_is_on_both_sides():
+    task = stability.digits(0.2)
+    assert (len(task.train), len(task.test)) == (1438, 359)
+    again = stability.digits(0.2)
+    assert torch.equal(task.test.x, again.test.x)
+    kept = {row.numpy().tobytes() for row in task.train.x}
+    twins = sum(row.numpy().tobytes() in kept for row in task.test.x)
+    assert twins <= 2  # scikit-learn's set has a few pictures twice
+
+
+def test_a_tiny_run_counts_the_guards_stops_and_leaves_out_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("METASTABLE_DATA", str(tmp_path))
+    monkeypatch.setitem(IN_SMALL, 2, Scenario(2, alpha=1.0, output_scale=2e5, steps=1))  # a step of 100,000
+    small = dict(
+        data={"digits": (2,), "mnist": (2,)},
+        betas=(0.0, 0.5),
+        seeds=1,
+        steps=20,
+        batch=8,
+        buffer=16,
+        rate=1e-2,
+    )
+    scales = {"tiny": {**stability.EXPERIMENT.scales["cpu"], **small}}
+    said: list[str] = []
+    experiment = dataclasses.replace(stability.EXPERIMENT, scales=scales)
+    result = reproduce(experiment, "tiny", 0, tmp_path / "out", device="cpu", say=said.append)
+    got = {row.metric: row.value for row in result.rows}
+    assert got["stopped/digits/scenario_2/beta_o=0"] == 1
+    assert got["updates_made/digits/scenario_2/beta_o=0"] < 20
+    assert got["stopped/digits/scenario_2/beta_o=0.5"] == 0
+    assert got["data_found/mnist"] == 0
+    assert any(line.startswith("mnist is left out") for line in said)
+    assert 0 < got["accuracy/digits/scenario_2/classifier"] <= 1
+    assert {p.name for p in (tmp_path / "out").glob("*.png")} == {"stability-digits.png", "chains-digits.png"}
+    json.loads((tmp_path / "out" / "result.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert np.isfinite(list(got.values())).all()

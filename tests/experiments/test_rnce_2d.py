@@ -1,0 +1,114 @@
+"""rnce-2d by its pieces: sizes, the number of updates, what the rows ask for, a small training of each kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import z_limit
+
+from metastable.experiments import rnce_2d as rnce
+from metastable.experiments.base import Bench
+
+TINY = rnce.EXPERIMENT.scales["smoke"] | {
+    "rows": 500,
+    "batch": 16,
+    "density_steps": 3,
+    "energy_steps": 3,
+    "samples": 40,
+    "heun_steps": 4,
+    "z_ode": (8, 5),
+    "chain_steps": 6,
+    "tested": 20,
+    "draws": 512,
+    "z_error": None,
+    "points": 81,
+}
+
+
+def job(model: str, toy: str, **changes) -> rnce.Job:
+    return rnce.Job(model, toy, 0, 1, "cpu", TINY | changes)
+
+
+@pytest.mark.parametrize("scale", rnce.EXPERIMENT.scales)
+@pytest.mark.parametrize("toy", rnce.SETS)
+def test_every_model_is_within_its_size(scale, toy):
+    pairs = rnce.toy_of(toy).sample(50, seed=0)
+    for model in rnce.MODELS:
+        made, method = rnce.build(rnce.Job(model, toy, 0, 1, "cpu", rnce.EXPERIMENT.scales[scale]), pairs)
+        players = [made, *method.companions(made, pairs, None, 0).values()]
+        size = sum(p.numel() for player in players for p in player.parameters())
+        assert 0.8 * rnce.MOST_PARAMETERS < size <= rnce.MOST_PARAMETERS, model
+
+
+def test_updates_give_every_energy_its_steps():
+    grid = {"density_steps": 7, "energy_steps": 20_000}
+    assert rnce.updates(job("nf", "spiral", **grid)) == 7
+    for turns, outer in (((5, 5), 4000), ((5, 2), 10_000)):  # Appendix B.2
+        assert rnce.updates(job("r-nce", "spiral", turns=turns, **grid)) == outer * sum(turns)
+    assert rnce.updates(job("i-r-nce", "spiral", turns=(1, 1), **grid)) == 20_000
+    assert rnce.updates(job("ibc", "spiral", turns=(5, 2), **grid)) == 20_000
+
+
+@pytest.mark.parametrize("model", rnce.MODELS)
+def test_one_training_of_each_kind(model):
+    outcome = rnce.learn(job(model, "spiral"))
+    assert outcome.samples.shape == (3, 40, 2)
+    assert np.isfinite(outcome.samples).all()
+    assert np.isfinite(outcome.likelihood.mean)
+    assert len(outcome.likelihood.log_z) == (0 if model in rnce.DENSITIES else 3)
+    again = rnce.learn(job(model, "spiral"))
+    assert np.array_equal(outcome.samples, again.samples)
+
+
+def test_log_z_by_sampling_is_that_of_the_grid():
+    """A hardly trained energy is near its Gaussian base, and so is the proposal: weights hardly vary."""
+    own, toy = job("r-nce", "pinwheel", draws=4096), rnce.toy_of("pinwheel")
+    run = rnce.train(own, toy.sample(500, seed=0))
+    given = torch.stack([toy.context(v) for v in (4.0, 7.0, 4.0, 7.0)])
+    found = rnce.likelihood(own, run, given, torch.Generator().manual_seed(0))
+    gap = np.abs(np.array(found.log_z) - np.array(found.log_z_grid))
+    assert gap.max() < z_limit(4) * 0.02
+    assert abs(found.log_z_grid[0] - found.log_z_grid[2]) == 0
+
+
+def bench(folder: Path, **changes) -> Bench:
+    return Bench(TINY | {"least_bc": 0.97} | changes, "cpu", 0, "cpu", folder)
+
+
+GOOD = {"nf": [0.99], "diffusion": [0.985], "diffusion-phi": [0.98], "r-nce": [0.99], "i-r-nce": [0.989]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, set()),
+        ({"nf": [0.96]}, {"bc/nf/spiral"}),
+        ({"i-r-nce": [0.98]}, {"bc_gain/i-r-nce/spiral"}),
+        ({"ibc": [0.975, 0.97, 0.985]}, {"bc_margin/ibc/spiral"}),  # lowest on average, but within its spread
+        ({"ibc": [0.99, 0.99, 0.99]}, {"bc_margin/ibc/spiral"}),
+    ],
+)
+def test_rows_ask_for_what_the_paper_found(tmp_path, changes, wrong):
+    found = rnce.Overlaps({**GOOD, "ibc": [0.90, 0.91, 0.92], **changes}, 0.998)
+    rows = list(rnce.overlap_rows(bench(tmp_path), "spiral", found))
+    assert {row.metric for row in rows if not row.ok} == wrong
+    assert {row.metric: row.value for row in rows}["bc/truth/spiral"] == 0.998
+    silent = list(rnce.overlap_rows(bench(tmp_path, least_bc=None), "spiral", found))
+    assert all(row.relation is None for row in silent)
+
+
+def test_the_smallest_overlap_is_over_contexts():
+    toy = rnce.toy_of("pinwheel")
+    samples = np.stack([toy.sample_given(v, 300, seed=5).numpy() for v in toy.values])
+    lost = samples.copy()
+    lost[2] *= 0.3
+    none = rnce.Likelihood(0.0, (), ())
+    jobs = [dataclasses.replace(job("nf", "pinwheel"), repeat=r) for r in range(2)]
+    outcomes = [rnce.Outcome(j, x, 0, none, (0, 0)) for j, x in zip(jobs, (samples, lost), strict=True)]
+    good, bad = rnce.overlaps(toy, outcomes, 300, seed=0).by_model["nf"]
+    assert bad < 0.8 < good
+    assert rnce.overlaps(toy, [], 300, seed=0).ceiling > 0.95

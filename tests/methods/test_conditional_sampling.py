@@ -1,0 +1,298 @@
+"""Algorithms 2 and 4 with fields and energies in closed form: the law they end in, what they cost and refuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import assert_within, mean_and_error, z_limit, z_scores
+from torch import nn
+
+from metastable.core.errors import ConfigError, InputError
+from metastable.core.types import bind
+from metastable.kernels import HMC, MALA, ULA
+from metastable.methods import conditional_sampling as algorithms
+from metastable.methods.conditional_sampling import (
+    best_of,
+    follow_sde,
+    sample_from_proposal,
+    sample_interpolating,
+    split_evaluations,
+)
+from metastable.proposals import Gaussian, InterpolantFlow, MixtureField
+
+over = pytest.mark.parametrize
+GIVEN = torch.tensor([[-1.0], [2.0], [0.5]], dtype=torch.float64)
+SD = 0.5
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class GaussianPath:
+    """The exact flow from N(0, 1) to N(given, SD²) along I_t = (1 − t) z + t y, with the exact energies."""
+
+    event_shape, context_shape = (1,), (1,)
+
+    def moments(self, t, given):
+        return t * given[:, None], (1 - t) ** 2 + t**2 * SD**2
+
+    def sample(self, n, rng, given, *, until=1.0):
+        mean, variance = self.moments(until, given)
+        z = torch.randn((len(given), n, 1), generator=rng, dtype=torch.float64)
+        return mean + math.sqrt(variance) * z
+
+    def velocity(self, y, t, given):
+        mean, variance = self.moments(t, given)
+        return given[:, None] + (t * SD**2 - (1 - t)) / variance * (y - mean)
+
+    def energy(self, y, given, t):
+        t = t.view(-1, 1, 1)
+        return 0.5 * ((y - t * given[:, None]).square() / ((1 - t) ** 2 + t**2 * SD**2)).sum(-1)
+
+
+PATH = GaussianPath()
+
+
+def moments_of(y):
+    """Means and mean squares about the truth of each context, with their standard errors."""
+    centred = (y[..., 0] - GIVEN) / SD
+    mean, mean_se = mean_and_error(centred.T)
+    square, square_se = mean_and_error(centred.T.square())
+    return torch.cat([mean, square - 1]), torch.cat([mean_se, square_se])
+
+
+# ---- Algorithm 4
+
+
+@over("t_low", [0.0, 0.4, 0.9])
+def test_the_sde_keeps_the_law_of_the_path(t_low):
+    start = PATH.sample(4000, rng(1), GIVEN, until=t_low)
+    y = follow_sde(bind(PATH.energy, GIVEN, t_low), PATH, start, rng(2), t_low=t_low, steps=400, eta=0.5)
+    off, error = moments_of(y)
+    assert_within(off, torch.zeros(6), error)
+
+
+def mutant(monkeypatch, name):
+    """The SDE with one thing wrong."""
+    if name == "sign":
+        right = algorithms.energy_and_grad
+
+        def wrong(E, x):
+            return (lambda e: e._replace(grad=-e.grad))(right(E, x))
+
+        monkeypatch.setattr(algorithms, "energy_and_grad", wrong)
+    elif name == "no score":
+        right = algorithms.energy_and_grad
+
+        def none(E, x):
+            return (lambda e: e._replace(grad=0 * e.grad))(right(E, x))
+
+        monkeypatch.setattr(algorithms, "energy_and_grad", none)
+    else:  # √η for √(2η)
+        right = algorithms.normal_like
+        monkeypatch.setattr(algorithms, "normal_like", lambda x, g: right(x, g) / math.sqrt(2))
+
+
+@over("name", ["sign", "no score", "noise"])
+def test_an_sde_with_a_wrong_term_has_another_law(monkeypatch, name):
+    mutant(monkeypatch, name)
+    start = PATH.sample(4000, rng(1), GIVEN, until=0.4)
+    y = follow_sde(bind(PATH.energy, GIVEN, 0.4), PATH, start, rng(2), t_low=0.4, steps=400, eta=0.5)
+    off, error = moments_of(y)
+    assert float(z_scores(off, 0.0, error).max()) > 2 * z_limit(6)
+
+
+def test_the_energy_puts_a_wrong_field_right():
+    """A field that forgets the context: the flow alone ends at 0, the SDE with a large η at the context."""
+
+    class Forgetful(GaussianPath):
+        def velocity(self, y, t, given):
+            return super().velocity(y, t, torch.zeros_like(given))
+
+        def sample(self, n, rng, given, *, until=1.0):
+            return super().sample(n, rng, torch.zeros_like(given), until=until)
+
+    settings = {"t_low": 0.2, "evaluations": 600}
+    alone = sample_interpolating(PATH.energy, Forgetful(), 500, GIVEN, rng(), eta=0.0, **settings).x
+    helped = sample_interpolating(PATH.energy, Forgetful(), 500, GIVEN, rng(), eta=0.1, **settings).x
+    assert float((alone.mean(1) - GIVEN).abs().min()) > 0.4
+    assert float((helped.mean(1) - GIVEN).abs().max()) < 0.1
+
+
+MEANS = torch.tensor([[-2.0, 0.0], [2.0, 1.0], [0.0, -2.0]], dtype=torch.float64)
+SCALES = torch.tensor([0.4, 0.5, 0.3], dtype=torch.float64)
+WEIGHTS = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+NO_CONTEXT = torch.zeros(1, 1, dtype=torch.float64)
+
+
+class AnyContext(InterpolantFlow):
+    """A flow without contexts where one with them is asked for."""
+
+    def sample(self, n, rng, given=None, **options):
+        return super().sample(n, rng, **options)[None]
+
+    def velocity(self, x, t, given=None):
+        return super().velocity(x[0], t)[None]
+
+
+def mixture_flow():
+    field = MixtureField(MEANS, SCALES, WEIGHTS, interpolant="linear")
+    flow = AnyContext(2, field=field, interpolant="linear", steps=60).double()
+    return flow, lambda y, given, t: -field.log_prob(y, t.view(-1, 1))
+
+
+@over("kernel", [None, HMC(step_size=0.2, leapfrog=5)])
+def test_mode_weights_and_spreads_of_a_mixture(kernel):
+    flow, energy = mixture_flow()
+    walkers = sample_interpolating(
+        energy, flow, 4000, NO_CONTEXT, rng(3), t_low=0.3, evaluations=300, eta=0.02, kernel=kernel
+    )
+    y = walkers.x[0]
+    mode = torch.cdist(y, MEANS).argmin(1)
+    share, error = mean_and_error(torch.nn.functional.one_hot(mode, 3))
+    assert_within(share, WEIGHTS, error)  # modes are six standard deviations apart
+    for k in range(3):
+        square, error = mean_and_error(((y[mode == k] - MEANS[k]) / SCALES[k]).square().mean(1))
+        own_law = (
+            1 / (1 - 0.02 / (2 * float(SCALES[k]) ** 2)) if kernel is None else 1.0
+        )  # of ULA on N(0, σ²)
+        assert abs(float(square) - own_law) < z_limit(3) * float(error) + 0.02
+
+
+@over(
+    ("t_low", "kernel", "sde", "moves"),
+    [
+        (0.0, ULA(0.1), 100, 0),
+        (0.45, ULA(0.1), 55, 45),
+        (0.45, MALA(0.1), 55, 44),  # the gradient at the start is the 45th
+        (0.45, HMC(0.1, leapfrog=10), 59, 4),
+    ],
+)
+def test_the_budget_is_spent_exactly(t_low, kernel, sde, moves):
+    rows = []
+
+    def counted(y, given, t):
+        rows.append(y.shape[:2].numel())
+        return PATH.energy(y, given, t)
+
+    assert split_evaluations(100, t_low, kernel) == (sde, moves)
+    walkers = sample_interpolating(
+        counted, PATH, 7, GIVEN, rng(), t_low=t_low, evaluations=100, eta=0.01, kernel=kernel
+    )
+    assert sum(rows) == 100 * 7 * 3
+    assert walkers.info["evaluations"] == 100
+    assert (walkers.info["sde_steps"], walkers.info["chain_steps"]) == (sde, moves)
+
+
+def test_contexts_are_encoded_once():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoded = 0
+
+        def encode(self, given):
+            self.encoded += len(given)
+            return given
+
+        def score(self, x, code, t=None):
+            return PATH.energy(x, code, t)
+
+    energy = Counting()
+    sample_interpolating(energy, PATH, 5, GIVEN, rng(), t_low=0.5, evaluations=40, eta=0.01)
+    assert energy.encoded == len(GIVEN)
+
+
+@over("t_low", [1.0, -0.1, 1.5, math.nan])
+def test_a_time_outside_the_flow_is_refused(t_low):
+    with pytest.raises(ConfigError, match=r"t_low: must be a time from 0 to 1, and below 1"):
+        sample_interpolating(PATH.energy, PATH, 5, GIVEN, rng(), t_low=t_low)
+
+
+def test_a_kernel_that_does_not_fit_the_budget_is_refused():
+    with pytest.raises(ConfigError, match=r"of 100 only 50 are the chain's, and one move of 'hmc' needs 51"):
+        sample_interpolating(
+            PATH.energy, PATH, 5, GIVEN, rng(), t_low=0.5, evaluations=100, kernel=HMC(0.1, leapfrog=50)
+        )
+
+
+def test_a_negative_eta_is_refused():
+    with pytest.raises(ConfigError, match=r"eta: must be a finite number of at least 0, got -1"):
+        sample_interpolating(PATH.energy, PATH, 5, GIVEN, rng(), eta=-1, kernel=ULA(0.1))
+
+
+def test_an_sde_that_blows_up_names_time_and_context():
+    class Broken(GaussianPath):
+        def velocity(self, y, t, given):
+            v = super().velocity(y, t, given)
+            v[2] = math.nan if t >= 0.75 else v[2]
+            return v
+
+    with pytest.raises(InputError, match=r"left every finite region at t = 0\.755 for context 2"):
+        sample_interpolating(PATH.energy, Broken(), 5, GIVEN, rng(), t_low=0.5, evaluations=200, eta=0.01)
+
+
+# ---- Algorithm 2
+
+
+def test_chains_from_a_poor_proposal_reach_the_model():
+    def energy(y, given):
+        return 0.5 * ((y - given[:, None]) / SD).square().sum(-1)
+
+    q = Gaussian(torch.zeros(1, dtype=torch.float64), 3.0)
+    walkers = sample_from_proposal(energy, q, 2000, GIVEN, rng(5), steps=60)
+    assert walkers.x.shape == (3, 2000, 1)
+    assert walkers.log_weight.shape == (3, 2000)
+    assert walkers.ess == pytest.approx(6000)
+    assert 0.4 < float(walkers.info["acceptance"].min()) < 0.8
+    assert_within(moments_of(walkers.x)[0], torch.zeros(6), moments_of(walkers.x)[1])
+    start = sample_from_proposal(energy, q, 2000, GIVEN, rng(5), steps=0)
+    assert float(z_scores(moments_of(start.x)[0], 0.0, moments_of(start.x)[1]).max()) > 20
+
+
+def test_the_papers_langevin_step_and_a_time():
+    walkers = sample_from_proposal(PATH.energy, PATH, 3000, GIVEN, rng(6), kernel=ULA(0.005), steps=30, t=1.0)
+    off, error = moments_of(walkers.x)
+    assert_within(off[:3], torch.zeros(3), error[:3])
+    # the law of ULA on N(0, σ²) has variance σ²/(1 − h/(2σ²)); 30 steps are on the way there
+    assert float((off[3:] - 0.01).abs().max()) < z_limit(3) * float(error[3:].max()) + 0.01
+    assert walkers.info["evaluations"] == 30
+
+
+def test_walkers_of_one_context():
+    walkers = sample_from_proposal(PATH.energy, PATH, 20, GIVEN, rng(), kernel=MALA(0.05), steps=5, t=1.0)
+    assert walkers.of(1).resampled(7).x.shape == (7, 1)
+    with pytest.raises(InputError, match="several contexts"):
+        walkers.resampled(7)
+
+
+def test_chains_that_leave_name_the_context():
+    def energy(y, given):
+        return given[:, None, 0] * y.square().sum(-1) ** 2  # −y⁴ for the first context
+
+    with pytest.raises(InputError, match="for context 0"):
+        sample_from_proposal(
+            energy, Gaussian(torch.ones(1).double()), 5, GIVEN, rng(), kernel=ULA(0.5), steps=20
+        )
+
+
+# ---- choosing
+
+
+def test_the_best_of_several_has_the_lowest_energy():
+    y = PATH.sample(64, rng(), GIVEN)
+    best = best_of(PATH.energy, y, GIVEN, t=1.0)
+    assert torch.equal(best.place, (y - GIVEN[:, None]).abs()[..., 0].argmin(1))
+    assert torch.equal(best.x, y[torch.arange(3), best.place])
+    assert torch.allclose(best.energy, 0.5 * ((best.x - GIVEN) / SD).square()[:, 0])
+
+
+def test_candidates_of_other_contexts_and_nan_are_refused():
+    with pytest.raises(InputError, match="one for each of the 2 sets of candidates, got 3"):
+        best_of(PATH.energy, torch.zeros(2, 4, 1), GIVEN)
+    y = PATH.sample(4, rng(), GIVEN)
+    y[1, 2] = math.nan
+    with pytest.raises(InputError, match="context 1"):
+        best_of(PATH.energy, y, GIVEN, t=1.0)

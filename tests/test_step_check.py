@@ -1,0 +1,271 @@
+"""The look at negatives when training ends: whose energies, from which chains, at which step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import metastable as ms
+from metastable.evaluation.parts import energies_of
+from metastable.kernels import HMC, MALA, ULA, Gibbs
+from metastable.methods import (
+    AdaptiveNCE,
+    Context,
+    ContrastiveDivergence,
+    ExactDraws,
+    Jarzynski,
+    Mixed,
+    PersistentCD,
+    Robust,
+    ScoreMatching,
+    ShortRun,
+)
+from metastable.proposals import fit_gaussian
+from metastable.step_check import CHAINS, LEAST_STEPS, Chains, enlarged, step_check
+from tests.conftest import assert_within, mean_and_error, z_scores
+
+
+class Bell(nn.Module):
+    """E(x) = |x|²/2 with a parameter, so that it can be trained."""
+
+    event_shape = (2,)
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * self.scale * x.square().sum(1)
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        return torch.randn(n, 2, generator=rng)
+
+
+def trained(method, n: int = 500, spread: float = 1.0) -> Chains:
+    data = spread * torch.randn(n, 2, generator=torch.Generator().manual_seed(0))
+    energy = Bell()
+    rng = torch.Generator().manual_seed(1)
+    players = {"energy": energy, **method.companions(energy, data, fit_gaussian(data), 0)}
+    context = Context(energy, players, data, fit_gaussian(data), rng)
+    return Chains(method, context, method.start(context))
+
+
+# ------------------------------------------------------------------------------------------------ kernels
+
+
+@pytest.mark.parametrize(
+    ("kernel", "larger"),
+    [
+        (ULA(0.1), ULA(0.4)),
+        (ULA(1.0, noise=0.01, drift_clip=0.5), ULA(4.0, noise=0.02, drift_clip=2.0)),
+        (MALA(0.1), MALA(0.4)),
+        (HMC(0.1, leapfrog=3), HMC(0.2, leapfrog=3)),
+        (Gibbs(), None),
+    ],
+)
+def test_steps_grow_fourfold_at_the_same_temperature(kernel, larger):
+    found = enlarged(kernel)
+    assert found == larger
+    if larger is not None:
+        assert found.temperature == pytest.approx(kernel.temperature)
+
+
+# ------------------------------------------------------------------------------------------------- chains
+
+
+def test_chains_of_an_exact_sampler_do_not_change_with_the_step():
+    """MALA leaves exp(−E) invariant at any step: ½χ² with two degrees of freedom has mean 1, for all three."""
+    check = step_check(trained(PersistentCD(kernel=MALA(0.2), steps=5), n=2000))
+    assert check is not None
+    assert check.larger is not None
+    assert check.steps == LEAST_STEPS
+    for values in (check.data, check.negatives, check.larger):
+        mean, error = mean_and_error(values)
+        assert_within(mean, 1.0, error)
+    assert len(check.negatives) == len(check.larger) == len(check.x) == CHAINS
+    torch.testing.assert_close(check.negatives, energies_of(Bell(), check.x))
+
+
+def test_short_chains_from_far_away_come_nearer_with_longer_steps():
+    """x ← (1 − h)x + √(2h)ξ from N(0, s²): variance r²ᵏs² + (1 − r²ᵏ)·2h/(1 − r²), exact for both steps."""
+    steps, h, s = 5, 0.02, 6.0
+    check = step_check(trained(ShortRun(steps=steps, step_size=h), n=4000, spread=s))
+    assert check is not None
+    assert check.larger is not None
+    assert check.steps == steps
+
+    def mean_energy(h: float) -> float:
+        r = (1 - h) ** (2 * steps)
+        return r * s**2 + (1 - r) * 2 * h / (1 - (1 - h) ** 2)
+
+    for values, expected in ((check.negatives, mean_energy(h)), (check.larger, mean_energy(4 * h))):
+        mean, error = mean_and_error(values)
+        assert_within(
+            mean, expected, math.hypot(float(error), 0.05 * expected)
+        )  # the noise is fitted to data
+    mean, error = mean_and_error(check.larger)
+    assert float(z_scores(mean, mean_energy(h), error)) > 8  # chains at the old step would be seen
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ContrastiveDivergence(walkers=64),
+        ShortRun(steps=3),
+        PersistentCD(walkers=100, batch=16, rejuvenation=0.1),
+        Jarzynski(walkers=200, populations=4),
+        Jarzynski(walkers=200, populations=4, batch=20, gradient="batch"),
+        Mixed(sources=(PersistentCD(walkers=40), ShortRun(steps=2))),
+        Robust(source=Jarzynski(walkers=200, populations=4), beta=0.3),
+        Robust(source=ShortRun(steps=3), beta=(0.1, 0.5)),
+        AdaptiveNCE(source=PersistentCD(walkers=40)),
+    ],
+    ids=lambda m: m.name,
+)
+def test_every_method_with_chains_is_looked_at_and_left_alone(method):
+    chains = trained(method)
+    before = chains.context.rng.get_state()
+    check = step_check(chains, seed=3)
+    assert check is not None
+    assert check.larger is not None
+    assert torch.equal(chains.context.rng.get_state(), before)
+    assert all(v.isfinite().all() for v in (check.data, check.negatives, check.larger))
+    again = step_check(chains, seed=3)
+    assert again is not None
+    assert again.larger is not None
+    assert torch.equal(check.larger, again.larger)
+    assert not torch.equal(check.larger[: len(check.negatives)], check.negatives[: len(check.larger)])
+
+
+def test_a_loss_on_a_loss_and_labels_are_looked_through():
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    energy = ms.energies.JointEnergy(nn.Linear(2, 3), output_scale=2.0)
+    source = Robust(source=PersistentCD(walkers=50, batch=8, steps=2), beta=0.1)
+    method = ms.methods.JEM(source=source)
+    rng = torch.Generator().manual_seed(1)
+    labels = torch.arange(60) % 3
+    context = Context(energy, {"energy": energy}, x, fit_gaussian(x), rng, given=labels)
+    check = step_check(Chains(method, context, method.start(context)))
+    assert check is not None
+    assert check.larger is not None
+    assert check.steps == LEAST_STEPS
+
+
+def test_weighted_walkers_count_with_their_weights():
+    """Walkers in two places, of which one has all the weight."""
+    chains = trained(Jarzynski(walkers=200, held_out=0.0))
+    steering = chains.state.steering
+    far = torch.arange(200) < 100
+    x = torch.where(far[:, None], torch.full((200, 2), 3.0), torch.zeros(200, 2))
+    weight = torch.where(far, torch.zeros(200), torch.full((200,), -50.0)).double()
+    state = chains.state._replace(steering=steering._replace(x=x, log_weight=weight))
+    check = step_check(chains._replace(state=state))
+    assert check is not None
+    assert torch.allclose(check.negatives, torch.full_like(check.negatives, 9.0))
+
+
+def test_methods_without_chains_or_steps():
+    assert step_check(trained(ScoreMatching())) is None
+    check = step_check(trained(ExactDraws()))
+    assert check is not None
+    assert check.larger is None  # nothing moves
+    data = torch.randn(20, 2)
+    given = trained(PersistentCD(walkers=10))
+    assert (
+        step_check(given._replace(context=ms.methods.Context(**vars(given.context) | {"given": data})))
+        is None
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the run
+
+
+def test_a_run_keeps_the_energies_and_its_report_shows_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("metastable.summary.affordable", lambda *_: False)  # log Z is not what is tested
+    ms.fit("mixture", "toy:two-modes?n=200", ShortRun(steps=4), steps=3, out=tmp_path / "run")
+    with np.load(tmp_path / "run" / "figures.npz") as stored:
+        sizes = {k: stored[k].shape for k in stored.files if "energies" in k}
+        assert int(stored["larger_steps"][0]) == 4
+    assert sizes == {
+        "energies_data": (200,),
+        "energies_negatives": (CHAINS,),
+        "energies_larger_steps": (CHAINS,),
+    }
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Energies of data and negatives" in page
+    assert "negatives at four times the step" in page
+
+
+# -------------------------------------------------------------------------------------- events of many dimensions
+
+
+class Pixels(nn.Module):
+    """A Gaussian over small pictures."""
+
+    event_shape = (1, 15, 15)
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * self.scale * x.flatten(1).square().sum(1)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Tensor:
+    return torch.randn(300, 1, 15, 15, generator=torch.Generator().manual_seed(0))
+
+
+def fitted(pictures: Tensor, method, monkeypatch, **settings):
+    import metastable.summary as summary
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("log Z of images takes minutes and must be asked for")
+
+    monkeypatch.setattr(summary, "log_partition", refuse)
+    return ms.fit(Pixels(), pictures, method, steps=2, held_out=0.2, **settings)
+
+
+def test_images_get_no_log_z_and_are_told_so(pictures, tmp_path, monkeypatch):
+    run = fitted(pictures, PersistentCD(walkers=80, step_size=0.01), monkeypatch, out=tmp_path / "run")
+    assert run.log_partition is None
+    assert "cross_entropy" not in run.scores
+    assert "energy_distance" in run.scores
+    finding = next(f for f in run.diagnosis if f.name == "log-z-not-estimated")
+    assert finding.severity == "note"
+    assert "225 dimensions" in finding.text
+    assert f"metastable evaluate {tmp_path / 'run'} --log-z" in finding.advice
+    assert "log Z was not estimated" in str(run)
+    assert np.load(tmp_path / "run" / "samples.npy").shape[1:] == (1, 15, 15)
+    again = ms.load_run(tmp_path / "run", Pixels())
+    assert again.log_partition is None
+    assert any(f.name == "log-z-not-estimated" for f in again.diagnosis)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "own walkers when training ended" in page
+    assert "--log-z" in page
+
+
+def test_images_of_a_method_without_walkers_show_its_negatives(pictures, tmp_path, monkeypatch):
+    run = fitted(pictures, ShortRun(steps=2, step_size=0.01), monkeypatch, out=tmp_path / "run")
+    assert run.walkers is None
+    assert run.modes is None
+    assert not (tmp_path / "run" / "samples.npy").exists()
+    assert "no samples of the model" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_method_that_gives_log_z_keeps_it_for_images(pictures, monkeypatch):
+    run = fitted(pictures, Jarzynski(walkers=64, populations=2, step_size=0.01), monkeypatch)
+    assert run.log_partition is not None
+    assert "log_likelihood" in run.scores
+    finding = next(f for f in run.diagnosis if f.name == "log-z-not-estimated")
+    assert "not compared with an independent estimate" in finding.text
+
+
+def test_small_events_are_normalised_as_before(monkeypatch):
+    with pytest.raises(AssertionError, match="must be asked for"):
+        fitted(torch.randn(50, 1, 14, 14), PersistentCD(walkers=20), monkeypatch)

@@ -1,7 +1,8 @@
 """Tables of README.md and docs/ from `results/NAME/SCALE/result.json`; numbers are never typed by hand.
 
 A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (one line for each
-experiment at its largest scale) or an experiment (every number at every scale, and its pictures).
+experiment at its largest scale) or an experiment (every number at every scale, and its pictures). Words after an
+experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one picture.
 
     python scripts/tables.py            write the tables
     python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is
@@ -15,7 +16,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ SIGNS = {"<=": "≤", ">=": "≥"}
 FIRST = 3
 """Numbers of each experiment that the summary shows."""
 MARKED = re.compile(
-    r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<end><!-- end table -->)", re.DOTALL
+    r"(?P<begin><!-- table: (?P<name>[\w-]+)(?P<less>( [\w-]+)*) -->\n)(?P<body>.*?)(?P<end><!-- end table -->)",
+    re.DOTALL,
 )
 
 
@@ -82,8 +84,8 @@ def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
     results = list(results)
 
     def table(match: re.Match[str]) -> str:
-        name = match["name"]
-        body = summary(results) if name == "summary" else experiment(name, path, results)
+        name, less = match["name"], match["less"].split()
+        body = summary(results) if name == "summary" else experiment(name, path, results, less)
         return f"{match['begin']}\n{body}\n\n{match['end']}"
 
     return MARKED.sub(table, text)
@@ -116,8 +118,11 @@ def _in_words(row: dict[str, Any]) -> str:
     return f"`{row['metric']}` {_ours(row)} ({_required(row)}{paper}){'' if row['ok'] else ' **not met**'}"
 
 
-def experiment(name: str, path: Path, results: list[Result]) -> str:
-    """Every number of one experiment at every scale that was run, and the pictures of the largest."""
+def experiment(name: str, path: Path, results: list[Result], less: Sequence[str] = ()) -> str:
+    """Every number of one experiment at every scale that was run, and the pictures of the largest.
+
+    `less` may hold `required`, for the numbers with a requirement only, and the names of the pictures to show.
+    """
     own = [r for r in results if r.name == name]
     if not own:
         return f"*Not run yet: `metastable reproduce {name}` makes these numbers.*"
@@ -125,10 +130,13 @@ def experiment(name: str, path: Path, results: list[Result]) -> str:
     parts = []
     for r in own:
         rows = [
-            [f"`{x['metric']}`", _ours(x), _required(x), _shown(x.get("paper")), _verdict(x)] for x in r.rows
+            [f"`{x['metric']}`", _ours(x), _required(x), _shown(x.get("paper")), _verdict(x)]
+            for x in r.rows
+            if x.get("relation") or "required" not in less
         ]
         parts.append(f"**Scale {r.scale}.** {r.about()}\n\n{_markdown(head, rows)}")
-    for picture in own[-1].pictures:
+    wanted = set(less) - {"required"}
+    for picture in (p for p in own[-1].pictures if not wanted or p.stem in wanted):
         target = os.path.relpath(PICTURES / copied_name(own[-1], picture), path.parent)
         parts.append(f"![{name}, {picture.stem}]({Path(target).as_posix()})")
     return "\n\n".join(parts)

@@ -292,6 +292,18 @@ def test_an_experiments_table_has_every_scale_and_the_largest_ones_pictures(tabl
     assert not (copy / "docs/images/results/some-paper-smoke-figure-1.png").exists()
 
 
+def test_words_after_the_experiment_say_less(tables, copy):
+    page = copy / "docs/deep/page.md"
+    (copy / "results/some-paper/cpu/figure-2.png").write_bytes(b"two")
+    page.write_text(PAGE.format(name="some-paper required figure-2"))
+    tables.write(copy)
+    text = page.read_text()
+    assert "aside" not in text
+    assert "| `error/b` | 0.5 | ≥ 0.6 | 0.7 | **no** |" in text
+    assert "cpu-figure-2.png" in text
+    assert "cpu-figure-1.png" not in text
+
+
 def test_writing_twice_changes_nothing_and_a_new_number_is_noticed(tables, copy):
     assert [str(p) for p in tables.write(copy)] == [
         "README.md",

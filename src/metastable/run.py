@@ -70,7 +70,7 @@ class Run:
         """Shape of one event."""
         return tuple(self.config["event_shape"])
 
-    def log_prob(self, x: Tensor, given: Any = None, **options: Any) -> Tensor:
+    def log_prob(self, x: Any, given: Any = None, **options: Any) -> Tensor:
         """Normalised log-density −E(x) − log Z, `(B,)`.
 
         Args:
@@ -81,7 +81,7 @@ class Run:
             options: `draws` or `std_error`, of `evaluation.conditional.log_partition_given`.
         """
         if given is not None or self.conditional:
-            given = self._contexts(given)
+            x, given = torch.as_tensor(x).to(self._home), self._contexts(given)
             if self.normalised:
                 with torch.no_grad():
                     return -self.energy(x, given)  # pyright: ignore

@@ -18,6 +18,7 @@ TINY = rnce.EXPERIMENT.scales["smoke"] | {
     "batch": 16,
     "density_steps": 3,
     "energy_steps": 3,
+    "interpolating_steps": 3,
     "samples": 40,
     "heun_steps": 4,
     "z_ode": (8, 5),
@@ -45,11 +46,11 @@ def test_every_model_is_within_its_size(scale, toy):
 
 
 def test_updates_give_every_energy_its_steps():
-    grid = {"density_steps": 7, "energy_steps": 20_000}
+    grid = {"density_steps": 7, "energy_steps": 20_000, "interpolating_steps": 30_000}
     assert rnce.updates(job("nf", "spiral", **grid)) == 7
     for turns, outer in (((5, 5), 4000), ((5, 2), 10_000)):  # Appendix B.2
         assert rnce.updates(job("r-nce", "spiral", turns=turns, **grid)) == outer * sum(turns)
-    assert rnce.updates(job("i-r-nce", "spiral", turns=(1, 1), **grid)) == 20_000
+    assert rnce.updates(job("i-r-nce", "spiral", turns=(1, 1), **grid)) == 30_000
     assert rnce.updates(job("ibc", "spiral", turns=(5, 2), **grid)) == 20_000
 
 

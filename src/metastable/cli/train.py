@@ -28,7 +28,7 @@ def train(
     data: Annotated[
         str | None, typer.Option(help="A .npy, .npz, .csv or .tsv file, toy:NAME, mnist:FOLDER, …")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="cd, pcd, short-run or jarzynski.")] = None,
+    method: Annotated[str | None, typer.Option(help="jarzynski, pcd, robust, jem, ranking-nce, …")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-N by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of every random number.")] = None,

@@ -27,7 +27,7 @@ from metastable.core.random import derive, generator
 from metastable.core.types import Energy, Pairs, bind
 from metastable.data import ConditionalToySet, Dataset, conditional_toy_set
 from metastable.energies.conditional import ConditionalNet
-from metastable.evaluation.bhattacharyya import bhattacharyya
+from metastable.evaluation.bhattacharyya import least_overlap
 from metastable.evaluation.conditional import log_partition_given
 from metastable.evaluation.quadrature import log_partition_quadrature
 from metastable.kernels import ULA
@@ -121,13 +121,14 @@ def _density(job: Job, shape: tuple[int, ...], context: tuple[int, ...], pairs: 
 
 
 def updates(job: Job) -> int:
-    """How many updates give every energy `energy_steps` of its own; a density has as many as it is cheap."""
+    """How many updates give an energy its steps, and a density its own, which cost less."""
     if job.model in DENSITIES:
         return job.density_steps
+    steps = job.interpolating_steps if job.model == IRNCE else job.energy_steps
     if job.model == IBC or job.turns == (1, 1):
-        return job.energy_steps
+        return steps
     proposal, energy = job.turns
-    return job.energy_steps // energy * (proposal + energy)
+    return steps // energy * (proposal + energy)
 
 
 def train(job: Job, pairs: Pairs) -> Run:
@@ -284,13 +285,10 @@ def overlaps(toy: ConditionalToySet, outcomes: Iterable[Outcome], n: int, seed: 
     truth, second = ([toy.sample_given(v, n, seed=derive(seed, name)) for v in toy.values] for name in "ab")
     found: dict[str, list[float]] = {}
     for outcome in outcomes:
-        found.setdefault(outcome.job.model, []).append(least(torch.from_numpy(outcome.samples), truth))
-    return Overlaps(found, least(second, truth))
-
-
-def least(samples: Iterable[Tensor], truth: Iterable[Tensor]) -> float:
-    """The smallest coefficient over contexts."""
-    return min(bhattacharyya(x, y) for x, y in zip(samples, truth, strict=True))
+        found.setdefault(outcome.job.model, []).append(
+            least_overlap(list(torch.from_numpy(outcome.samples)), truth)
+        )
+    return Overlaps(found, least_overlap(second, truth))
 
 
 def overlap_rows(bench: Bench, toy: str, found: Overlaps) -> Iterator[Row]:
@@ -361,7 +359,7 @@ TITLES: Mapping[str, str] = {
 
 def _draw_samples(bench: Bench, name: str, outcomes: Iterable[Outcome], seed: int) -> None:
     """Two-dimensional histograms of 64 bins, a row for each context and a column for each model, as Table 1."""
-    from metastable.report.figures import density_colours, new_figure, save_figure
+    from metastable.report.figures import MUTED, density_colours, new_figure, save_figure
 
     toy = toy_of(name)
     samples = {o.job.model: o.samples for o in outcomes if o.job.repeat == 0}
@@ -384,7 +382,7 @@ def _draw_samples(bench: Bench, name: str, outcomes: Iterable[Outcome], seed: in
                 ax.set_title(title)
             if column == 0:
                 ax.set_ylabel(f"{value:g}")
-    figure.supylabel("spokes" if name == "pinwheel" else "degrees")
+    figure.supylabel("spokes" if name == "pinwheel" else "degrees", fontsize="medium", color=MUTED)
     save_figure(figure, bench.folder / f"samples-{name}.png")
 
 
@@ -420,6 +418,7 @@ EXPERIMENT = Experiment(
             "rows": 10_000,
             "density_steps": 300,
             "energy_steps": 60,
+            "interpolating_steps": 60,
             "turns": (1, 1),
             "ode": {"steps": 8, "scored": 5},
             "ibc_negatives": 9,
@@ -437,7 +436,8 @@ EXPERIMENT = Experiment(
         | {
             "workers": 2,
             "density_steps": 16_000,
-            "energy_steps": 6000,
+            "energy_steps": 4000,
+            "interpolating_steps": 10_000,
             "turns": (1, 1),
             "ode": {"steps": 12, "scored": 7},
             "ibc_negatives": 63,
@@ -452,10 +452,11 @@ EXPERIMENT = Experiment(
         },
         "gpu": SHARED
         | {
-            "workers": 6,
+            "workers": 12,
             "density_steps": 20_000,
             "energy_steps": 20_000,
-            "turns": (5, 5),
+            "interpolating_steps": 20_000,
+            "turns": (1, 1),
             "ode": {"steps": 16, "scored": 9},
             "ibc_negatives": 255,
             "repeats": 3,

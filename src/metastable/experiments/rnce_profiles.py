@@ -88,7 +88,7 @@ class Regime:
 
 
 REGIMES = {
-    "posterior-collapse": Regime("a proposal without information", 1, 100.0, learns=False),
+    "posterior-collapse": Regime("a proposal without information", 1, 150.0, learns=False),
     "proposal-caught-up": Regime("learns late, holds the data", 3, 6.0),
     "proposal-behind": Regime("learns late, holds too little", 1, 12.0),
     "proposal-ahead": Regime("learned before, holds the data", 3, 2.0, pretrained=True),

@@ -177,8 +177,8 @@ class ConcatSquash(_Network):
         """Σ_i ∂v_i/∂x_i, `(…)`.
 
         With two or three layers, and a time that many rows share, the trace tr(W₃ D₂ W₂ D₁ W₁) is a form in
-        the slopes D that costs what a velocity costs, whatever the dimension. Otherwise the d directions of
-        the Jacobian are carried through the layers, `(…, d, width)`.
+        the slopes D whose cost does not grow with the dimension. Otherwise the d directions of the Jacobian
+        are carried through the layers, `(…, d, width)`.
         """
         *inner, (last, gate_out, _) = self._layers(clock)
         slopes = []

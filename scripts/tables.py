@@ -155,13 +155,13 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 def _shown(value: Any) -> str:
     """A number in four digits, anything else as it is.
 
-    >>> _shown(0.123456), _shown(None), _shown("collapses"), _shown(2000), _shown(12345.6)
-    ('0.1235', '–', 'collapses', '2000', '12346')
+    >>> _shown(0.123456), _shown(None), _shown("collapses"), _shown(2000), _shown(12345.6), _shown(1.23456e13)
+    ('0.1235', '–', 'collapses', '2000', '12346', '1.235e+13')
     """
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
     return str(value)
 
 

@@ -14,6 +14,7 @@ from conftest import assert_within, mean_and_error, z_limit
 from typer.testing import CliRunner
 
 import metastable as ms
+from metastable import conditional_summary
 from metastable.cli.main import app
 from metastable.conditional_summary import conditional_scores
 from metastable.core.errors import ConfigError, InputError
@@ -214,3 +215,18 @@ def test_pairs_from_a_file_to_samples_and_scores(tmp_path):
     assert refused.exit_code != 0
     np.save(tmp_path / "alone.npy", data.x.numpy())
     assert call("evaluate", out, "--data", tmp_path / "alone.npy").exit_code != 0
+
+
+def test_held_out_pairs_may_be_as_many_as_those_trained_on():
+    train, other = (Pairs(torch.full((4, 1), v), torch.zeros(4, 1)) for v in (0.0, 1.0))
+    assert conditional_summary._same(train, Pairs(train.x.clone(), train.given.clone()))
+    assert not conditional_summary._same(train, other)
+    assert not conditional_summary._same(train, train[:2])
+
+
+def test_contexts_of_one_number_need_no_second_dimension(run):
+    column = torch.tensor([[-0.5], [0.5]])
+    again = run.sample(3, given=[-0.5, 0.5], steps=2, seed=1).x
+    assert torch.equal(again, run.sample(3, given=column, steps=2, seed=1).x)
+    with pytest.raises(InputError, match="given: must have shape"):
+        run.sample(3, given=[[0.5, 0.5]], steps=2)

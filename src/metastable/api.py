@@ -17,7 +17,7 @@ from metastable.conditional_summary import evaluate_conditional
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, DivergenceError, InputError, UnsupportedError, require_count
 from metastable.core.random import derive, generator
-from metastable.core.types import Energy, LogPartition, Pairs, Proposal, Walkers, events, is_discrete
+from metastable.core.types import Bound, Energy, LogPartition, Pairs, Proposal, Walkers, events, is_discrete
 from metastable.data import Dataset, load_array
 from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
 from metastable.energies.build import ENERGIES, default_config
@@ -88,7 +88,7 @@ def fit(
         dataset = dataset.beside(labels=labels, given=given)
     config = _trainer_config(trainer, steps, learning_rate, options)
     method = resolve_method(method)
-    if given is not None and not method.needs.startswith("given"):
+    if dataset.given is not None and not method.needs.startswith("given"):
         raise UnsupportedError(
             f"given: {method.name!r} does not look at contexts; use one that does, such as 'ranking-nce'"
         )
@@ -96,7 +96,7 @@ def fit(
     train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
     rows = training_rows(train, method, engine)
     x = events(rows)
-    module, energy_settings = _resolve_energy(energy, rows, seed, method.timed)
+    module, energy_settings = _resolve_energy(energy, rows, seed, method, dataset)
     if isinstance(module, nn.Module):
         engine.place_module(module)
     _check_energy(module, method, rows)
@@ -107,7 +107,7 @@ def fit(
         "seed": seed,
         "held_out": held_out,
         "event_shape": list(dataset.event_shape),
-        **_beside(rows),
+        **_beside(rows, dataset),
         "data": {"source": dataset.name, "rows": len(dataset), "sha256": dataset.digest},
         "energy": energy_settings,
         "method": describe(method),
@@ -152,21 +152,35 @@ def training_rows(dataset: Dataset, method: Method, engine: Engine) -> Tensor | 
         return x
     beside = dataset.labels if method.needs == "labels" else dataset.given
     if beside is None:
-        say = "labels=" if method.needs == "labels" else "given="
-        what = "the class of each row" if method.needs == "labels" else "the context of each row"
+        name, what = ("labels", "class") if method.needs == "labels" else ("given", "context")
+        kind = "integers" if name == "labels" else "numbers"
         raise InputError(
-            f"{method.needs}: {method.name!r} needs {what}, and {dataset.name} has none; fit with {say}…"
+            f"{method.needs}: {method.name!r} needs the {what} of each row, and {dataset.name} has none; fit with "
+            f"{name}=…, or give an .npz file with an array {name!r} of {kind} beside the rows"
         )
     return Pairs(x, beside.to(x.device) if method.needs == "labels" else engine.place(beside))
 
 
-def _beside(rows: Tensor | Pairs) -> dict[str, Any]:
+def _beside(rows: Tensor | Pairs, dataset: Dataset) -> dict[str, Any]:
     """What a run's settings keep of labels or contexts, so that its modules can be built again."""
     if not isinstance(rows, Pairs):
         return {}
     if not rows.given.is_floating_point():
-        return {"classes": int(rows.given.max()) + 1}
+        return {"classes": _classes(dataset)}
     return {"context_shape": list(rows.given.shape[1:])}
+
+
+def _classes(dataset: Dataset) -> int:
+    """One more than the largest label of all rows: those of a rare class may all be held out."""
+    assert dataset.labels is not None
+    return int(dataset.labels.max()) + 1
+
+
+def with_classes(config: Any, method: Method, dataset: Dataset) -> Any:
+    """The settings of an energy, with the number of classes where they leave it to the labels."""
+    if method.needs != "labels" or getattr(config, "classes", 0) is not None:
+        return config
+    return dataclasses.replace(config, classes=max(_classes(dataset), 2))
 
 
 def _check_energy(energy: Any, method: Method, rows: Tensor | Pairs) -> None:
@@ -219,17 +233,19 @@ def _resolve_part(key: str, value: Any, path: str) -> Any:
     return resolve_method(value, f"{path}.source") if key == "source" else value
 
 
-def _resolve_energy(energy: Any, rows: Tensor | Pairs, seed: int, timed: bool = False) -> tuple[Any, Any]:
+def _resolve_energy(
+    energy: Any, rows: Tensor | Pairs, seed: int, method: Method, dataset: Dataset
+) -> tuple[Any, Any]:
     """The energy, and its description: settings for a built-in one, a name for any other."""
     if energy is None:
-        config = default_config(tuple(events(rows).shape[1:]), _kind(rows), timed)
+        config = default_config(tuple(events(rows).shape[1:]), _kind(rows), method.timed)
     elif isinstance(energy, (str, Mapping)):
         config = build_tagged(ENERGIES, energy, "energy")
     elif dataclasses.is_dataclass(energy) and hasattr(energy, "build"):
         config = energy
     else:
         return as_energy(energy), {"name": "custom", "class": type(energy).__qualname__}
-    return built(config, rows, seed), describe(config)
+    return built(with_classes(config, method, dataset), rows, seed), describe(config)
 
 
 def built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:
@@ -420,7 +436,7 @@ def sample(
 def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Tensor:
     rng = generator(derive(seed, "init"))
     if init is None:
-        shape = event_shape if event_shape is not None else getattr(energy, "event_shape", None)
+        shape = event_shape if event_shape is not None else getattr(_inside(energy), "event_shape", None)
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -440,8 +456,14 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
 
 def _home(energy: Any) -> Tensor:
     """A tensor with the dtype and device that the energy works in."""
+    energy = _inside(energy)
     tensors = [*energy.parameters(), *energy.buffers()] if isinstance(energy, nn.Module) else []
     return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+
+
+def _inside(energy: Any) -> Any:
+    """The module behind an energy that is given labels or contexts; any other energy itself."""
+    return energy.energy if isinstance(energy, Bound) else energy
 
 
 def continue_sampling(

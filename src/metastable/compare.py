@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from metastable.api import fit, resolve_method
-from metastable.core.errors import DivergenceError, InputError, require_choice
+from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
 from metastable.evaluation.modes import find_modes, nearest_center
@@ -220,6 +220,7 @@ def compare_methods(
         overwrite: replace an earlier comparison.
         bar: progress of one training.
     """
+    require_no_contexts(data)
     trainer = trainer_for(TrainerConfig(), None, None) if trainer is None else trainer
     folder, names = Path(out), [m.name for m in methods]
     found = Comparison(folder, data.name, _budget_words(trainer), names)
@@ -239,6 +240,15 @@ def compare_methods(
             break
     write_report(folder)
     return found
+
+
+def require_no_contexts(data: Dataset) -> None:
+    """Its scores are those of densities without contexts."""
+    if data.given is not None:
+        raise UnsupportedError(
+            f"data: {data.name} has contexts, and a comparison is of densities without them; train each method "
+            "with `metastable train`, and score it with `metastable evaluate`"
+        )
 
 
 def _budget_words(trainer: TrainerConfig) -> str:

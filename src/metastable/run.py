@@ -192,6 +192,7 @@ class Run:
             raise InputError(f"given: this run of {self.method!r} was trained without contexts")
         given = torch.as_tensor(given).to(self._home)
         shape = tuple(self.config["context_shape"])
+        given = given[:, None] if given.dim() == 1 and shape == (1,) else given  # as `fit` takes them
         if tuple(given.shape[1:]) != shape or given.dim() == 0:
             raise InputError(
                 f"given: must have shape (B, {', '.join(map(str, shape))}), got {tuple(given.shape)}"

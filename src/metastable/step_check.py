@@ -70,7 +70,7 @@ class StepCheck:
 
 
 def step_check(chains: Chains, *, seed: int = 0) -> StepCheck | None:
-    """The three histograms of a trained method; None where its negatives do not come from chains.
+    """The three histograms of a trained method; None where it draws no negatives, or none from chains.
 
     Chains that begin afresh at every update (from data or noise) are run again with the same number of steps; those
     that persist go on from where they are, for at least `LEAST_STEPS` steps.
@@ -86,6 +86,8 @@ def step_check(chains: Chains, *, seed: int = 0) -> StepCheck | None:
     rng = generator(derive(seed, "step-check"), chains.context.data.device)
     context = replace(chains.context, rng=rng, engine="eager")
     x = _draw(_with_source(method, _few(context)), context, chains.state)
+    if x is None:
+        return None
     longer = _with_source(method, _longer(context))
     moved = None if longer is None else _draw(longer, context, chains.state)
     return StepCheck(
@@ -191,11 +193,13 @@ def _batch(context: Context, rows: Tensor) -> Any:
     return x if context.given is None else Pairs(x, context.given[rows])
 
 
-def _draw(method: Method, context: Context, state: Any) -> Tensor:
-    """Negatives of as many updates as it takes, of all sets that they have, with equal weights."""
+def _draw(method: Method, context: Context, state: Any) -> Tensor | None:
+    """Negatives of as many updates as it takes, of all sets that they have, equally weighted; None without any."""
     n, rounds = _at_once(context), []
     for _ in range(CHAINS // n):
         drawn: Any = method.negatives(context, state, _batch(context, _rows(context, n)))[0]
+        if drawn is None:  # a classifier alone
+            return None
         parts = [drawn] if isinstance(drawn, Negatives) else drawn
         rounds += [_equal(part, n, context.rng) for part in parts]
     return torch.cat(rounds)

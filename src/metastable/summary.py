@@ -106,6 +106,15 @@ def affordable(energy: Any, x: Tensor) -> bool:
     return is_discrete(energy) or (x[0].numel() <= MOST_DIMENSIONS and _scale(energy) <= MOST_SCALE)
 
 
+def why_costly(energy: Any, x: Tensor) -> str:
+    """What makes log Z of an energy of such events a matter of minutes, in words."""
+    dimensions = x[0].numel()
+    if dimensions > MOST_DIMENSIONS:
+        return f"events have {dimensions} dimensions, where sequential Monte Carlo takes minutes"
+    scale = _scale(energy)
+    return f"the energy has an output scale of {scale:g}, where sequential Monte Carlo takes minutes"
+
+
 def _scale(energy: Any) -> float:
     """What a joint energy multiplies log Σ e^h with."""
     return getattr(energy, "output_scale", 1.0)
@@ -120,16 +129,14 @@ def _take(run: Run, second: LogPartition) -> None:
 
 
 def _skipped(run: Run, train: Tensor) -> Finding:
-    dimensions = train[0].numel()
     what = "log Z was not estimated"
     if run.log_partition is not None:
         what = "The method's own log Z was not compared with an independent estimate"
     where = "RUN" if run.folder is None else str(run.folder)
-    why = f"events have {dimensions} dimensions"
-    if dimensions <= MOST_DIMENSIONS:
-        why = f"the energy has an output scale of {_scale(run.energy):g}"
-    text = f"{what}: {why}, where sequential Monte Carlo takes minutes."
-    evidence: dict[str, Any] = {"dimensions": dimensions, "most": MOST_DIMENSIONS}
+    text = f"{what}: {why_costly(run.energy, train)}."
+    evidence: dict[str, Any] = {"dimensions": train[0].numel(), "most": MOST_DIMENSIONS}
+    if hasattr(run.energy, "output_scale"):
+        evidence |= {"output_scale": _scale(run.energy), "most_scale": MOST_SCALE}
     advice = f"Ask for it with `metastable evaluate {where} --log-z`."
     return Finding("log-z-not-estimated", "note", text, evidence, advice)
 

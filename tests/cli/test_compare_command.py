@@ -135,6 +135,8 @@ def test_dry_run_writes_nothing(metastable, tmp_path):
         (["--steps", "0"], "trainer.steps: must be an integer of at least 1, got 0"),
         (["--set", "jarzynski.walker=3"], "method.walker: unknown setting (did you mean 'walkers'?)"),
         (["--set", "method.walkers=3"], "name the method"),
+        (["--data", "toy:pinwheel-given"], "has contexts, and a comparison is of densities without them"),
+        (["--data", "toy:pinwheel-given", "--dry-run"], "has contexts"),
     ],
 )
 def test_bad_input_is_refused(words, line, refused, tmp_path):

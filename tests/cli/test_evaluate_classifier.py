@@ -123,6 +123,22 @@ def test_data_without_labels_are_scored_as_a_density_only(metastable, jem_folder
         )
     assert result.exit_code == 0, result.output
     assert "classifier" not in json.loads((tmp_path / "e.json").read_text())
+    assert "not judged as a classifier: the data have no labels" in result.output
+    assert "not estimated: the energy has an output scale of 2," in result.output  # not its dimensions
+
+
+@pytest.mark.parametrize(
+    ("assignments", "words"),
+    [
+        (("energy.name=joint-mlp", "energy.classes=3"), "labels: must be from 0 to 2, got"),
+        (("energy.name=mlp",), "energy: Tilted has no 'logits', which JEM needs"),
+    ],
+)
+def test_a_dry_run_refuses_labels_that_are_no_classes_and_energies_that_are_no_classifiers(
+    refused, assignments, words
+):
+    settings = [part for assignment in assignments for part in ("--set", assignment)]
+    assert words in refused("train", "--data", DATA, "--method", "jem", "--dry-run", *settings)
 
 
 def test_outsiders_need_a_classifier_labels_and_the_same_shape(refused, jem_folder, pcd_folder, tmp_path):
@@ -159,3 +175,32 @@ def test_a_picture_run_is_evaluated_without_log_z(metastable, refused, tmp_path)
     assert found["samples"] == "none were kept"
     assert found["outlier_share"] is None
     assert "ask for it with --log-z" in result.output
+
+
+def test_chains_that_ran_away_are_of_no_class():
+    from types import SimpleNamespace
+
+    import torch
+    from torch import Tensor, nn
+
+    from metastable.cli.classifier import sampled
+    from metastable.data import Dataset
+    from metastable.energies import JointEnergy
+
+    class Bowl(nn.Module):
+        """The same logits for both classes, on which a step of 10 multiplies x by −9."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.shift - 0.5 * x.square().sum(1, keepdim=True).expand(-1, 2)
+
+    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    settings = {"method": {"source": {"step_size": 10.0}}}
+    energy = JointEnergy(Bowl(), output_scale=1.0, classes=2)
+    run = SimpleNamespace(energy=energy, config=settings, walkers=None, folder=None, diagnosis=[])
+    numbers, arrays = sampled(run, Dataset.of(x, "x", labels=[0, 1] * 25), 0)  # type: ignore
+    assert not np.isfinite(arrays["class_samples"]).any()
+    assert numbers["agreement"] == 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import metastable as ms
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, EnergyError, InputError
 from metastable.core.types import Pairs, bind
@@ -44,6 +45,14 @@ def test_it_passes_the_check_of_energies_and_so_does_each_class():
     assert check_energy(energy, x) is energy
     check_energy(energy.given(2), x)
     check_energy(energy.given([0, 1, 2]), x)
+
+
+def test_chains_of_a_class_begin_where_the_energy_works():
+    """With its shape, its dtype and its device, as chains of the energy itself do."""
+    energy = joint().double()
+    for target in (energy, energy.given(2), energy.given([0, 3])):
+        drawn = ms.sample(target, 4, kernel=ms.kernels.ULA(0.01), steps=1).x
+        assert (drawn.shape, drawn.dtype) == ((4, 2), torch.float64)
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.Dropout(0.5)])

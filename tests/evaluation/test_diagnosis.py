@@ -252,6 +252,17 @@ def test_rising_cross_entropy_is_a_problem_and_a_wiggle_is_not() -> None:
     assert names(diagnose(changed(healthy(), cross_entropy=lambda t: 1.5 + 0.03 * t))) == []
 
 
+def test_cross_entropy_of_labels_is_named_as_such() -> None:
+    """Rising it is a problem, falling it is good news about the classifier, and neither is about the data."""
+    fall = [{"label_cross_entropy": row.pop("cross_entropy"), **row} for row in healthy()]
+    note = only(diagnose(fall, Facts("jem")), "healthy")
+    assert "Cross-entropy of the labels from" in note.text
+    assert "cross_entropy_first_fifth" not in note.evidence
+    rise = [{**row, "label_cross_entropy": 8 - row["label_cross_entropy"]} for row in fall]
+    finding = only(diagnose(rise, Facts("jem")), "no-learning")
+    assert finding.text.startswith("Cross-entropy of the labels rose")
+
+
 def test_a_gap_to_fixed_noise_is_what_nce_should_have() -> None:
     log = changed(flat(0, gap=-6.0), cross_entropy=None)
     assert names(diagnose(log, Facts("nce"))) == []

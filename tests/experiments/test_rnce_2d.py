@@ -12,6 +12,7 @@ from conftest import z_limit
 
 from metastable.experiments import rnce_2d as rnce
 from metastable.experiments.base import Bench
+from metastable.proposals.cnf import ContinuousFlow, InterpolantFlow
 
 TINY = rnce.EXPERIMENT.scales["smoke"] | {
     "rows": 500,
@@ -63,6 +64,17 @@ def test_one_training_of_each_kind(model):
     assert len(outcome.likelihood.log_z) == (0 if model in rnce.DENSITIES else 3)
     again = rnce.learn(job(model, "spiral"))
     assert np.array_equal(outcome.samples, again.samples)
+
+
+@pytest.mark.parametrize("model", rnce.DENSITIES)
+def test_samples_are_drawn_in_the_steps_of_the_scale(model, monkeypatch):
+    used, grid = set(), ContinuousFlow._grid
+    for kind in (InterpolantFlow, ContinuousFlow):
+        monkeypatch.setattr(kind, "_grid", lambda flow, t: used.add(flow.steps) or grid(flow, t))
+    own = job(model, "spiral", heun_steps=7)
+    run = rnce.train(own, rnce.toy_of("spiral").sample(100, seed=0))
+    rnce.draw(own, run, torch.zeros(2, 1), torch.Generator().manual_seed(0))
+    assert used == {7}
 
 
 def test_log_z_by_sampling_is_that_of_the_grid():

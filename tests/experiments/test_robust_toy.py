@@ -174,7 +174,7 @@ def test_one_update_of_all_is_the_update_of_each():
             assert not all(torch.allclose(o[k], w, rtol=1e-2, atol=1e-3) for o, w in zip(got, wrong))
 
 
-def test_a_student_learns_the_same_in_any_company():
+def test_students_of_a_seed_begin_alike_and_part_ways():
     few = students(toy.Student(0.0), toy.Student(0.5), seeds=(0,))
     initial = few.nets(torch.zeros(2, 1, 2))
     assert torch.equal(initial[0], initial[1])

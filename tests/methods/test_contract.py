@@ -244,7 +244,7 @@ def test_updates_give_finite_metrics_and_learn_the_mean(method, context):
         data, negatives = metrics["energy_data"], metrics["energy_negatives"]
         assert torch.isclose(metrics["energy_gap"], data - negatives, atol=1e-6 * float(data.abs()))
     else:  # a method without negatives says what it learns from instead
-        learned = metrics.keys() & {"score_loss", "density_loss", "cross_entropy"}
+        learned = metrics.keys() & {"score_loss", "density_loss", "label_cross_entropy"}
         assert learned
         assert all(torch.isfinite(metrics[name]) for name in learned)
 

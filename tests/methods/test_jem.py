@@ -15,7 +15,7 @@ from metastable.cli.settings import preset_names, read_settings, resolve
 from metastable.core.errors import ConfigError, InputError
 from metastable.energies import MLP, RBM, JointEnergy
 from metastable.kernels import Gibbs
-from metastable.methods import JEM, NCE, Context, FDivergence, PersistentCD, Robust, ShortRun
+from metastable.methods import JEM, NCE, Context, FDivergence, Jarzynski, PersistentCD, Robust, ShortRun
 from metastable.methods.jem import replay
 from metastable.proposals import fit_gaussian, fit_signs
 from metastable.walkers.starts import Box, ReplayBuffer
@@ -47,7 +47,7 @@ def test_it_learns_the_classes_and_says_how():
     run = fitted(JEM(source=Robust(source=chains(), beta=0.025)), steps=150)
     last = run.history[-1]
     assert last["accuracy"] > 0.95
-    assert last["cross_entropy"] < 0.5
+    assert last["label_cross_entropy"] < 0.5
     assert last["beta_o"] == pytest.approx(0.5)
     assert {"grad_scale", "negatives_ignored", "energy_gap"} <= set(last)
 
@@ -122,10 +122,32 @@ def test_a_weight_that_is_no_weight_is_refused():
 
 def test_a_classifier_alone_moves_no_chain():
     alone = JEM(source=chains(rejuvenation=0.5), generative=0.0)
-    first, last = fitted(alone, steps=1), fitted(alone, steps=100)
-    assert torch.equal(first.walkers.x, last.walkers.x)
-    assert last.history[-1]["accuracy"] > 0.95
-    assert last.history[-1]["evaluations"] == 100 * 30
+    run = fitted(alone, steps=100)
+    assert run.history[-1]["accuracy"] > 0.95
+    assert run.history[-1]["evaluations"] == 100 * 30
+
+
+def test_cross_entropies_of_data_and_of_labels_have_names_of_their_own():
+    """A weighted source logs log Z + E of the data; that of the labels stands beside it."""
+    source = Jarzynski(walkers=32, populations=4, step_size=1e-3)
+    last = fitted(JEM(source=source), 2, energy={**SETTINGS, "output_scale": 1.0}).history[-1]
+    assert 0 < last["label_cross_entropy"] < 3
+    assert last["cross_entropy"] != pytest.approx(last["label_cross_entropy"], abs=1e-3)
+
+
+def test_a_classifier_alone_has_no_samples_and_no_log_z(tmp_path):
+    """Its walkers are the noise that they began as; and its run is written and read like any other."""
+    source = Jarzynski(walkers=32, populations=4, step_size=1e-3)
+    run = fitted(JEM(source=source, generative=0.0), steps=2)
+    assert run.walkers is None
+    assert run.log_partition is None
+    steep = {**SETTINGS, "output_scale": 20_000.0}  # of which log Z is not estimated
+    alone = JEM(source=chains(), generative=0.0)
+    run = fitted(alone, 2, energy=steep, out=tmp_path / "run", evaluate=True)
+    assert run.walkers is None
+    assert "energy_distance" not in run.scores
+    read = api.load_run(tmp_path / "run")
+    assert (read.walkers, read.log_partition) == (None, None)
 
 
 def test_an_energy_without_logits_is_named():
@@ -134,7 +156,10 @@ def test_an_energy_without_logits_is_named():
 
 
 def test_missing_labels_are_named():
-    with pytest.raises(InputError, match="'jem' needs the class of each row"):
+    words = (
+        "'jem' needs the class of each row.*labels=…, or give an .npz file with an array 'labels' of integers"
+    )
+    with pytest.raises(InputError, match=words):
         fitted(JEM(source=chains()), labels=None)
 
 
@@ -143,6 +168,19 @@ def test_labels_beyond_the_classes_are_named():
     labels[7] = 5
     with pytest.raises(InputError, match="from 0 to 2, got 5 in row 7"):
         fitted(JEM(source=chains()), labels=labels, energy=JointEnergy(MLP(2, outputs=3), 20.0))
+
+
+def test_a_class_whose_rows_are_all_held_out_is_one_of_the_classes(tmp_path):
+    x, labels = blobs()
+    labels = labels % 2
+    labels[4] = 2  # the only row of its class
+    seed = next(
+        s for s in range(99) if 2 not in api.load_array(x).beside(labels=labels).split(0.3, s)[0].labels
+    )
+    run = fitted(JEM(source=chains()), 1, labels=labels, held_out=0.3, seed=seed, out=tmp_path / "run")
+    assert run.energy.classes == 3
+    read = api.load_run(tmp_path / "run")
+    assert torch.equal(read.energy.logits(x), run.energy.logits(x))
 
 
 # ---- uniform starts

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import metastable as ms
 from metastable.core.errors import ConfigError, InputError, UnsupportedError
 from metastable.core.types import Pairs
+from metastable.core.waiting import unwatched
 from metastable.energies import ConditionalNet
 from metastable.methods import ImplicitBC, RankingNCE
 from metastable.methods.base import Context, Nothing
@@ -424,6 +425,32 @@ def test_contexts_of_another_number_than_events():
 def test_contexts_are_not_dropped_by_a_method_that_has_no_use_for_them():
     with pytest.raises(UnsupportedError, match="given: 'cd' does not look at contexts"):
         ms.fit(None, torch.randn(9, 1), "cd", steps=1, given=torch.randn(9, 1))
+    with pytest.raises(UnsupportedError, match="given: 'cd' does not look at contexts"):
+        ms.fit(None, "toy:pinwheel-given", "cd", steps=1)
+
+
+SMALL_FLOW = {"name": "interpolant", "width": 4, "steps": 4, "scored": 3}
+UNWATCHED = {
+    "interpolant": RankingNCE(2, SMALL_FLOW),
+    "adversarial": RankingNCE(2, SMALL_FLOW, adversarial=True),
+    "ibc": ImplicitBC(2),
+    "interpolating": ms.methods.InterpolatingNCE(2, SMALL_FLOW, times=2),
+}
+
+
+@pytest.mark.parametrize("method", UNWATCHED.values(), ids=UNWATCHED)
+def test_an_update_reads_no_number_back_from_a_device_that_is_not_looked_at(method):
+    rows, there = pairs(6), torch.device("meta")  # where nothing can be read
+    energy = ConditionalNet(1, rows.given.shape[1:], 4, 2, method.timed, data=rows)
+    players = {"energy": energy, **method.companions(energy, rows, None, 0)}
+    for player in players.values():
+        player.to(there)
+    batch = Pairs(rows.x.to(there), rows.given.to(there))
+    context = Context(energy, players, batch.x, None, torch.Generator(), step=1, given=batch.given)
+    with unwatched():
+        negatives = method.negatives(context, None, batch)[0]
+        for player in method.turns(context):
+            method.loss(context, None, player, batch, negatives)[0].backward()
 
 
 def test_support_is_asked_for_with_contexts():

@@ -299,6 +299,24 @@ def test_walkers_read_back_carry_the_weights_of_their_own_beta(tmp_path):
     torch.testing.assert_close(again.walkers.log_weight, truth)
 
 
+def test_a_buffer_is_weighed_a_part_at_a_time(monkeypatch):
+    """All of 10,000 images at once do not fit through a deep network."""
+    monkeypatch.setattr("metastable.methods.robust.PART", 7 * 2)
+    seen: list[int] = []
+
+    def energy(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return 0.5 * x.square().sum(1)
+
+    x = torch.randn(20, 2, generator=generator(0))
+    context = Context(energy, {}, x, fit_gaussian(x), generator(0))
+    method = Robust(source=PersistentCD(), beta=0.25)
+    walkers = method.current_walkers(context, method.start(context))
+    assert walkers is not None
+    assert seen == [7, 7, 6]
+    torch.testing.assert_close(walkers.log_weight, -0.25 * energy(walkers.x).to(walkers.log_weight))
+
+
 def test_one_of_many_negatives_that_is_far_off_does_no_harm():
     """A negative at a cliff: plain training follows its slope, β does not."""
     x = torch.tensor([[0.0], [0.5], [40.0]])

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import Pairs, Proposal
-from metastable.proposals import Gaussian, InterpolantFlow, Mixture, MixtureField
+from metastable.core.waiting import unwatched
+from metastable.proposals import Gaussian, InterpolantFlow, Mixture, MixtureField, fields
 from metastable.proposals.encoders import Borrowed
+from metastable.proposals.fields import ConcatSquash, ResidualField
 
 F64 = torch.float64
 over = pytest.mark.parametrize
@@ -414,6 +416,50 @@ def explodes(x: Tensor, given: Tensor, t: Tensor) -> Tensor:
     """Not a number from t = ½ on, in contexts above 4."""
     bad = (given > 4) & (t[..., None] > 0.5)
     return torch.where(bad, torch.nan, x)
+
+
+@over("field", [ConcatSquash, ResidualField])
+@over("folded", [2**24, 0], ids=["folded", "too large to fold"])
+@over("shape", [(7,), (7, 5, 1), (7, 5, 4)], ids=["one time", "a time for each context", "one for each row"])
+def test_fields_at_given_times_are_the_field(field, shape, folded, monkeypatch):
+    monkeypatch.setattr(fields, "FOLDED", folded)
+    made = bent(field(2, (3,), width=8, layers=4))
+    x, times = normal(5, 4, 2), normal(*shape, seed=1).sigmoid()
+    for code in (None, made.encode(normal(5, 3, seed=2))[:, None]):
+        found = torch.stack([v(x) for v in made.velocities(code, times)])
+        expected = torch.stack([made.velocity(x, code, made.clock(t)) for t in times])
+        torch.testing.assert_close(found, expected)
+
+
+@over("field", ["concatsquash", "residual"])
+def test_a_field_may_see_the_logarithm_of_what_is_left_of_time(field):
+    plain, other = (
+        bent(InterpolantFlow(2, field=field, layers=3, log_time=log, **SMALL)) for log in (False, True)
+    )
+    x = normal(4, 2)
+    for t in (0.0, 0.3, 1.0):
+        seen = -math.log(1.1 - t)
+        expected = plain.field(x, None, seen)
+        torch.testing.assert_close(other.field(x, None, t), expected)
+        assert t == seen or not torch.allclose(other.field(x, None, t), plain.field(x, None, t))
+
+
+WITHOUT_LOOKS = {
+    "draws": lambda flow, x, given, t: flow.sample_and_log_prob(3, rng(), given),
+    "trajectories": lambda flow, x, given, t: flow.trajectories(3, t[:, None], rng(), given),
+    "densities": lambda flow, x, given, t: flow.log_prob(x, given, at=0.5),
+    "densities, each at its time": lambda flow, x, given, t: flow.log_prob(x, given, at=t),
+    "points on the way": lambda flow, x, given, t: flow.interpolate(x, t[:, None], rng()),
+    "the loss": lambda flow, x, given, t: flow.loss(x, given, rng=rng()),
+}
+
+
+@over("ask", WITHOUT_LOOKS.values(), ids=WITHOUT_LOOKS)
+def test_no_number_is_read_back_from_a_device_that_is_not_looked_at(ask):
+    flow = InterpolantFlow(2, 3, width=8, steps=4, scored=3).to("meta")  # where nothing can be read
+    x, given, t = (torch.zeros(5, *shape, device="meta") for shape in ((2,), (3,), ()))
+    with unwatched():
+        ask(flow, x, given, t)
 
 
 def test_what_is_not_finite_is_named_with_its_time_and_context():

@@ -63,12 +63,13 @@ def sampled(run: Run, dataset: Dataset, seed: int) -> tuple[dict[str, Any], dict
     drawn = class_samples(run.energy, start, kernel=kernel, seed=seed, **settings)
     guess = in_parts(run.energy.logits, drawn.flatten(0, 1)).argmax(1)  # pyright: ignore
     asked = torch.arange(len(drawn), device=guess.device).repeat_interleave(PER_CLASS)
+    there = drawn.flatten(0, 1).flatten(1).isfinite().all(1)  # a chain that ran away is of no class
     numbers = {
         "per_class": PER_CLASS,
         "steps": STEPS,
         "start": origin,
         "classes": list(dataset.classes)[: len(drawn)] or [str(i) for i in range(len(drawn))],
-        "agreement": float((guess == asked).double().mean()),
+        "agreement": float(((guess == asked) & there).double().mean()),
     }
     return numbers, {"class_samples": drawn.cpu().float().numpy()}
 

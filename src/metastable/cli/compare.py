@@ -57,6 +57,7 @@ def compare(
         compare_methods,
         methods_for,
         parse_budget,
+        require_no_contexts,
         step_size_for,
         trainer_for,
     )
@@ -74,6 +75,7 @@ def compare(
     methods_for(names, own)  # refused before the data are read
     flags = {"data": data, "seed": seed, "trainer.device": device, "held_out": held_out}
     job = resolve(with_flags(tree, flags))
+    require_no_contexts(job.dataset)
     if "hidden" not in tree.get("energy", {}):
         job = replace(job, energy=compact(job.energy))
     chosen = methods_for(names, own, step_size_for(job.dataset.x))

@@ -19,7 +19,6 @@ MOST_ROWS = 2000
 """Rows behind the distances, whose cost grows with the square."""
 OUTLIER_LEVEL = 0.01
 """A row is an outlier where the density is lower than at all but this share of the model's own samples."""
-SLOW = "events have so many dimensions that sequential Monte Carlo takes minutes"
 
 
 def evaluate(
@@ -29,7 +28,7 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .json file to write; RUN/evaluation.json.")] = None,
     log_z: Annotated[
-        bool, typer.Option("--log-z", help="Estimate log Z where that takes minutes too (images).")
+        bool, typer.Option("--log-z", help="Estimate log Z where that takes minutes too (images, jem).")
     ] = False,
     ood: Annotated[
         list[str] | None,
@@ -43,6 +42,8 @@ def evaluate(
     A classifier that is an energy model is also scored as a classifier, where the data have labels. A conditional
     run is scored on pairs, an .npz file with the arrays x and given.
     """
+    from metastable.summary import why_costly
+
     from .classifier import judge, say_classifier, write_figures
     from .console import console, say
     from .runs import open_run, rows_for
@@ -63,7 +64,9 @@ def evaluate(
     for warning in (result["log_partition"] or {}).get("warnings", []):
         say(f"log Z: {warning}")
     if result["log_partition"] is None:
-        say(f"log Z was not estimated: {SLOW}; ask for it with --log-z")
+        say(f"log Z was not estimated: {why_costly(found.energy, dataset.x)}; ask for it with --log-z")
+    if hasattr(found.energy, "logits") and judged is None:
+        say("not judged as a classifier: the data have no labels")
     say_classifier(judged)
     step = int(found.history[-1]["step"]) if found.history else 0
     write(target, {"run": str(run), "step": step, "data": name, **result}, judged)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.api import built, training_rows
+from metastable.api import built, training_rows, with_classes
 from metastable.core.types import Energy, Pairs, bind, events
 from metastable.energies import check_conditional, check_energy
+from metastable.methods.jem import check_joint
 from metastable.training.engine import Engine
 
 from .console import say
@@ -27,13 +28,15 @@ def print_plan(job: Job, folder: Path) -> None:
     train = job.dataset.split(job.held_out, job.seed)[0] if job.held_out > 0 else job.dataset
     rows = training_rows(train, job.method, engine)
     x = events(rows)
-    energy = engine.place_module(built(job.energy, rows, job.seed))
+    energy = engine.place_module(built(with_classes(job.energy, job.method, job.dataset), rows, job.seed))
     seen = energy
     if isinstance(rows, Pairs) and job.method.needs != "labels":
         check_conditional(energy, rows)
         seen = bind(energy, rows.given[:PROBE])
     else:
         check_energy(energy, x)
+    if isinstance(rows, Pairs) and job.method.needs == "labels":
+        check_joint(energy, rows.given)
     say(json.dumps(job.described(), indent=2), "")
     parameters = sum(p.numel() for p in energy.parameters())
     limit = "" if job.trainer.max_seconds is None else f", at most {job.trainer.max_seconds:g} s"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
@@ -23,7 +22,7 @@ from metastable.core.errors import InputError, require_count, require_positive
 from metastable.core.random import seeded
 from metastable.core.types import Pairs, events
 from metastable.proposals.encoders import Encoder, Standardise, moments, require_contexts, width_of
-from metastable.proposals.interpolants import checked_times
+from metastable.proposals.interpolants import checked_times, log_time
 
 EMBEDDING = 10
 """Width of the two layers that embed a time."""
@@ -53,6 +52,7 @@ class ConditionalNet(nn.Module):
             exp(−E) can be normalised whatever the network says; None for the network alone, as in the paper.
         seed: of the initial weights; nothing global is touched.
 
+    >>> import torch
     >>> energy = ConditionalNet(2, 3, width=8, depth=3)
     >>> x, given = torch.zeros(5, 4, 2), torch.zeros(5, 3)
     >>> energy(x, given).shape, energy(x[:, 0], given).shape
@@ -119,7 +119,7 @@ class ConditionalNet(nn.Module):
 
     def clock(self, t: Tensor) -> Tensor:
         """The time's share of the first layer, any shape to `(…, width)`."""
-        return self.from_time(self.embed(-torch.log(1.1 - t)[..., None]))
+        return self.from_time(self.embed(log_time(t)[..., None]))
 
     def score(self, x: Tensor, code: Tensor | None, t: Tensor | None = None) -> Tensor:
         """E for encoded contexts.

@@ -117,7 +117,8 @@ class JointEnergy(nn.Module):
         >>> digit(torch.zeros(6, 2)).shape  # three rows of class 0, then three of class 2
         torch.Size([6])
         """
-        return bind(self, self.encode(labels))
+        home = next((p.device for p in self.parameters()), None)
+        return bind(self, self.encode(labels).to(home))
 
     def log_prob_labels(self, x: Tensor) -> Tensor:
         """log p(y | x) = log softmax h(x), `(B, C)`."""

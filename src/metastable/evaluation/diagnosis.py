@@ -45,6 +45,9 @@ BIAS_FLOOR = 0.05  # nats of log-density
 IGNORED = 0.01  # mean weight of negatives, 1 without β: below, an update is a hundredth of what it was
 COLLAPSED = 0.01  # mean weight of a datum among its negatives: below, hardly a gradient is left
 
+# Of the data, and of the labels where a classifier is trained.
+ENTROPIES = {"cross_entropy": "Cross-entropy", "label_cross_entropy": "Cross-entropy of the labels"}
+
 # Methods whose negatives are meant to be draws from the model: only there does a lasting gap mean anything.
 GAP_VANISHES = {
     "contrastivedivergence",
@@ -170,9 +173,9 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
 
     Args:
         history: rows of `metrics.jsonl`. Keys that are used where present: step, energy_data,
-            energy_negatives, energy_gap, grad_norm, cross_entropy, ess, ess_held_out, resamplings,
-            displacement, acceptance, gradient_magnitude, pair_logit, pair_weight, saturated, positive_weight,
-            objective, grad_scale, negatives_ignored.
+            energy_negatives, energy_gap, grad_norm, cross_entropy, label_cross_entropy, ess, ess_held_out,
+            resamplings, displacement, acceptance, gradient_magnitude, pair_logit, pair_weight, saturated,
+            positive_weight, objective, grad_scale, negatives_ignored.
         facts: what is known beside the log.
 
     >>> rows = [{"step": k, "energy_gap": 0.0, "acceptance": 0.02} for k in range(100)]
@@ -294,7 +297,7 @@ def _energies_drifting(history: Sequence[Row], facts: Facts) -> Finding | None:
 
 
 def _non_finite(history: Sequence[Row]) -> Finding | None:
-    watched = ("energy_data", "energy_negatives", "energy_gap", "grad_norm", "log_z", "cross_entropy")
+    watched = ("energy_data", "energy_negatives", "energy_gap", "grad_norm", "log_z", *ENTROPIES)
     for place, row in enumerate(history):
         for key in watched:
             value = _number(row.get(key))
@@ -516,10 +519,12 @@ def _no_learning(history: Sequence[Row], facts: Facts) -> Finding | None:
     gradient = _series(history, "grad_norm")
     if len(gradient) >= LEAST_ROWS and float(np.median(gradient)) < 1e-12:
         return _not_learning("problem", "The gradient is zero: no parameter can change.", {"grad_norm": 0.0})
-    entropy, gap = _trend(_series(history, "cross_entropy")), _trend(_gap(history))
+    gap = _trend(_gap(history))
     open_gap = gap is not None and facts.gap_should_vanish and _is_open(gap)
-    if entropy is not None:
-        return _entropy_stalled(entropy, gap, open_gap or _far_from_data(facts))
+    for key in ENTROPIES:
+        entropy = _trend(_series(history, key))
+        if entropy is not None:
+            return _entropy_stalled(entropy, key, gap, open_gap or _far_from_data(facts))
     if gap is not None and open_gap and abs(gap.first) - abs(gap.last) < IMPROVED * gap.change_se:
         text = f"The energy gap stays open: {gap.first:.3g} early, {gap.last:.3g} at the end, not about 0."
         return _not_learning("problem" if _far_from_data(facts) else "warning", text, _gap_evidence(gap))
@@ -551,18 +556,18 @@ def _gap_evidence(gap: _Trend) -> Evidence:
     return {"gap_first_fifth": gap.first, "gap_last_fifth": gap.last, "gap_se": gap.se}
 
 
-def _entropy_stalled(entropy: _Trend, gap: _Trend | None, far: bool) -> Finding | None:
+def _entropy_stalled(entropy: _Trend, key: str, gap: _Trend | None, far: bool) -> Finding | None:
     gained = entropy.first - entropy.last
     worse = -gained > max(CLEAR * entropy.change_se, WORSE_FLOOR)
     if not worse and (gained >= IMPROVED * entropy.change_se or not far):
         return None
     evidence: Evidence = {
-        "cross_entropy_first_fifth": entropy.first,
-        "cross_entropy_last_fifth": entropy.last,
-        "cross_entropy_se": entropy.se,
+        f"{key}_first_fifth": entropy.first,
+        f"{key}_last_fifth": entropy.last,
+        f"{key}_se": entropy.se,
     }
     verb = "rose" if worse else "did not fall beyond its noise"
-    text = f"Cross-entropy {verb}: {entropy.first:.4g} in the first fifth, {entropy.last:.4g} in the last"
+    text = f"{ENTROPIES[key]} {verb}: {entropy.first:.4g} in the first fifth, {entropy.last:.4g} in the last"
     text += f" (standard error {entropy.se:.2g})."
     return _not_learning("problem", text, evidence | (_gap_evidence(gap) if gap else {}))
 
@@ -837,14 +842,16 @@ def _too_short(history: Sequence[Row]) -> Finding | None:
 
 def _healthy(history: Sequence[Row], facts: Facts) -> Finding:
     evidence: Evidence = {"rows": float(len(history)), "steps": _steps(history, facts)}
-    gap, entropy = _trend(_gap(history)), _trend(_series(history, "cross_entropy"))
+    gap = _trend(_gap(history))
     parts = ["Nothing in the log speaks against this run."]
     if gap is not None:
         evidence |= _gap_evidence(gap)
         parts.append(f"Energy gap {gap.last:.2g} ± {gap.se:.1g} at the end.")
-    if entropy is not None:
-        evidence |= {"cross_entropy_first_fifth": entropy.first, "cross_entropy_last_fifth": entropy.last}
-        parts.append(f"Cross-entropy from {entropy.first:.4g} to {entropy.last:.4g}.")
+    for key, name in ENTROPIES.items():
+        entropy = _trend(_series(history, key))
+        if entropy is not None:
+            evidence |= {f"{key}_first_fifth": entropy.first, f"{key}_last_fifth": entropy.last}
+            parts.append(f"{name} from {entropy.first:.4g} to {entropy.last:.4g}.")
     profile = _profile(history, facts)
     if profile is not None:
         evidence |= {"objective": profile.end, "matched": profile.level}

@@ -107,7 +107,7 @@ def body(bench: Bench) -> list[Row]:
         bench.say(f"{name}: " + ", ".join(f"{r.metric} {r.value:.4f}" for r in rows[-5:]))
         draw(bench, name, found)
         if name == "jem":
-            draw_classes(bench, run, data)
+            draw_classes(bench, run)
     return rows
 
 
@@ -128,12 +128,12 @@ def draw(bench: Bench, name: str, found: ClassifierSummary) -> None:
     save_figure(figure, bench.folder / f"scores-{name}.png")
 
 
-def draw_classes(bench: Bench, run: Run, data: Dataset) -> None:
+def draw_classes(bench: Bench, run: Run) -> None:
     """Samples of p(x | y), a row for each digit: chains on the joint energy, from the replay buffer."""
     assert run.walkers is not None
     x = class_samples(
         run.energy,
-        run.walkers.x,
+        run.walkers.resampled(seed=bench.seed).x,
         kernel=ULA(1 / bench.output_scale),
         per_class=12,
         steps=bench.sample_steps,

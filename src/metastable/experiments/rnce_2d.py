@@ -152,8 +152,9 @@ def draw(job: Job, run: Run, given: Tensor, rng: torch.Generator) -> Tensor:
     """Samples for each context, `(C, n, 2)`: by the ODE of a density, by Algorithm 2 or 4 of an energy."""
     energy: Any = run.energy
     if job.model in DENSITIES:
-        energy.steps = job.heun_steps
-        return energy.sample(job.samples, rng, given)
+        model = getattr(energy, "proposal", energy)  # a density that is no energy by itself is wrapped as one
+        model.steps = job.heun_steps
+        return model.sample(job.samples, rng, given)
     proposal: Any = run.players["proposal"]
     proposal.steps = job.heun_steps
     if job.model == IRNCE:
@@ -405,7 +406,7 @@ SHARED = {
     "z_error": 0.004,
     "most_draws": 2**17,
 }
-"""What all scales have in common: Appendix B.2 but for rate, schedule, widths, inflate and times."""
+"""What all scales have in common: Appendix B.2 but for rate, schedule, widths, inflate and times (and turns)."""
 
 EXPERIMENT = Experiment(
     name="rnce-2d",

@@ -2,7 +2,8 @@
 
 Chains take a fixed, small number of steps from Gaussian noise, far too few to arrive. Plain training (β = 0) turns
 the network into something that moves noise onto the data in just that many steps, and its density is wrong by tens
-of nats; with β the density is learned. Both sets have exact densities, so that KL(p_data ‖ p_θ) is an integral.
+to hundreds of nats; with β the density is learned. Both sets have exact densities, so that KL(p_data ‖ p_θ) is an
+integral.
 
 | symbol | here |
 |---|---|

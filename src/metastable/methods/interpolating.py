@@ -82,7 +82,8 @@ class InterpolatingNCE(Ranked):
         times: m, of a datum in the energy's loss and, by name, in the flow's.
         alpha: α of the law of times of a flow by name.
 
-    Deviations: none but those of `RankingNCE`.
+    Deviations: those of `RankingNCE`. The paper's networks see −log(1.1 − t) in the place of t; here the default
+    energy does, and the flow where its table says `log_time=True`.
 
     >>> InterpolatingNCE(times=0)
     Traceback (most recent call last):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from metastable.core.errors import InputError, require
-from metastable.core.types import Energy, Pairs, Proposal
+from metastable.core.types import Energy, LogPartition, Pairs, Proposal, Walkers
 
 from .base import ChainMethod, Context, Metrics, Objective
 from .contrastive import PersistentCD
@@ -76,8 +76,8 @@ class JEM(Objective[Any]):
         generative: what log p(x) is multiplied with; 1/o where it is left out, and 0 for a classifier
             alone, for which no chain moves.
 
-    Metrics: the source's; `cross_entropy` and `accuracy` of the batch; `beta_o`, which is what counts when settings
-    of different output scales are compared (Appendix M.2).
+    Metrics: the source's; `label_cross_entropy` and `accuracy` of the batch; `beta_o`, which is what counts when
+    settings of different output scales are compared (Appendix M.2).
 
     Deviations: the paper's data come with Gaussian noise of standard deviation 0.03, which is the trainer's
     `data_noise`.
@@ -119,14 +119,7 @@ class JEM(Objective[Any]):
 
     def start(self, context: Context) -> Any:
         """The source's, once the energy has logits and every label a class."""
-        energy: Any = context.energy
-        for need in ("logits", "marginal", "encode", "output_scale"):
-            if not hasattr(energy, need):
-                raise InputError(
-                    f"energy: {type(energy).__name__} has no {need!r}, which JEM needs; make a classifier one with "
-                    "ms.energies.JointEnergy(classifier), or name one of joint-mlp, joint-conv, joint-wrn"
-                )
-        energy.encode(context.given)  # which names a label that is no class
+        check_joint(context.energy, context.given)
         return super().start(context)
 
     def negatives(self, context: Context, state: Any, batch: Pairs) -> tuple[Any, Any, Metrics]:
@@ -160,9 +153,17 @@ class JEM(Objective[Any]):
         """The source's; a classifier alone looks at its data only."""
         return batch if self.generative == 0 else super().evaluations(context, batch)
 
+    def current_walkers(self, context: Context, state: Any) -> Walkers | None:
+        """The source's; a classifier alone has none, as its chains never moved."""
+        return None if self.generative == 0 else super().current_walkers(context, state)
+
+    def log_partition(self, context: Context, state: Any) -> LogPartition | None:
+        """The source's; none of a classifier alone."""
+        return None if self.generative == 0 else super().log_partition(context, state)
+
     def _watch(self, step: int, output_scale: float, h: Tensor, labels: Tensor) -> Metrics:
         h = h.detach()
-        metrics = {"cross_entropy": cross_entropy(h, labels), "accuracy": accuracy(h, labels)}
+        metrics = {"label_cross_entropy": cross_entropy(h, labels), "accuracy": accuracy(h, labels)}
         beta_o = self.beta_o(step, output_scale)
         return metrics if beta_o is None else metrics | {"beta_o": h.new_full((), beta_o)}
 
@@ -170,6 +171,17 @@ class JEM(Objective[Any]):
         """β·o at update `step`, where the source has one β: negatives are weighed by (Σ_y e^h)^βo."""
         powers = self.source.powers(step) if isinstance(self.source, Robust) else ()
         return powers[0].weighting * output_scale if len(powers) == 1 else None
+
+
+def check_joint(energy: Any, labels: Any) -> None:
+    """Refuse an energy that is no classifier, and a label that is none of its classes."""
+    for need in ("logits", "marginal", "encode", "output_scale"):
+        if not hasattr(energy, need):
+            raise InputError(
+                f"energy: {type(energy).__name__} has no {need!r}, which JEM needs; make a classifier one with "
+                "ms.energies.JointEnergy(classifier), or name one of joint-mlp, joint-conv, joint-wrn"
+            )
+    energy.encode(labels)  # which names a label that is no class
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from metastable.core.errors import (
     require_positive,
 )
 from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
+from metastable.core.waiting import may_look
 from metastable.core.weights import ess_fraction
 from metastable.proposals import proposal_for, require_support
 from metastable.proposals.choose import LEARNED, named_settings
@@ -51,8 +52,6 @@ from metastable.proposals.given import (
 from .base import Context, Metrics, Negatives, Nothing, gap_metrics
 from .importance import ImportanceSampled
 
-CHECK_EVERY = 100
-"""Updates between looks at densities on a device that would have to be waited for."""
 OWNERS = ("energy", "proposal")
 
 
@@ -272,8 +271,8 @@ class Ranked(ImportanceSampled):
         return loss, {"proposal_loss": loss.detach()}
 
     def require_density(self, context: Context, log_prob: Tensor | None, what: str) -> None:
-        """Name densities that are zero or no number; on an accelerator only now and then, since that waits."""
-        if log_prob is None or (log_prob.device.type != "cpu" and context.step % CHECK_EVERY):
+        """Name densities that are zero or no number, where they may be looked at."""
+        if log_prob is None or not may_look(log_prob):
             return
         if not bool(torch.isfinite(log_prob).all()):
             nan = int(log_prob.isnan().sum())

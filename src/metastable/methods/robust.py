@@ -39,6 +39,8 @@ from .mixed import Mixed, States, load_each, mean_metrics, save_each
 VARIANTS = ("default", "no-positive", "batch-corrected", "true-objective")
 IGNORED = 0.01
 """A negative that counts for less than this share of what it would count for without β is ignored."""
+PART = 1 << 18
+"""Numbers that go through the energy at once when a whole buffer is weighed: 85 images of CIFAR-10."""
 
 
 class Weights(NamedTuple):
@@ -339,8 +341,7 @@ class Robust(Objective[States]):
         walkers = self.source.current_walkers(tempered(context, a), state[k])
         if walkers is None or a == 1 or self.source.temperature != 1:
             return walkers
-        with torch.no_grad():
-            E = context.energy(walkers.x).to(walkers.log_weight)
+        E = _in_parts(context.energy, walkers.x).to(walkers.log_weight)
         log_weight = walkers.log_weight - (1 - a) * E
         info = walkers.info | {"ess_fraction": float(ess_fraction(log_weight))}
         return replace(walkers, log_weight=log_weight, info=info)
@@ -379,6 +380,13 @@ def _finite(value: Any) -> bool:
 def _precise(E: Tensor) -> Tensor:
     """At least float32: weights are exponentials of differences of energies."""
     return E.float() if E.dtype in (torch.bfloat16, torch.float16) else E
+
+
+@torch.no_grad()
+def _in_parts(energy: Energy, x: Tensor) -> Tensor:
+    """E(x), `(N,)`, a part of the rows at a time: a whole buffer of images does not fit through a deep network."""
+    rows = max(1, PART // x[0].numel())
+    return torch.cat([energy(part) for part in x.split(rows)])
 
 
 def watch(weights: Weights) -> Metrics:

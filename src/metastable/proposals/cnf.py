@@ -24,7 +24,9 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +34,13 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError, require_count, require_positive
 from metastable.core.random import Seed, derive, generator, normal_like
 from metastable.core.types import Pairs, events
+from metastable.core.waiting import may_look
 
 from .encoders import Encoder, Standardise, moments, require_contexts
-from .fields import VectorField, field_for
+from .fields import VectorField, Velocity, field_for
 from .flows import _standard_log_prob
 from .interpolants import Interpolant, checked_times, draw_times, interpolant_loss, interpolant_named
+from .replay import Replays
 
 Solution = tuple[Tensor, Tensor]
 """States `(B, …, K, d)` and log-densities `(B, …, K)`."""
@@ -45,6 +49,9 @@ LIGHT = 64
 """So many kept states of a row are as much to remember as that row in one layer of a network."""
 FAST_MEMORY, DEVICE_MEMORY = 2**13, 2**22
 """Rows times dimensions at once, for layers of usual width: what a CPU's caches hold; else a gigabyte."""
+
+_REPLAYS: WeakKeyDictionary[ContinuousFlow, Replays] = WeakKeyDictionary()
+"""Recordings of a flow's ODE, beside it, since graphs can be neither copied nor saved."""
 
 # ---- the equations
 
@@ -66,23 +73,20 @@ def heun(
         `(len(keep), B, K, d)`.
     """
     keep = range(len(times)) if keep is None else keep
-    clocks = field.clock(times) if times.dim() == 1 else map(field.clock, times)
     lengths = times.diff(dim=0)[..., None]
     wanted, kept = set(keep), {0: x}
-    for i, (clock, clock_after) in enumerate(itertools.pairwise(clocks)):
-        x = heun_step(field, x, code, lengths[i], clock, clock_after)
+    for i, (here, after) in enumerate(itertools.pairwise(field.velocities(code, times))):
+        x = heun_step(here, after, x, lengths[i])
         if i + 1 in wanted:
             kept[i + 1] = x
     return torch.stack([kept[i] for i in keep])
 
 
-def heun_step(
-    field: VectorField, x: Tensor, code: Tensor | None, length: Tensor, clock: Tensor, clock_after: Tensor
-) -> Tensor:
-    """x + h/2 (v_t(x) + v_{t+h}(x + h v_t(x)))."""
-    v = field.velocity(x, code, clock)
-    ahead = field.velocity(x + length * v, code, clock_after)
-    return x + 0.5 * length * (v + ahead)
+def heun_step(here: Velocity, after: Velocity, x: Tensor, length: Tensor) -> Tensor:
+    """x + h/2 (v_t(x) + v_{t+h}(x + h v_t(x))), with v_t = `here` and v_{t+h} = `after`."""
+    v = here(x)
+    ahead = after(torch.addcmul(x, length, v))
+    return torch.addcmul(x, length, v + ahead, value=0.5)
 
 
 def coarse_subset(steps: int, count: int) -> list[int]:
@@ -92,6 +96,12 @@ def coarse_subset(steps: int, count: int) -> list[int]:
     [0, 5, 10]
     """
     return list(range(steps + 1)) if count > steps else [round(i * steps / (count - 1)) for i in range(count)]
+
+
+@lru_cache(maxsize=64)
+def coarse_nodes(steps: int, count: int, device: torch.device) -> Tensor:
+    """`coarse_subset` on a device, copied there once."""
+    return torch.tensor(coarse_subset(steps, count), device=device)
 
 
 def divergences(field: VectorField, states: Tensor, code: Tensor | None, times: Tensor, chunk: int) -> Tensor:
@@ -132,6 +142,7 @@ class ContinuousFlow(nn.Module):
     mean: Tensor
     scale: Tensor
     field: VectorField
+    replay: bool = False
 
     def __init__(
         self,
@@ -232,20 +243,24 @@ class ContinuousFlow(nn.Module):
     def _forwards(self, z: Tensor, code: Tensor | None, until: Tensor, first: int) -> Solution:
         nodes, times = coarse_subset(self.steps, self.scored), self._grid(until)
         states = self._solve(z, code, times, nodes, first)
-        integral = self._integral(states, code, times[nodes], first)[1][-1]
+        integral = self._integral(states, code, self._scored(times), first)[1][-1]
         return states[-1], self._base(z) - integral  # (6.2)
 
     def _backwards(self, x: Tensor, code: Tensor | None, at: Tensor, first: int) -> Solution:
         nodes, times = coarse_subset(self.steps, self.scored), self._grid(at).flip(0)
         states = self._solve(x, code, times, nodes, first)
-        integral = self._integral(states, code, times[nodes], first)[1][-1]  # from t down to 0
+        integral = self._integral(states, code, self._scored(times), first)[1][-1]  # from t down to 0
         return states[-1], self._base(states[-1]) + integral
+
+    def _scored(self, values: Tensor) -> Tensor:
+        """Those of the N + 1 `values` at which there is a divergence."""
+        return values[coarse_nodes(self.steps, self.scored, values.device)]
 
     def _solve(
         self, x: Tensor, code: Tensor | None, times: Tensor, keep: Sequence[int] | None, first: int
     ) -> Tensor:
         states = heun(self.field, x, code, times, keep)
-        if not bool(states[-1].isfinite().all()):
+        if may_look(states) and not bool(states[-1].isfinite().all()):
             with torch.no_grad():  # once more, with everything kept, to say where it began
                 _require_finite(heun(self.field, x, code, times), times, "the flow", first)
         return states
@@ -283,9 +298,25 @@ class ContinuousFlow(nn.Module):
         done = []
         for rows in _slices(x.shape[0], max(1, limit // max(1, x.shape[1]))):
             tiles = _slices(x.shape[1], limit)
-            parts = [solve(x[rows, k], _of(code, rows), _times_of(t, rows, k), rows.start) for k in tiles]
+            parts = [
+                self._run(solve, x[rows, k], _of(code, rows), _times_of(t, rows, k), rows.start)
+                for k in tiles
+            ]
             done.append((torch.cat([p[0] for p in parts], -2), torch.cat([p[1] for p in parts], -1)))
         return torch.cat([p[0] for p in done]), torch.cat([p[1] for p in done])
+
+    def _run(self, solve: Solver, x: Tensor, code: Tensor | None, t: Tensor, first: int) -> Solution:
+        """`solve`; as a recorded graph where that is wanted, and no gradient and no look at numbers is."""
+        plain = torch.is_grad_enabled() or torch.is_autocast_enabled() or may_look(x)
+        if plain or not (self.replay and x.is_cuda):
+            return solve(x, code, t, first)
+        name = getattr(solve, "__name__", "")
+        places = tuple(kept.data_ptr() for kept in (*self.parameters(), *self.buffers()))
+        key = (name, self.steps, self.scored, getattr(self, "crowding", None), places)
+        replays = _REPLAYS.setdefault(self, Replays())
+        if code is None:
+            return replays(lambda x, t: solve(x, None, t, 0), key, x, t)  # pyright: ignore
+        return replays(lambda x, t, code: solve(x, code, t, 0), key, x, t, code)  # pyright: ignore
 
     # ---- shapes
 
@@ -343,6 +374,8 @@ class InterpolantFlow(ContinuousFlow):
         width: of a named field's layers.
         layers: of a named field, the first and the last included; 3 for `concatsquash`, 8 for `residual`.
         encoder: of a named field, from contexts `(B, *context)` to codes `(B, c)`; run once for each context.
+        log_time: whether a named field sees −log(1.1 − t) in the place of t, as the paper's flows beside
+            interpolating energies do.
         interpolant: `trigonometric`, `linear` or an `Interpolant`.
         alpha: of the law of the times in the loss, t = u^{1/α}.
         times: m, the times drawn for each datum in the loss.
@@ -350,6 +383,8 @@ class InterpolantFlow(ContinuousFlow):
         scored: of the N + 1 times, how many have a divergence.
         crowding: ρ; times are t = 1 − (1 − i/N)^ρ, closer to each other near the data where ρ > 1.
         chunk: rows times dimensions that are in memory at once; by default what suits the device.
+        replay: whether training on a GPU records the ODE as a CUDA graph: for small flows, whose kernels run faster
+            than they are launched.
         seed: of the initial weights; nothing global is touched.
 
     References:
@@ -372,6 +407,7 @@ class InterpolantFlow(ContinuousFlow):
         width: int = 64,
         layers: int | None = None,
         encoder: Encoder | None = None,
+        log_time: bool = False,
         interpolant: str | Interpolant = "trigonometric",
         alpha: float = 2.0,
         times: int = 1,
@@ -379,6 +415,7 @@ class InterpolantFlow(ContinuousFlow):
         scored: int = 64,
         crowding: float = 2.0,
         chunk: int | None = None,
+        replay: bool = False,
         seed: int = 0,
     ):
         super().__init__(
@@ -388,7 +425,7 @@ class InterpolantFlow(ContinuousFlow):
         require_count("flow.times", times)
         require_positive("flow.crowding", crowding)
         self.interpolant, self.alpha, self.times = interpolant_named(interpolant), alpha, times
-        self.crowding = crowding
+        self.crowding, self.replay = crowding, replay
         if encoder is None and isinstance(data, Pairs):
             encoder = Standardise(data.given.shape[1:], data.given)
         depth = {} if layers is None else {"layers": layers}
@@ -396,6 +433,7 @@ class InterpolantFlow(ContinuousFlow):
             "context_shape": self.context_shape,
             "width": width,
             "encoder": encoder,
+            "log_time": log_time,
             "seed": seed,
             **depth,
         }
@@ -524,11 +562,12 @@ class InterpolantFlow(ContinuousFlow):
 
         before = place.long().clamp(max=self.steps - 1)
         start = grid[before, row]
-        x = heun_step(
-            self.field, states[before, row], code_m, (t - start)[..., None], self.field.clock(start), clock
+        here, after = (
+            partial(self.field.velocity, code=code_m, clock=c) for c in (self.field.clock(start), clock)
         )
+        x = heun_step(here, after, states[before, row], (t - start)[..., None])
 
-        nodes = torch.tensor(coarse_subset(self.steps, self.scored), device=z.device)
+        nodes = coarse_nodes(self.steps, self.scored, z.device)
         values, integral = self._integral(states[nodes], code, grid[nodes], first)
         last = torch.searchsorted(nodes.to(place), place, right=True) - 1
         end_value = self.field.divergence(x, code_m, clock)
@@ -538,6 +577,8 @@ class InterpolantFlow(ContinuousFlow):
 
 def _require_finite(values: Tensor, times: Tensor, what: str, first: int) -> None:
     """Name the time and the context where `values`, `(L, B, K, d)`, are not finite for the first time."""
+    if not may_look(values):
+        return
     bad = ~values.isfinite().all(-1)
     if not bool(bad.any()):
         return

@@ -392,7 +392,7 @@ class DiffusionEnergy(Diffusion):
 
     def _relative(self, y: Tensor, code: Tensor | None) -> Tensor:
         """(B.1) at σ_rel for standardised rows, `(B, K, d)` to `(B, K)`."""
-        sigma = y.new_tensor(self.sigma_rel)
+        sigma = y.new_full((), self.sigma_rel)  # a copy from the host would wait for the device
         c = coefficients(sigma, self.sigma_data)
         network = self.field.network
         assert isinstance(network, Potential)

@@ -15,6 +15,7 @@ three.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,12 @@ from metastable.core.errors import InputError, require_choice, require_count
 from metastable.core.random import seeded
 
 from .encoders import Encoder, width_of
-from .interpolants import Interpolant, interpolant_named
+from .interpolants import Interpolant, interpolant_named, log_time
+
+Velocity = Callable[[Tensor], Tensor]
+"""A field at one time, of one context each: `(B, K, d)` to `(B, K, d)`."""
+FOLDED = 2**24
+"""Weights, of all times together, that are held at once."""
 
 
 class VectorField(nn.Module):
@@ -46,6 +52,11 @@ class VectorField(nn.Module):
     def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         """v, of the shape of `x`, `(…, d)`."""
         raise NotImplementedError
+
+    def velocities(self, code: Tensor | None, times: Tensor) -> Iterator[Velocity]:
+        """v(·) at each of `times`, `(N,)`, or `(N, …)` where rows have times of their own: what a solver needs."""
+        clocks = self.clock(times) if times.dim() == 1 else map(self.clock, times)
+        return (functools.partial(self.velocity, code=code, clock=clock) for clock in clocks)
 
     def divergence(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         """Σ_i ∂v_i/∂x_i exactly, `(…)`: d Jacobian-vector products in one batch."""
@@ -86,6 +97,7 @@ class _Network(VectorField):
         layers: dense layers, the first and the last included; `usual_layers` by default.
         encoder: from `(B, *context)` to `(B, c)`, run once for each context; without one they are flattened.
             A module is part of the field and learns with it; any other callable is not.
+        log_time: whether the layers see −log(1.1 − t) in the place of t.
         seed: of the initial weights; nothing global is touched.
     """
 
@@ -99,6 +111,7 @@ class _Network(VectorField):
         width: int = 64,
         layers: int | None = None,
         encoder: Encoder | None = None,
+        log_time: bool = False,
         seed: int = 0,
     ):
         super().__init__()
@@ -106,7 +119,7 @@ class _Network(VectorField):
         require_count("field.width", width)
         layers = self.usual_layers if layers is None else layers
         require_count("field.layers", layers, 2)
-        self.encoder = encoder
+        self.encoder, self.log_time = encoder, log_time
         self.context_shape = None if context_shape is None else tuple(context_shape)
         with seeded(seed):
             self._build(dim, width, layers)
@@ -115,6 +128,10 @@ class _Network(VectorField):
 
     def _build(self, dim: int, width: int, layers: int) -> None:
         raise NotImplementedError
+
+    def _time(self, t: Tensor) -> Tensor:
+        """What the layers see of a time, `(…, 1)`."""
+        return (log_time(t) if self.log_time else t)[..., None]
 
     def _features(self) -> int:
         """Length of an encoded context."""
@@ -158,7 +175,7 @@ class ConcatSquash(_Network):
 
     def clock(self, t: Tensor) -> Tensor:
         """Gates, then shifts, of all layers, `(…, 2 Σ widths)`."""
-        t = t[..., None]
+        t = self._time(t)
         return torch.cat([self.gate(t).sigmoid(), self.shift(t)], -1)
 
     def _layers(self, clock: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
@@ -172,6 +189,32 @@ class ConcatSquash(_Network):
             x = layer(x) if code is None else layer(x) + code
             x, code = silu(torch.addcmul(shift, x, gate)), None
         return torch.addcmul(shift_out, last(x), gate_out)
+
+    def velocities(self, code: Tensor | None, times: Tensor) -> Iterator[Velocity]:
+        """As of all fields; a time that all rows share is folded into the layers.
+
+        Since (W h + w) g + s = (g W) h + (g w + s), a layer is one product, not a product, a gate and a shift.
+        """
+        if times.dim() != 1 or len(times) * sum(layer.weight.numel() for layer in self._dense) > FOLDED:
+            return super().velocities(code, times)
+        layers = list(self._layers(self.clock(times)))
+        weights = [gate[..., None] * layer.weight for layer, gate, _ in layers]
+        biases = [torch.addcmul(shift, gate, layer.bias) for layer, gate, shift in layers]
+        entry_gate = None if code is None else layers[0][1]
+        return (
+            functools.partial(
+                _folded,
+                weights=[w[i] for w in weights],
+                biases=[b[i] for b in biases],
+                gate=None if entry_gate is None else entry_gate[i],
+                code=code,
+            )
+            for i in range(len(times))
+        )
+
+    @property
+    def _dense(self) -> list[nn.Linear]:
+        return list(self.dense)  # pyright: ignore
 
     def divergence(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         """Σ_i ∂v_i/∂x_i, `(…)`.
@@ -224,7 +267,7 @@ class ResidualField(_Network):
 
     def clock(self, t: Tensor) -> Tensor:
         """The time's share of the first layer, `(…, width)`."""
-        return self.from_time(self.embed(t[..., None]))
+        return self.from_time(self.embed(self._time(t)))
 
     def _entry(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         return self.first(x) + (clock if code is None else clock + code)
@@ -248,6 +291,17 @@ class ResidualField(_Network):
 
 EMBEDDING = 10
 """Width of the layers that embed a time."""
+
+
+def _folded(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], gate: Tensor | None, code: Tensor | None
+) -> Tensor:
+    """Dense layers with silu between them; `gate` · `code` is added in the first."""
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        x = linear(x if i == 0 else silu(x), weight, bias)
+        if i == 0 and code is not None:
+            x = torch.addcmul(x, gate, code)  # pyright: ignore
+    return x
 
 
 def _silu_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:

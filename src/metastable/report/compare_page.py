@@ -32,7 +32,7 @@ _LOW_IS_GOOD = {
     "tv",
     "rmse",
 }
-_LOW_IS_GOOD_NAMES = {"cross_entropy"}
+_LOW_IS_GOOD_NAMES = {"cross_entropy", "label_cross_entropy"}
 _HIGH_IS_GOOD = {"ess", "likelihood", "coverage", "accuracy", "auc", "precision", "recall"}
 _ERRORS = ("_se", "_std_error")
 _MODE_KEYS = ("mode_weights", "modes", "weights")

@@ -17,6 +17,7 @@ _NAMES = {
     "log_z": "log Z",
     "log_z_se": "standard error of log Z",
     "grad_norm": "gradient norm",
+    "beta_o": "output scale times β",
     "kl": "KL",
     "kl_exact": "KL, exact",
     "exact_kl": "KL, exact",

@@ -34,6 +34,7 @@ _DRAWN_TOGETHER = {
     "log_z",
     "log_z_se",
     "cross_entropy",
+    "label_cross_entropy",
     "accuracy",
     "resamplings",
     "grad_scale",
@@ -132,8 +133,7 @@ def _reverse_note(z: dict[str, Any]) -> str | None:
 
 def _cross_entropy_card(run: Run) -> Html | None:
     value = run.summary.get("cross_entropy")
-    labels = _has(run, "accuracy")  # then the logged one is of labels, not of data
-    value = value if is_number(value) or labels else run.last("cross_entropy")
+    value = value if is_number(value) else run.last("cross_entropy")
     return None if value is None else card("Cross-entropy", number(value), "nats per data point; low is good")
 
 
@@ -203,17 +203,24 @@ def training(run: Run) -> Html:
         ),
         single(run, "density_loss", "Loss of the density", "−log p, or the regression it is learned by."),
         single(run, "grad_norm", "Gradient norm", log=True),
-        single(run, "cross_entropy", "Cross-entropy", _cross_entropy_words(run), unit="nats"),
+        single(
+            run,
+            "cross_entropy",
+            "Cross-entropy",
+            "Estimated with the running log Z; low is good.",
+            unit="nats",
+        ),
+        single(
+            run,
+            "label_cross_entropy",
+            "Cross-entropy of the labels",
+            "−log p(y | x) in the batches of training; low is good.",
+            unit="nats",
+        ),
         single(run, "accuracy", "Accuracy", "Of the classifier, on the batches of training.", ceiling=1.02),
     ]
     cut = tag("p", "The last line of metrics.jsonl was cut short and is left out.", class_="empty")
     return join([cut if run.broken_tail else None, pictures([d for d in drawn if d])])
-
-
-def _cross_entropy_words(run: Run) -> str:
-    if _has(run, "accuracy"):
-        return "−log p(y | x) of the labels in the batches of training; low is good."
-    return "Estimated with the running log Z; low is good."
 
 
 def weights(run: Run) -> Html:

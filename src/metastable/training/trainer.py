@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
+from metastable.core.waiting import unwatched
 
 from .batches import Batches
 from .checkpoints import Checkpoint, CheckpointStore, on_device
@@ -29,6 +30,8 @@ from .records import Gather, Recorder, Row
 
 OnRow = Callable[[Row], None]
 """Told of every line of metrics, e.g. a progress bar."""
+LOOK_EVERY = 97
+"""Updates between looks at numbers on an accelerator; a prime, so that players who take turns are all looked at."""
 
 
 class TrainableMethod(Protocol):
@@ -191,11 +194,12 @@ class Trainer:
         """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
         method, context = self.method, self.context
         batch = self.batches.at(context.step, self.config.noise_at(context.step))
-        with self.engine.autocast():
+        hasty = context.step % LOOK_EVERY != 0
+        with self.engine.autocast(), unwatched(hasty):
             negatives, self.state, averaged = method.negatives(context, self.state, batch)
         turns = [(turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context)]
         for together in turns:
-            with self.engine.autocast():
+            with self.engine.autocast(), unwatched(hasty):
                 loss, metrics = method.loss(context, self.state, together[0], batch, negatives)
             averaged |= metrics
             averaged |= self._descend(together, loss)

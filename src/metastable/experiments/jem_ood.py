@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from metastable.api import fit
+from metastable.api import fit, sample
 from metastable.core.random import derive
 from metastable.data import Dataset, load_images
 from metastable.energies import ConvNet, JointEnergy
@@ -129,16 +129,17 @@ def draw(bench: Bench, name: str, found: ClassifierSummary) -> None:
 
 
 def draw_classes(bench: Bench, run: Run) -> None:
-    """Samples of p(x | y), a row for each digit: chains on the joint energy, from the replay buffer."""
+    """Samples of p(x | y), a row for each digit: chains of p(x) go on, and are chosen in proportion to p(y | x).
+
+    Chains on the joint energy would hardly feel the label, which is one part in o of it.
+    """
     assert run.walkers is not None
-    x = class_samples(
-        run.energy,
-        run.walkers.resampled(seed=bench.seed).x,
-        kernel=ULA(1 / bench.output_scale),
-        per_class=12,
-        steps=bench.sample_steps,
-        seed=bench.seed,
+    kernel = ULA(1 / bench.output_scale)
+    start = run.walkers.resampled(bench.shown, seed=bench.seed).x
+    moved = sample(
+        run.energy, bench.shown, kernel=kernel, steps=bench.sample_steps, init=start, seed=bench.seed
     )
+    x = class_samples(run.energy, moved.x, kernel=kernel, per_class=12, steps=0, seed=bench.seed)
     picture = image_grid(x.flatten(0, 1).cpu().numpy(), -1.0, 1.0, columns=12, most=120)
     (bench.folder / "class-samples.png").write_bytes(picture)
 
@@ -149,7 +150,8 @@ COMMON: dict[str, Any] = {
     "batch_size": 64,
     "buffer": 2000,
     "data_noise": 0.03,
-    "sample_steps": 200,
+    "shown": 600,
+    "sample_steps": 100,
     "judged": True,
 }
 
@@ -164,6 +166,7 @@ EXPERIMENT = Experiment(
             "rows": 2000,
             "tested": 500,
             "chain_steps": 3,
+            "shown": 50,
             "sample_steps": 3,
             "generative": 0.3,
             "learning_rate": 1e-3,

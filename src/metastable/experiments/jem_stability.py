@@ -359,7 +359,7 @@ def _draw(bench: Bench, task: Task, courses: Courses) -> None:
     axes[1, 0].set_ylim(-0.05, 1.1)
     axes[3, 0].set_ylim(0, 1.02)
     axes[3, 0].legend(fontsize=7, loc="lower right")
-    save_figure(figure, bench.folder / f"stability-{task.name}.png")
+    save_figure(figure, bench.folder / f"stability-{task.name}.png", dpi=120)
 
 
 def _symmetric_log(axis: Any) -> None:

@@ -429,12 +429,12 @@ def test_contexts_are_not_dropped_by_a_method_that_has_no_use_for_them():
         ms.fit(None, "toy:pinwheel-given", "cd", steps=1)
 
 
-SMALL_FLOW = {"name": "interpolant", "width": 4, "steps": 4, "scored": 3}
+TINY_FLOW = {"name": "interpolant", "width": 4, "steps": 4, "scored": 3}
 UNWATCHED = {
-    "interpolant": RankingNCE(2, SMALL_FLOW),
-    "adversarial": RankingNCE(2, SMALL_FLOW, adversarial=True),
+    "interpolant": RankingNCE(2, TINY_FLOW),
+    "adversarial": RankingNCE(2, TINY_FLOW, adversarial=True),
     "ibc": ImplicitBC(2),
-    "interpolating": ms.methods.InterpolatingNCE(2, SMALL_FLOW, times=2),
+    "interpolating": ms.methods.InterpolatingNCE(2, TINY_FLOW, times=2),
 }
 
 

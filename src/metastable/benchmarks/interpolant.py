@@ -32,7 +32,7 @@ Divergence = Callable[[VectorField, Tensor, "Tensor | None", Tensor], Tensor]
 def run(
     *,
     dims: Sequence[int] = (2, 20),
-    rows: int = 128,
+    rows: int = 512,
     steps: int = 375,
     scored: int = 64,
     width: int = 64,
@@ -46,7 +46,7 @@ def run(
 
     Args:
         dims: d.
-        rows: draws whose log-density is wanted.
+        rows: draws whose log-density is wanted; what there is to gain grows with them, as launching costs less.
         steps: Heun steps.
         scored: times with a divergence, on two time scales.
         width: of the network.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import metastable as ms
-from metastable.evaluation.parts import energies_of
+from metastable.core.parts import energies_of
 from metastable.kernels import HMC, MALA, ULA, Gibbs
 from metastable.methods import (
     AdaptiveNCE,

@@ -17,7 +17,17 @@ from metastable.conditional_summary import evaluate_conditional
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, DivergenceError, InputError, UnsupportedError, require_count
 from metastable.core.random import derive, generator
-from metastable.core.types import Bound, Energy, LogPartition, Pairs, Proposal, Walkers, events, is_discrete
+from metastable.core.types import (
+    Bound,
+    Energy,
+    LogPartition,
+    Pairs,
+    Proposal,
+    Walkers,
+    as_shape,
+    events,
+    is_discrete,
+)
 from metastable.data import Dataset, load_array
 from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
 from metastable.energies.build import ENERGIES, default_config
@@ -439,7 +449,7 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
         shape = event_shape if event_shape is not None else getattr(_inside(energy), "event_shape", None)
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = as_shape(shape)
         if is_discrete(energy):
             return Signs.uniform(shape).sample(n, rng).to(_home(energy))
         return torch.randn((n, *shape), generator=rng).to(_home(energy))

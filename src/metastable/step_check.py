@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.parts import energies_of
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Pairs
-from metastable.evaluation.parts import energies_of
 from metastable.kernels import HMC, ULA, Kernel
 from metastable.kernels.base import StepKernel
 from metastable.methods import Context, Method

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.configure import build_tagged
+from metastable.core.parts import energies_of, in_parts
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Walkers, is_discrete
 from metastable.data import ToySet
@@ -18,7 +19,6 @@ from metastable.evaluation.diagnosis import Facts, Finding, diagnose
 from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, median_distance, mmd2
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
-from metastable.evaluation.parts import energies_of, in_parts
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
 from metastable.kernels import KERNELS, ULA, Kernel
 from metastable.proposals import fit_gaussian

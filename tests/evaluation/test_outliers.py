@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError
+from metastable.core.parts import energies_of, in_parts
 from metastable.energies import GaussianMixture
 from metastable.evaluation.outliers import SCORES, auroc, midranks, ood_aurocs, ood_scores
-from metastable.evaluation.parts import energies_of, in_parts
 from tests.conftest import assert_within, z_limit
 
 

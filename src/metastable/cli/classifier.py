@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 PER_CLASS, STEPS = 8, 100
 """Chains for each class, and their length."""
 MOST_CLASSES = 20
-NAMES = {"log_density": "log p(x)", "confidence": "max p(y | x)", "gradient": "−‖∇ log p(x)‖"}
 
 
 def judge(run: Run, dataset: Dataset, outside: dict[str, Tensor], name: str, seed: int) -> ClassifierSummary:
@@ -42,9 +41,9 @@ def sampled(run: Run, dataset: Dataset, seed: int) -> tuple[dict[str, Any], dict
     """Samples of p(x | y) from the run's walkers, or from noise where it kept none, by the run's own kernel."""
     import torch
 
+    from metastable.core.parts import in_parts
     from metastable.core.random import derive, generator
     from metastable.evaluation.classifier import class_samples
-    from metastable.evaluation.parts import in_parts
     from metastable.kernels import ULA
     from metastable.proposals import fit_gaussian
     from metastable.summary import kernel_of
@@ -78,6 +77,8 @@ def say_classifier(judged: ClassifierSummary | None) -> None:
     """Two tables: as a classifier, and against outsiders."""
     if judged is None:
         return
+    from metastable.report.classifier_section import SCORES
+
     from .console import console, number, plus_minus, table
 
     found = judged.numbers
@@ -96,7 +97,7 @@ def say_classifier(judged: ClassifierSummary | None) -> None:
         (entry["name"], *(plus_minus(a["value"], a["std_error"]) for a in entry["auroc"].values()))
         for entry in found["ood"]
     ]
-    names = [NAMES[score] for score in found["ood"][0]["auroc"]]
+    names = [SCORES[score][0] for score in found["ood"][0]["auroc"]]
     console().print(table(["AUROC against", *names], rows))
 
 

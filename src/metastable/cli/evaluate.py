@@ -135,7 +135,7 @@ def likelihood(run: Run, x: Tensor, z: LogPartition | None) -> dict[str, float |
     """Mean of −E − log Z over the rows; its standard error holds that of log Z."""
     import math
 
-    from metastable.evaluation.parts import energies_of
+    from metastable.core.parts import energies_of
 
     if z is None:
         return {"log_likelihood": None, "log_likelihood_se": None}
@@ -148,7 +148,7 @@ def likelihood(run: Run, x: Tensor, z: LogPartition | None) -> dict[str, float |
 
 def outlier_share(run: Run, x: Tensor, walkers: Walkers, seed: int) -> float:
     """Share of rows whose energy is above that of all but `OUTLIER_LEVEL` of the model's own samples."""
-    from metastable.evaluation.parts import energies_of
+    from metastable.core.parts import energies_of
 
     own = energies_of(run.energy, walkers.resampled(seed=seed).x)
     return float((energies_of(run.energy, x) > own.quantile(1 - OUTLIER_LEVEL)).double().mean())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -124,6 +124,11 @@ def _times(t: Tensor | float, given: Tensor) -> Tensor:
     """One time for each context, in the contexts' dtype where that is floating."""
     dtype = given.dtype if given.is_floating_point() else torch.get_default_dtype()
     return torch.as_tensor(t, dtype=dtype, device=given.device).expand(len(given))
+
+
+def as_shape(shape: int | Iterable[int]) -> tuple[int, ...]:
+    """A shape from itself, or from the dimension of a vector."""
+    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def is_discrete(law: Any) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, nearest, require
+from ..core.labels import integers, within
 from ..core.random import derive, generator
 from ..core.types import Pairs, events
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet
@@ -204,17 +205,10 @@ def check_labels(labels: Any, n: int, classes: int | None = None, name: str = "l
     >>> check_labels([0, 2, 1], 3, classes=3)
     tensor([0, 2, 1])
     """
-    values = torch.as_tensor(labels)
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise InputError(f"{name}: must be integers, got {values.dtype}")
+    values = integers(labels, name)
     if tuple(values.shape) != (n,):
         raise InputError(f"{name}: must be one for each of {n} rows, shape ({n},), got {tuple(values.shape)}")
-    bad = values < 0 if classes is None else (values < 0) | (values >= classes)
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        rule = "at least 0" if classes is None else f"from 0 to {classes - 1}"
-        raise InputError(f"{name}: must be {rule}, got {int(values[row])} in row {row} (counting from 0)")
-    return values.to(torch.int64)
+    return within(values, classes, name)
 
 
 def check_given(given: Any, n: int, name: str = "given", *, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn.functional import silu
 
 from metastable.core.errors import InputError, require_count, require_positive
 from metastable.core.random import seeded
-from metastable.core.types import Pairs, events
+from metastable.core.types import Pairs, as_shape, events
 from metastable.proposals.encoders import Encoder, Standardise, moments, require_contexts, width_of
 from metastable.proposals.interpolants import checked_times, log_time
 
@@ -80,8 +80,8 @@ class ConditionalNet(nn.Module):
         require_count("energy.depth", depth, 2)
         if inflate is not None:
             require_positive("energy.inflate", inflate)
-        self.event_shape = _shape(event_shape)
-        self.context_shape = None if context_shape is None else _shape(context_shape)
+        self.event_shape = as_shape(event_shape)
+        self.context_shape = None if context_shape is None else as_shape(context_shape)
         self.time, self.inflate = time, inflate
         mean, scale = moments(self.event_shape, None if data is None else events(data))
         self.register_buffer("mean", mean)
@@ -186,7 +186,3 @@ class ConditionalNet(nn.Module):
         if tuple(t.shape) not in {(), lead[:1], lead}:
             raise InputError(f"t: must be a number, or one for each of {lead}, got shape {tuple(t.shape)}")
         return t
-
-
-def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(given)

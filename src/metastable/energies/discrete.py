@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require, require_choice, require_count, require_positive
 from metastable.core.random import generator
+from metastable.core.types import as_shape
 from metastable.proposals.signs import (
     MOST_UNITS,
     log_2cosh,
@@ -189,7 +190,7 @@ class DiscreteEnergy(nn.Module):
 
     def __init__(self, event_shape: int | Iterable[int]):
         super().__init__()
-        shape = (event_shape,) if isinstance(event_shape, int) else tuple(event_shape)
+        shape = as_shape(event_shape)
         for size in shape or (0,):
             require_count("units", size)
         self.event_shape: tuple[int, ...] = shape

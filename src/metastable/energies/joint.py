@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, EnergyError, InputError, require_count, require_positive
+from metastable.core.labels import integers, within
 from metastable.core.types import Bound, bind
 
 OUTPUT_SCALE = 20_000.0
@@ -134,16 +135,7 @@ def as_labels(labels: Any, classes: int, name: str = "labels") -> Tensor:
     values = torch.as_tensor(labels)
     if values.dim() > 1 or values.numel() == 0:
         raise InputError(f"{name}: must be one label or a row of them, got shape {tuple(values.shape)}")
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise InputError(f"{name}: must be integers, got {values.dtype}")
-    values = values.reshape(-1)
-    bad = (values < 0) | (values >= classes)
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        raise InputError(
-            f"{name}: must be from 0 to {classes - 1}, got {int(values[row])} in row {row} (counting from 0)"
-        )
-    return values.to(torch.int64)
+    return within(integers(values, name).reshape(-1), classes, name)
 
 
 def _classes_of(network: nn.Module) -> int:

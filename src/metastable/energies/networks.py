@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.random import seeded
-from metastable.core.types import Proposal
+from metastable.core.types import Proposal, as_shape
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
@@ -49,7 +49,7 @@ class MLP(nn.Module):
         require_choice("activation", activation, ACTIVATIONS)
         for i, width in enumerate(hidden):
             require_count(f"hidden.{i}", width)
-        self.event_shape = (event_shape,) if isinstance(event_shape, int) else tuple(event_shape)
+        self.event_shape = as_shape(event_shape)
         widths = [math.prod(self.event_shape), *hidden]
         with seeded(seed):
             layers: list[nn.Module] = []

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, require_count
+from ..core.parts import in_parts
 from ..core.random import derive, generator
 from ..kernels import Kernel, run_chain
 from .calibration import (
@@ -26,7 +27,6 @@ from .calibration import (
     reliability,
 )
 from .outliers import ood_aurocs, ood_scores
-from .parts import in_parts
 
 MOST_SCORED = 5000
 """Rows of each sample behind AUROC: its standard error is then at most 0.006, and a gradient each is affordable."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.parts import NUMBERS, in_parts
 from ..core.types import energy_and_grad, row_sum
-from .parts import NUMBERS, in_parts
 
 SCORES = ("log_density", "confidence", "gradient")
 """log p(x) up to log Z, max p(y | x), and −‖∇ₓ log p(x)‖."""

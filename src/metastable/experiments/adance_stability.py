@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from metastable.api import fit, sample
 from metastable.core.errors import DivergenceError
-from metastable.core.random import derive, generator
+from metastable.core.random import derive, generator, seeded
 from metastable.energies import spectral_norm
 from metastable.evaluation.diagnosis import Facts, diagnose
 from metastable.evaluation.modes import mode_weights, nearest_center
@@ -71,8 +71,7 @@ class LeakyConv(nn.Module):
     def __init__(self, size: int, widths: Sequence[int], hidden: int, seed: int):
         super().__init__()
         self.event_shape = (1, size, size)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             layers: list[nn.Module] = []
             for before, after in zip((1, *widths), widths, strict=False):
                 layers += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]

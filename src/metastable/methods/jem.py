@@ -136,8 +136,8 @@ class JEM(Objective[Any]):
             return self.source.loss(context, state, player, batch.x, negatives)
         energy: Any = context.energy
         h, o = energy.logits(batch.x), energy.output_scale
-        watched = self._watch(context.step, o, h, batch.given)
         minus_log_p_y = cross_entropy(h, batch.given)
+        watched = self._watch(context.step, o, h, batch.given, minus_log_p_y)
         if self.generative == 0:
             return minus_log_p_y, watched
         seen = context.seeing(Known(context.energy, batch.x, energy.marginal(h)))
@@ -161,9 +161,9 @@ class JEM(Objective[Any]):
         """The source's; none of a classifier alone."""
         return None if self.generative == 0 else super().log_partition(context, state)
 
-    def _watch(self, step: int, output_scale: float, h: Tensor, labels: Tensor) -> Metrics:
+    def _watch(self, step: int, output_scale: float, h: Tensor, labels: Tensor, entropy: Tensor) -> Metrics:
         h = h.detach()
-        metrics = {"label_cross_entropy": cross_entropy(h, labels), "accuracy": accuracy(h, labels)}
+        metrics = {"label_cross_entropy": entropy.detach(), "accuracy": accuracy(h, labels)}
         beta_o = self.beta_o(step, output_scale)
         return metrics if beta_o is None else metrics | {"beta_o": h.new_full((), beta_o)}
 

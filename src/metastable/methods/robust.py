@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
+from metastable.core.parts import in_parts
 from metastable.core.types import Energy, EnergyGrad, LogPartition, Walkers, energy_and_grad, is_discrete
 from metastable.core.weights import ess_fraction, log_mean_exp
 
@@ -341,7 +342,7 @@ class Robust(Objective[States]):
         walkers = self.source.current_walkers(tempered(context, a), state[k])
         if walkers is None or a == 1 or self.source.temperature != 1:
             return walkers
-        E = _in_parts(context.energy, walkers.x).to(walkers.log_weight)
+        E = in_parts(context.energy, walkers.x, PART).to(walkers.log_weight)
         log_weight = walkers.log_weight - (1 - a) * E
         info = walkers.info | {"ess_fraction": float(ess_fraction(log_weight))}
         return replace(walkers, log_weight=log_weight, info=info)
@@ -380,13 +381,6 @@ def _finite(value: Any) -> bool:
 def _precise(E: Tensor) -> Tensor:
     """At least float32: weights are exponentials of differences of energies."""
     return E.float() if E.dtype in (torch.bfloat16, torch.float16) else E
-
-
-@torch.no_grad()
-def _in_parts(energy: Energy, x: Tensor) -> Tensor:
-    """E(x), `(N,)`, a part of the rows at a time: a whole buffer of images does not fit through a deep network."""
-    rows = max(1, PART // x[0].numel())
-    return torch.cat([energy(part) for part in x.split(rows)])
 
 
 def watch(weights: Weights) -> Metrics:

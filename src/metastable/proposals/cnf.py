@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require_count, require_positive
 from metastable.core.random import Seed, derive, generator, normal_like
-from metastable.core.types import Pairs, events
+from metastable.core.types import Pairs, as_shape, events
 from metastable.core.waiting import may_look
 
 from .encoders import Encoder, Standardise, moments, require_contexts
@@ -150,8 +150,8 @@ class ContinuousFlow(nn.Module):
         super().__init__()
         for name, value, least in (("steps", steps, 1), ("scored", scored, 2), ("chunk", chunk or 1, 1)):
             require_count(f"flow.{name}", value, least)
-        self.event_shape = _shape(event_shape)
-        self.context_shape = None if context_shape is None else _shape(context_shape)
+        self.event_shape = as_shape(event_shape)
+        self.context_shape = None if context_shape is None else as_shape(context_shape)
         self.steps, self.scored, self.chunk = steps, scored, chunk
         mean, scale = moments(self.event_shape, data)
         self.register_buffer("mean", mean)
@@ -578,7 +578,3 @@ def _times_of(t: Tensor, rows: slice, draws: slice) -> Tensor:
     if t.dim() == 0:
         return t
     return t[rows, draws] if t.dim() == 2 and t.shape[1] > 1 else t[rows]
-
-
-def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(given)

@@ -23,7 +23,7 @@ from torch.distributions import Distribution
 
 from metastable.core.errors import InputError, need, require_choice, require_count, require_positive
 from metastable.core.random import Seed, derive, generator, normal_like, seeded
-from metastable.core.types import Pairs, events
+from metastable.core.types import Pairs, as_shape, events
 
 from .encoders import Encoder, Standardise, moments, require_contexts, width_of
 
@@ -83,9 +83,9 @@ class Flow(nn.Module):
         require_choice("flow.kind", kind, KINDS)
         require_count("flow.layers", layers)
         require_count("flow.bins", bins, 2)
-        self.event_shape = _shape(event_shape)
-        self.context_shape = None if context_shape is None else _shape(context_shape)
-        mean, scale = _standardisation(self.event_shape, None if data is None else events(data))
+        self.event_shape = as_shape(event_shape)
+        self.context_shape = None if context_shape is None else as_shape(context_shape)
+        mean, scale = moments(self.event_shape, None if data is None else events(data))
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
         settings: dict[str, Any] = {"transforms": layers, "passes": passes, "hidden_features": tuple(hidden)}
@@ -181,7 +181,7 @@ class Flow(nn.Module):
         require_count("steps", steps)
         require_count("batch", batch)
         require_positive("learning_rate", learning_rate)
-        mean, scale = _standardisation(self.event_shape, events(data))
+        mean, scale = moments(self.event_shape, events(data))
         self.mean.copy_(mean)
         self.scale.copy_(scale)
         parameters = list(self.parameters())
@@ -201,15 +201,6 @@ class Flow(nn.Module):
         for parameter, learns in zip(parameters, learned, strict=True):
             parameter.requires_grad_(learns).grad = None
         return self
-
-
-def _standardisation(event_shape: tuple[int, ...], data: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each coordinate, flattened; 0 and 1 without data."""
-    return moments(event_shape, data)
-
-
-def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(given)
 
 
 def _start_at_identity(transform: nn.Module) -> None:

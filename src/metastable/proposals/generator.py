@@ -22,8 +22,10 @@ from torch import Tensor, nn
 
 from metastable.core.errors import require_count, require_positive
 from metastable.core.random import generator, normal_like, seeded
+from metastable.core.types import as_shape
 
-from .flows import LOG_2PI, _standardisation
+from .encoders import moments
+from .flows import LOG_2PI
 
 LEAST_SCALE = 1e-3
 """σ_φ stays above this share of the data's spread: a narrower one has a density nobody can estimate."""
@@ -71,8 +73,8 @@ class Generator(nn.Module):
         require_count("generator.latent", latent)
         require_count("generator.draws", draws, 2)
         require_positive("generator.spread", spread)
-        self.event_shape = (event_shape,) if isinstance(event_shape, int) else tuple(event_shape)
-        mean, scale = _standardisation(self.event_shape, data)
+        self.event_shape = as_shape(event_shape)
+        mean, scale = moments(self.event_shape, data)
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
         like = mean.new_empty(draws, latent)

@@ -32,7 +32,7 @@ TINY = rnce.EXPERIMENT.scales["smoke"] | {
 
 
 def job(model: str, toy: str, **changes) -> rnce.Job:
-    return rnce.Job(model, toy, 0, 1, "cpu", TINY | changes)
+    return rnce.Job(model, toy, 0, 1, 2, "cpu", TINY | changes)
 
 
 @pytest.mark.parametrize("scale", rnce.EXPERIMENT.scales)
@@ -40,7 +40,7 @@ def job(model: str, toy: str, **changes) -> rnce.Job:
 def test_every_model_is_within_its_size(scale, toy):
     pairs = rnce.toy_of(toy).sample(50, seed=0)
     for model in rnce.MODELS:
-        made, method = rnce.build(rnce.Job(model, toy, 0, 1, "cpu", rnce.EXPERIMENT.scales[scale]), pairs)
+        made, method = rnce.build(rnce.Job(model, toy, 0, 1, 2, "cpu", rnce.EXPERIMENT.scales[scale]), pairs)
         players = [made, *method.companions(made, pairs, None, 0).values()]
         size = sum(p.numel() for player in players for p in player.parameters())
         assert 0.8 * rnce.MOST_PARAMETERS < size <= rnce.MOST_PARAMETERS, model
@@ -106,22 +106,26 @@ GOOD = {"nf": [0.99], "diffusion": [0.985], "diffusion-phi": [0.98], "r-nce": [0
     ],
 )
 def test_rows_ask_for_what_the_paper_found(tmp_path, changes, wrong):
-    found = rnce.Overlaps({**GOOD, "ibc": [0.90, 0.91, 0.92], **changes}, 0.998)
-    rows = list(rnce.overlap_rows(bench(tmp_path), "spiral", found))
+    found = {**GOOD, "ibc": [0.90, 0.91, 0.92], **changes}
+    rows = list(rnce.overlap_rows(bench(tmp_path), "spiral", found, 0.998))
     assert {row.metric for row in rows if not row.ok} == wrong
     assert {row.metric: row.value for row in rows}["bc/truth/spiral"] == 0.998
-    silent = list(rnce.overlap_rows(bench(tmp_path, least_bc=None), "spiral", found))
+    silent = list(rnce.overlap_rows(bench(tmp_path, least_bc=None), "spiral", found, 0.998))
     assert all(row.relation is None for row in silent)
 
 
 def test_the_smallest_overlap_is_over_contexts():
     toy = rnce.toy_of("pinwheel")
-    samples = np.stack([toy.sample_given(v, 300, seed=5).numpy() for v in toy.values])
-    lost = samples.copy()
-    lost[2] *= 0.3
+    truth, second = (rnce.true_samples(toy, 300, 0, name) for name in "ab")
+    assert rnce.least_overlap(second, truth) > 0.95
+    second[2] = 0.3 * second[2]
+    assert rnce.least_overlap(second, truth) < 0.8
+
+
+def test_overlaps_are_kept_by_model():
     none = rnce.Likelihood(0.0, (), ())
-    jobs = [dataclasses.replace(job("nf", "pinwheel"), repeat=r) for r in range(2)]
-    outcomes = [rnce.Outcome(j, x, 0, none, (0, 0)) for j, x in zip(jobs, (samples, lost), strict=True)]
-    good, bad = rnce.overlaps(toy, outcomes, 300, seed=0).by_model["nf"]
-    assert bad < 0.8 < good
-    assert rnce.overlaps(toy, [], 300, seed=0).ceiling > 0.95
+    jobs = [dataclasses.replace(job("ibc", "pinwheel"), repeat=r) for r in range(2)] + [job("nf", "pinwheel")]
+    outcomes = [
+        rnce.Outcome(j, np.zeros(0), bc, 0, none, (0, 0)) for j, bc in zip(jobs, (0.8, 0.9, 0.7), strict=True)
+    ]
+    assert rnce.overlaps(outcomes) == {"ibc": [0.8, 0.9], "nf": [0.7]}

@@ -120,6 +120,23 @@ def test_the_energy_puts_a_wrong_field_right():
     helped = sample_interpolating(PATH.energy, Forgetful(), 500, GIVEN, rng(), eta=0.1, **settings).x
     assert float((alone.mean(1) - GIVEN).abs().min()) > 0.4
     assert float((helped.mean(1) - GIVEN).abs().max()) < 0.1
+    usual = sample_interpolating(PATH.energy, Forgetful(), 500, GIVEN, rng(), kernel=ULA(5e-3), **settings).x
+    paper = sample_interpolating(
+        PATH.energy, Forgetful(), 500, GIVEN, rng(), eta=5e-3, kernel=ULA(5e-3), **settings
+    ).x
+    assert float((usual.mean(1) - GIVEN).abs().max()) < 0.1
+    assert float((paper.mean(1) - GIVEN).abs().max()) > 0.15
+
+
+@over(
+    ("kernel", "step"),
+    [(None, 1e-3), (ULA(2e-3), 2e-3), (MALA(3e-3), 3e-3), (HMC(step_size=0.1, leapfrog=2), 0.005)],
+)
+def test_a_step_of_the_sde_is_by_default_as_long_as_one_of_the_chain(kernel, step):
+    info = sample_interpolating(
+        PATH.energy, PATH, 3, GIVEN, rng(), t_low=0.4, evaluations=50, kernel=kernel
+    ).info
+    assert info["eta"] * (1 - 0.4) / info["sde_steps"] == pytest.approx(step)
 
 
 MEANS = torch.tensor([[-2.0, 0.0], [2.0, 1.0], [0.0, -2.0]], dtype=torch.float64)

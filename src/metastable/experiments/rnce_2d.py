@@ -62,12 +62,16 @@ MODELS = (IRNCE, RNCE, IBC, *DENSITIES)
 
 @dataclass(frozen=True)
 class Job:
-    """One training: which model, on which set, from which seed, with the settings of the scale."""
+    """One training: which model, on which set, from which seed, with the settings of the scale.
+
+    `truth` is the seed of the true samples, which are the same for all models.
+    """
 
     model: str
     toy: str
     repeat: int
     seed: int
+    truth: int
     device: str
     settings: Mapping[str, Any]
 
@@ -157,10 +161,10 @@ def draw(job: Job, run: Run, given: Tensor, rng: torch.Generator) -> Tensor:
         return model.sample(job.samples, rng, given)
     proposal: Any = run.players["proposal"]
     proposal.steps = job.heun_steps
-    if job.model == IRNCE:
-        settings = {"t_low": job.t_low, "evaluations": job.chain_steps, "eta": job.eta}
-        return sample_interpolating(energy, proposal, job.samples, given, rng, **settings).x
     kernel = ULA(job.eta)
+    if job.model == IRNCE:
+        settings = {"t_low": job.t_low, "evaluations": job.chain_steps, "kernel": kernel}
+        return sample_interpolating(energy, proposal, job.samples, given, rng, **settings).x
     return sample_from_proposal(
         energy, proposal, job.samples, given, rng, kernel=kernel, steps=job.chain_steps
     ).x
@@ -218,13 +222,14 @@ class Outcome(NamedTuple):
 
     job: Job
     samples: np.ndarray  # (contexts, n, 2)
+    overlap: float  # the smallest Bhattacharyya coefficient over contexts
     parameters: int
     likelihood: Likelihood
     seconds: tuple[float, float]  # training, then sampling and the rest
 
 
 def learn(job: Job) -> Outcome:
-    """Data, training, samples, likelihood."""
+    """Data, training, samples, their overlap with true ones, likelihood."""
     toy = toy_of(job.toy)
     began = time.perf_counter()
     run = train(job, toy.sample(job.rows, seed=derive(job.seed, "data")))
@@ -232,21 +237,27 @@ def learn(job: Job) -> Outcome:
     given = torch.stack([toy.context(value) for value in toy.values]).to(job.device)
     rng = generator(derive(job.seed, "draws"), job.device)
     with torch.no_grad():
-        x = draw(job, run, given, rng)
+        x = draw(job, run, given, rng).cpu()
+    overlap = least_overlap(list(x), true_samples(toy, job.samples, job.truth))
     found = likelihood(job, run, given, rng)
     parameters = sum(p.numel() for player in run.players.values() for p in player.parameters())
     seconds = trained - began, time.perf_counter() - trained
-    return Outcome(job, x.cpu().numpy(), parameters, found, seconds)
+    return Outcome(job, x.numpy(), overlap, parameters, found, seconds)
+
+
+def true_samples(toy: ConditionalToySet, n: int, seed: int, name: str = "a") -> list[Tensor]:
+    """`n` for each context that is tested; another name gives others."""
+    return [toy.sample_given(value, n, seed=derive(seed, name)) for value in toy.values]
 
 
 def jobs(bench: Bench) -> list[Job]:
     """All trainings; IBC more than once, for its spread."""
-    made = []
+    made, truth = [], derive(bench.seed, "truth") % 2**31
     for model in MODELS:
         for toy in SETS:
             for r in range(bench.repeats if model == IBC else 1):
                 seed = derive(bench.seed, "rnce-2d", toy, model, r) % 2**31
-                made.append(Job(model, toy, r, seed, bench.device, bench.settings))
+                made.append(Job(model, toy, r, seed, truth, bench.device, bench.settings))
     return made
 
 
@@ -266,7 +277,8 @@ def _told(bench: Bench, outcome: Outcome) -> Outcome:
     job, (training, rest) = outcome.job, outcome.seconds
     bench.say(
         f"{job.toy}, {job.model}: {updates(job)} updates in {training:.0f} s, all else in {rest:.0f} s, "
-        f"{outcome.parameters} parameters, log-likelihood {outcome.likelihood.mean:.3f}"
+        f"{outcome.parameters} parameters, log-likelihood {outcome.likelihood.mean:.3f}, "
+        f"Bhattacharyya coefficient {outcome.overlap:.4f}"
     )
     return outcome
 
@@ -274,34 +286,26 @@ def _told(bench: Bench, outcome: Outcome) -> Outcome:
 # ---- numbers
 
 
-class Overlaps(NamedTuple):
-    """The smallest coefficient over contexts: of each model's trainings, and of a second true sample."""
-
-    by_model: dict[str, list[float]]
-    ceiling: float
-
-
-def overlaps(toy: ConditionalToySet, outcomes: Iterable[Outcome], n: int, seed: int) -> Overlaps:
-    """Each sample against one true sample of the same size."""
-    truth, second = ([toy.sample_given(v, n, seed=derive(seed, name)) for v in toy.values] for name in "ab")
+def overlaps(outcomes: Iterable[Outcome]) -> dict[str, list[float]]:
+    """Of each model's trainings."""
     found: dict[str, list[float]] = {}
     for outcome in outcomes:
-        found.setdefault(outcome.job.model, []).append(
-            least_overlap(list(torch.from_numpy(outcome.samples)), truth)
-        )
-    return Overlaps(found, least_overlap(second, truth))
+        found.setdefault(outcome.job.model, []).append(outcome.overlap)
+    return found
 
 
-def overlap_rows(bench: Bench, toy: str, found: Overlaps) -> Iterator[Row]:
-    """Each model against its goal, I-R-NCE against R-NCE, and IBC against all others."""
-    of = {model: float(np.mean(values)) for model, values in found.by_model.items()}
+def overlap_rows(
+    bench: Bench, toy: str, found: Mapping[str, Sequence[float]], ceiling: float
+) -> Iterator[Row]:
+    """Each model against its goal, I-R-NCE against R-NCE, and IBC against all others; `ceiling` is the truth's."""
+    of = {model: float(np.mean(values)) for model, values in found.items()}
     for model in sorted(of, key=[*GOOD, IRNCE, IBC].index):
         goal = (">=", bench.least_bc) if model in GOOD and bench.least_bc else (None, None)
         yield Row(f"bc/{model}/{toy}", of[model], *goal)
-    yield Row(f"bc/{TRUTH}/{toy}", found.ceiling)
+    yield Row(f"bc/{TRUTH}/{toy}", ceiling)
     judged = bench.least_bc is not None
     yield Row(f"bc_gain/{IRNCE}/{toy}", of[IRNCE] - of[RNCE], *((">=", -SLACK) if judged else (None, None)))
-    spread = max(found.by_model[IBC]) - min(found.by_model[IBC])
+    spread = max(found[IBC]) - min(found[IBC])
     margin = min(value for model, value in of.items() if model != IBC) - of[IBC]
     yield Row(f"bc_margin/{IBC}/{toy}", margin, *((">=", spread) if judged else (None, None)))
 
@@ -333,14 +337,15 @@ def true_likelihood(toy: ConditionalToySet, seed: int, n: int = 4096) -> float:
 def body(bench: Bench) -> list[Row]:
     """Every model on both sets."""
     outcomes = learn_all(bench)
+    seed = outcomes[0].job.truth
     rows: list[Row] = []
     others: list[Row] = []
     for name in SETS:
         toy, own = toy_of(name), [o for o in outcomes if o.job.toy == name]
-        seed = derive(bench.seed, "truth") % 2**31
-        rows += overlap_rows(bench, name, overlaps(toy, own, bench.samples, seed))
+        truth, second = (true_samples(toy, bench.samples, seed, which) for which in "ab")
+        rows += overlap_rows(bench, name, overlaps(own), least_overlap(second, truth))
         others += other_rows(name, own, seed)
-        _draw_samples(bench, name, own, seed)
+        _draw_samples(bench, name, own, truth)
     return [*rows, *others, *size_rows(outcomes)]
 
 
@@ -358,15 +363,13 @@ TITLES: Mapping[str, str] = {
 }
 
 
-def _draw_samples(bench: Bench, name: str, outcomes: Iterable[Outcome], seed: int) -> None:
+def _draw_samples(bench: Bench, name: str, outcomes: Iterable[Outcome], truth: list[Tensor]) -> None:
     """Two-dimensional histograms of 64 bins, a row for each context and a column for each model, as Table 1."""
     from metastable.report.figures import MUTED, density_colours, new_figure, save_figure
 
     toy = toy_of(name)
     samples = {o.job.model: o.samples for o in outcomes if o.job.repeat == 0}
-    samples[TRUTH] = np.stack(
-        [toy.sample_given(v, bench.samples, seed=derive(seed, "a")) for v in toy.values]
-    )
+    samples[TRUTH] = np.stack(truth)
     figure = new_figure(1.55 * len(TITLES), 1.62 * len(toy.values))
     axes = figure.subplots(len(toy.values), len(TITLES), squeeze=False)
     edges = np.linspace(-4, 4, 65)

@@ -28,11 +28,13 @@ from torch import Tensor
 from metastable.core.errors import ConfigError, InputError, require, require_count
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, Walkers, bind, energy_and_grad
-from metastable.kernels import MALA, ULA, Kernel, run_chain, warm_up
+from metastable.kernels import HMC, MALA, ULA, Kernel, run_chain, warm_up
 from metastable.proposals.given import sample_given
 
 WARMUP = 50
 """Steps in which the default kernel finds its step size; their moves are kept, as a longer start."""
+LANGEVIN = 1e-3
+"""Step size of chains on interpolating energies, the larger of the paper's two (Table 8)."""
 
 
 def sample_from_proposal(
@@ -95,7 +97,7 @@ def sample_interpolating(
     *,
     t_low: float = 0.5,
     evaluations: int = 500,
-    eta: float = 1e-3,
+    eta: float | None = None,
     kernel: Kernel | None = None,
     engine: str = "eager",
 ) -> Walkers:
@@ -114,26 +116,30 @@ def sample_interpolating(
         evaluations: T.
         eta: η, in units of the events squared over the flow's time. Where field and energy are exact any η ≥ 0
             gives the same law at t = 1; the more the field is off, the more a larger η lets the energy put right.
-        kernel: of the chain; by default Langevin with step size η. The paper's policies take
-            `HMC(step_size=eta, leapfrog=50)`.
+            By default η dt is the step size of the chain, so that a step of either puts right as much. The paper
+            takes the chain's step size itself, η = 10⁻³, and then the SDE hardly differs from the flow.
+        kernel: of the chain; by default Langevin with step size η where that is given, else 10⁻³. The paper's
+            policies take `HMC(step_size=eta, leapfrog=50)`.
         engine: of the chain, `eager` or `compile`.
 
     Returns:
         Walkers with `x` of shape `(B, n, *event)` and equal weights. `info` has `acceptance` for each context,
-        `kernel`, `evaluations` (exactly T), and `sde_steps` and `chain_steps`.
+        `kernel`, `evaluations` (exactly T), `eta`, and `sde_steps` and `chain_steps`.
 
     Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps.
     """
     require_count("n", n)
-    _require_eta(eta)
-    kernel = ULA(eta) if kernel is None and eta > 0 else kernel  # at η = 0 nothing but the flow moves
+    _require_eta(LANGEVIN if eta is None else eta)
+    if kernel is None and eta != 0:  # at η = 0 nothing but the flow moves
+        kernel = ULA(LANGEVIN if eta is None else eta)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
+    eta = _langevin_step(kernel) * max(sde_steps, 1) / (1 - t_low) if eta is None else eta
     y = flow.sample(n, rng, given, until=t_low)  # line 1
     target = bind(energy, given, t_low)
     y = follow_sde(target, flow, y, rng, t_low=t_low, steps=sde_steps, eta=eta)  # line 2
     rows, info = _chain(target.at(1.0), y.flatten(0, 1), kernel, moves, rng, engine)  # line 3
     info["evaluations"] += sde_steps
-    return _walkers(rows, y, info | {"sde_steps": sde_steps, "chain_steps": moves})
+    return _walkers(rows, y, info | {"eta": eta, "sde_steps": sde_steps, "chain_steps": moves})
 
 
 def follow_sde(
@@ -280,6 +286,13 @@ def _walkers(rows: Tensor, like: Tensor, info: dict[str, Any]) -> Walkers:
     x = rows.view(like.shape)
     _require_finite(x, f"the chains with {info['kernel']}; try a smaller step_size or MALA:")
     return Walkers(x, torch.zeros(x.shape[:2], dtype=torch.float64, device=x.device), info)
+
+
+def _langevin_step(kernel: Kernel | None) -> float:
+    """h of the Langevin step that one move, or one leapfrog step, of the kernel is about."""
+    if isinstance(kernel, HMC):
+        return 0.5 * kernel.step_size**2
+    return kernel.step_size if isinstance(kernel, (ULA, MALA)) else LANGEVIN
 
 
 def _require_eta(eta: float) -> None:

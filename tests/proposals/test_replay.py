@@ -1,0 +1,73 @@
+"""Recorded functions give what the functions give, whatever changes between two calls."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from metastable.core.waiting import unwatched
+from metastable.proposals import InterpolantFlow
+from metastable.proposals.replay import Recording, Replays
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Again:
+    """In the place of a graph: the function once more, from the memory it was recorded with into that."""
+
+    def __init__(self, function, inputs, outputs):
+        self.function, self.inputs, self.outputs = function, inputs, outputs
+
+    def replay(self):
+        for kept, new in zip(self.outputs, self.function(*self.inputs), strict=True):
+            kept.copy_(new)
+
+
+class OnTheHost(Replays):
+    recorded = 0
+
+    def record(self, function, inputs):
+        self.recorded += 1
+        own = [x.clone() for x in inputs]
+        outputs = tuple(x.clone() for x in function(*own))
+        return Recording(own, outputs, Again(function, own, outputs))  # pyright: ignore
+
+
+def test_a_recording_is_made_once_for_each_key_and_shape():
+    replays, weight = OnTheHost(most=2), torch.tensor(2.0)
+    double = lambda x: (weight * x,)  # noqa: E731
+    first = replays(double, "a", torch.ones(3))[0]
+    weight.fill_(3.0)  # in place, as an optimiser does
+    assert replays(double, "a", torch.full((3,), 5.0))[0].tolist() == [15.0] * 3
+    assert first.tolist() == [2.0] * 3  # what was handed out is not written over
+    assert replays.recorded == 1
+    replays(double, "a", torch.ones(4))
+    replays(double, "b", torch.ones(4))
+    assert (replays.recorded, len(replays.recordings)) == (3, 2)
+
+
+@cuda
+@pytest.mark.parametrize("contexts", [None, 3])
+def test_a_replayed_flow_is_the_flow(contexts):
+    flow = InterpolantFlow(2, contexts, width=16, steps=8, scored=5, replay=True).cuda()
+    given = None if contexts is None else torch.randn(7, contexts, device="cuda")
+    times = torch.rand(*([] if given is None else [7]), 3, device="cuda")
+    x = torch.randn(7, 2, device="cuda")
+
+    def ask() -> list[torch.Tensor]:
+        rng = torch.Generator("cuda").manual_seed(0)
+        found = flow.sample_and_log_prob(4, rng, given) + flow.trajectories(4, times, rng, given)
+        with torch.no_grad():
+            return [*found, flow.log_prob(x, given)]
+
+    for _ in range(3):
+        with torch.no_grad():
+            for p in flow.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        expected = ask()
+        with unwatched():
+            found = ask()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    copy.deepcopy(flow)

@@ -215,6 +215,8 @@ def test_pairs_from_a_file_to_samples_and_scores(tmp_path):
     assert refused.exit_code != 0
     np.save(tmp_path / "alone.npy", data.x.numpy())
     assert call("evaluate", out, "--data", tmp_path / "alone.npy").exit_code != 0
+    refused = call("evaluate", out, "--data", tmp_path / "pairs.npz", "--ood", tmp_path / "alone.npy")
+    assert "ood: needs a run of a classifier" in refused.output
 
 
 def test_held_out_pairs_may_be_as_many_as_those_trained_on():

@@ -97,6 +97,22 @@ def test_pictures_lie_beside_the_numbers_and_on_the_page(evaluated, jem_folder):
         assert words in page, words
 
 
+def test_samples_of_one_class_are_of_that_class(metastable, jem_folder, tmp_path):
+    import torch
+
+    import metastable as ms
+
+    out = tmp_path / "threes.npy"
+    result = metastable("sample", jem_folder, "--label", 3, "--n", 40, "--steps", 5, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "weighed by p(y = 3 | x)" in result.output
+    x = torch.from_numpy(np.load(out))
+    guess = ms.load_run(jem_folder).energy.logits(x).argmax(1)
+    assert float((guess == 3).double().mean()) > 0.5  # chance is a tenth
+    refused = metastable("sample", jem_folder, "--label", 10, "--out", out)
+    assert "labels: must be from 0 to 9, got 10" in refused.output
+
+
 def test_log_z_can_be_asked_for_and_another_file_leaves_the_run_alone(
     metastable, jem_folder, evaluated, tmp_path, monkeypatch
 ):

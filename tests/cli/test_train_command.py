@@ -49,6 +49,15 @@ def test_a_preset_on_pictures_says_where_they_should_be(metastable, monkeypatch,
     assert "cifar-10-batches-bin" in result.output
 
 
+def test_negatives_of_an_update_are_counted():
+    from metastable.cli.plan import chains
+    from metastable.methods import InterpolatingNCE, RankingNCE, ShortRun
+
+    assert chains(RankingNCE(negatives_per_datum=7), batch=10, rows=100) == 70
+    assert chains(InterpolatingNCE(negatives_per_datum=7, times=3), batch=10, rows=100) == 210 + 20
+    assert chains(ShortRun(), batch=10, rows=100) == 10
+
+
 def test_memory_of_a_replay_buffer_is_that_of_the_chains_that_move(metastable):
     """Ten thousand walkers are kept, but 64 of them are in a backward pass."""
     result = metastable(

@@ -30,6 +30,15 @@ def test_one_array_beside_contexts_needs_no_name(tmp_path):
 def test_labels_that_are_no_integers_are_left_alone(tmp_path):
     np.savez(tmp_path / "words.npz", x=X, labels=np.array(list("abcdef")))
     assert load_array(tmp_path / "words.npz").labels is None
+    np.savez(tmp_path / "halves.npz", x=X, labels=np.arange(6) / 2)
+    assert load_array(tmp_path / "halves.npz").labels is None
+
+
+def test_labels_may_be_whole_numbers_of_another_kind(tmp_path):
+    np.savez(tmp_path / "floats.npz", x=X, labels=np.arange(6.0))
+    assert load_array(tmp_path / "floats.npz").labels.tolist() == [0, 1, 2, 3, 4, 5]
+    np.savez(tmp_path / "truths.npz", x=X, labels=np.arange(6) > 3)
+    assert load_array(tmp_path / "truths.npz").labels.tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def test_contexts_alone_or_of_another_number_are_refused(tmp_path):

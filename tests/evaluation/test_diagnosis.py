@@ -456,3 +456,18 @@ def test_a_slope_that_goes_on_growing_is_named(slope, found: bool) -> None:
     assert ("energy-steepening" in names(diagnose(log))) is found
     if found:
         assert "spectral" in only(diagnose(log), "energy-steepening").advice
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("jarzynski", "earlier resampling"),
+        ("pcd", "carries weights across gaps"),
+        ("robust", "longer chains"),
+        ("jem", "longer chains"),
+        ("ranking-nce", "more negatives"),
+    ],
+)
+def test_advice_on_mode_weights_is_the_methods_own(method: str, words: str) -> None:
+    findings = diagnose(healthy(), Facts(method, [0.5, 0.5], [0.2, 0.8], 0.01, separated=True))
+    assert words in only(findings, "wrong-mode-weights").advice

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from metastable.core.types import Bound, Walkers
     from metastable.data import Dataset
     from metastable.evaluation.classifier import ClassifierSummary
     from metastable.run import Run
@@ -71,6 +72,22 @@ def sampled(run: Run, dataset: Dataset, seed: int) -> tuple[dict[str, Any], dict
         "agreement": float(((guess == asked) & there).double().mean()),
     }
     return numbers, {"class_samples": drawn.cpu().float().numpy()}
+
+
+def of_label(run: Run, walkers: Walkers, label: int, origin: str) -> tuple[Bound, Walkers, str]:
+    """The energy of p(x | label), and walkers of p(x) weighed by p(label | x), which are walkers of it."""
+    import torch
+
+    from metastable.core.errors import InputError
+    from metastable.core.parts import in_parts
+
+    energy: Any = run.energy
+    if not hasattr(energy, "logits"):
+        raise InputError("label: needs a run of a classifier that is an energy model (jem); it has no logits")
+    target = energy.given(label)  # refuses a label that there is not
+    log_p = torch.log_softmax(in_parts(energy.logits, walkers.x).double(), 1)[:, label]
+    weighed = replace(walkers, log_weight=walkers.log_weight.to(log_p) + log_p)
+    return target, weighed, f"{origin}, weighed by p(y = {label} | x)"
 
 
 def say_classifier(judged: ClassifierSummary | None) -> None:

@@ -53,6 +53,7 @@ def evaluate(
     if found.conditional:
         from .conditional import evaluate_pairs
 
+        outsiders(found, dataset, ood or [])
         evaluate_pairs(found, dataset, name, out or run / "evaluation.json", seed)
         return
     outside = outsiders(found, dataset, ood or [])

@@ -30,6 +30,9 @@ def sample(
             help="Contexts of a conditional run: FILE.npy, an .npz with an array given, or 0.5,1.2."
         ),
     ] = None,
+    label: Annotated[
+        int | None, typer.Option(help="Draw from p(x | label) of a classifier that is an energy model (jem).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
 ) -> None:
@@ -53,7 +56,12 @@ def sample(
         return
     steps = 100 if steps is None else steps
     start, origin = model_walkers(found, seed=seed)
-    walkers = continue_sampling(found.energy, start, n, steps=steps, seed=seed)
+    energy = found.energy
+    if label is not None:
+        from .classifier import of_label
+
+        energy, start, origin = of_label(found, start, label, origin)
+    walkers = continue_sampling(energy, start, n, steps=steps, seed=seed)
     if corrected:
         walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
     ess = walkers.ess

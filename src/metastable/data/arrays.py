@@ -436,8 +436,8 @@ def _read_numpy(path: Path) -> dict[str, np.ndarray]:
             return {"x": loaded}
         with loaded:
             beside = {name: loaded[name] for name in BESIDE if name in loaded.files}
-            if "labels" in beside and beside["labels"].dtype.kind not in "iu":  # not the classes of rows
-                del beside["labels"]
+            if "labels" in beside and (classes := _classes(beside.pop("labels"))) is not None:
+                beside["labels"] = classes
             rows = [name for name in loaded.files if name not in BESIDE]
             return {"x": loaded[_pick_key(path, rows)], **beside}
     except InputError:
@@ -446,6 +446,13 @@ def _read_numpy(path: Path) -> dict[str, np.ndarray]:
         raise InputError(
             f"{path}: is not a readable array file ({error}); save plain numbers with numpy.save"
         ) from error
+
+
+def _classes(labels: np.ndarray) -> np.ndarray | None:
+    """Labels as integers, where they are whole numbers or truth values; None where they are no classes of rows."""
+    if labels.dtype.kind == "f" and bool((labels == np.round(labels)).all()):
+        return labels.astype(np.int64)
+    return labels.astype(np.int64) if labels.dtype.kind in "iub" else None
 
 
 def _pick_key(path: Path, keys: list[str]) -> str:

@@ -412,7 +412,12 @@ def _weights_advice(facts: Facts) -> str:
         return "Raise sigma, so that noise made in one mode reaches the next, or use ranking-nce."
     if facts.method_key in RANKED:
         return "Use more negatives for each datum or a proposal nearer to the data, or train longer."
-    return "Use more walkers, a smaller learning rate or earlier resampling, so that the weights keep up."
+    if facts.method_key == "jarzynski":
+        return "Use more walkers, a smaller learning rate or earlier resampling, so that the weights keep up."
+    return (
+        "Use longer chains, or chains that start in every mode; or a method that carries weights across gaps, such "
+        "as jarzynski."
+    )
 
 
 def _mode_collapse(facts: Facts) -> Finding | None:

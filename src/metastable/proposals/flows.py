@@ -116,6 +116,8 @@ class Flow(nn.Module):
             `(B,)`, or `(B, K)`.
         """
         lead = x.shape[: x.dim() - len(self.event_shape)]
+        if tuple(x.shape[len(lead) :]) != self.event_shape or not lead:
+            raise InputError(f"x: events must have shape {self.event_shape}, got {tuple(x.shape)}")
         require_contexts(given, self.context_shape, lead[0], "this flow")
         white = (x.reshape(*lead, -1) - self.mean) / self.scale
         z, log_det = self._given(given, len(lead)).call_and_ladj(white)

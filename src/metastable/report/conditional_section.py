@@ -129,6 +129,7 @@ def objective(run: Run) -> Html | None:
     if K is None:
         return None
     steps, column = run.metrics["step"], run.metrics["objective"]
+    weighed = mapping(run.config.get("method")).get("name") != "ibc"  # which compares with uniform points
     matched, collapse = (np.full(len(steps), value) for value in (-math.log(K + 1), 0.0))
     lines = [
         plots.Series("objective", steps, column, palette.blue),
@@ -141,7 +142,11 @@ def objective(run: Run) -> Html | None:
     )
     keys = [
         key("objective", palette.blue),
-        key("−log(K+1), all matched", palette.green, dashes=(0, (4, 2))),
+        key(
+            f"−log(K+1), {'all matched' if weighed else 'nothing told apart'}",
+            palette.green,
+            dashes=(0, (4, 2)),
+        ),
         key("0, posterior collapse", INK, dashes=(0, (1, 2))),
     ]
     return picture("Objective", plots.curves("objective", lines, y_label="nats"), words, keys)

@@ -156,9 +156,14 @@ def test_an_interpolating_run_is_sampled_by_its_three_stages():
     run = ms.fit(None, data.x, method, steps=5, given=data.given, seed=0, evaluate=False)
     walkers = run.sample(4, given=data.given[:3], t_low=0.5, evaluations=20)
     assert walkers.x.shape == (3, 4, 1)
-    assert (walkers.info["sde_steps"], walkers.info["chain_steps"]) == (10, 10)
+    # 9 moves of MALA cost 10 gradients
+    assert (walkers.info["sde_steps"], walkers.info["chain_steps"]) == (10, 9)
     with pytest.raises(ConfigError, match="evaluations=… gradients, not steps"):
         run.sample(4, given=data.given[:3], steps=7)
+    with pytest.raises(
+        ConfigError, match=r"foo: unknown option \(known: engine, eta, evaluations, kernel, t_low\)"
+    ):
+        run.sample(4, given=data.given[:3], foo=1)
 
 
 @dataclass(frozen=True)
@@ -232,3 +237,66 @@ def test_contexts_of_one_number_need_no_second_dimension(run):
     assert torch.equal(again, run.sample(3, given=column, steps=2, seed=1).x)
     with pytest.raises(InputError, match="given: must have shape"):
         run.sample(3, given=[[0.5, 0.5]], steps=2)
+
+
+def test_an_interpolating_run_is_evaluated_whatever_its_units(tmp_path):
+    data = pairs(200, seed=1)
+    settings = {"steps": 10, "batch_size": 50, "given": data.given}
+    method = ms.methods.InterpolatingNCE(
+        proposal={"name": "interpolant", "width": 8, "steps": 6, "scored": 4}
+    )
+    run = ms.fit(None, 0.005 * data.x, method, out=tmp_path / "small", **settings)
+    assert not any(f.name == "sampling-failed" for f in run.diagnosis)
+    assert run.scores["energy_distance"] < 1
+    assert (tmp_path / "small" / "report.html").exists()
+
+
+def test_a_training_is_judged_though_its_chains_run_away(tmp_path, monkeypatch):
+    def lost(*_, **__):
+        raise InputError("eta: the SDE left every finite region at t = 0.7 for context 2")
+
+    monkeypatch.setattr("metastable.run.Run.sample", lost)
+    data = pairs(200, seed=1)
+    run = ms.fit(None, data.x, ms.methods.RankingNCE(), 5, given=data.given, out=tmp_path / "run")
+    (finding,) = [f for f in run.diagnosis if f.name == "sampling-failed"]
+    assert "left every finite region at t = 0.7" in finding.text
+    assert math.isfinite(run.scores["log_likelihood"])
+    assert "energy_distance" not in run.scores
+    assert "left every finite region" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_log_densities_take_events_of_one_number_as_fit_does(run):
+    y, given = torch.linspace(-1, 1, 7), torch.linspace(-1, 1, 7)
+    columns = run.log_prob(y[:, None], given[:, None], draws=64)
+    assert columns.shape == (7,)
+    assert torch.equal(run.log_prob(y, given, draws=64), columns)
+    assert torch.equal(run.log_prob(y.numpy(), given.numpy(), draws=64), columns)
+    with pytest.raises(InputError, match=r"x: must have shape \(B, 1\), got \(7, 2\)"):
+        run.log_prob(torch.zeros(7, 2), given)
+    with pytest.raises(InputError, match="one for each of the 7 events, got 3"):
+        run.log_prob(y, given[:3])
+
+
+def test_a_run_without_contexts_takes_them_too():
+    x = torch.randn(200, generator=torch.Generator().manual_seed(0))
+    run = ms.fit(None, x, ms.methods.Jarzynski(walkers=64), steps=2, evaluate=False)
+    assert torch.equal(run.log_prob(x), run.log_prob(x[:, None]))
+    assert torch.equal(run.log_prob(x.numpy()), run.log_prob(x))
+    with pytest.raises(InputError, match=r"x: must have shape \(B, 1\), got \(200, 3\)"):
+        run.log_prob(x[:, None].expand(200, 3))
+    with pytest.raises(ConfigError, match=r"foo: unknown option \(known: .*seed.*steps"):
+        run.sample(3, foo=1)
+    with pytest.raises(ConfigError, match="draws: unknown option"):
+        run.log_prob(x, draws=7)
+
+
+def test_options_that_there_are_not_are_named_with_those_there_are(run):
+    given = torch.zeros(2, 1)
+    with pytest.raises(ConfigError, match=r"foo: unknown option \(known: engine, kernel, steps, t\)"):
+        run.sample(3, given=given, foo=1)
+    with pytest.raises(ConfigError, match=r"kernal: unknown option \(did you mean 'kernel'\?\)"):
+        run.sample(3, given=given, kernal=ULA(0.1))
+    with pytest.raises(ConfigError, match=r"foo: unknown option \(known: draws, most, rng, std_error, t\)"):
+        run.log_prob(torch.zeros(2, 1), given, foo=1)
+    with pytest.raises(ConfigError, match="foo: unknown option"):
+        run.log_partition_given(given, foo=1)

@@ -16,6 +16,7 @@ from metastable._version import __version__
 from metastable.conditional_summary import evaluate_conditional
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, DivergenceError, InputError, UnsupportedError, require_count
+from metastable.core.powered import without_rounding
 from metastable.core.random import derive, generator
 from metastable.core.types import (
     Bound,
@@ -31,6 +32,7 @@ from metastable.core.types import (
 from metastable.data import Dataset, load_array
 from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
 from metastable.energies.build import ENERGIES, default_config
+from metastable.energies.joint import JointEnergy, as_joint
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
 from metastable.kernels import KERNELS, MALA, ULA, Gibbs, Kernel, run_chain, warm_up
 from metastable.methods import METHODS, Context, Method
@@ -70,7 +72,9 @@ def fit(
     Args:
         energy: any module or callable `(B, *event) → (B,)` with parameters, the name of a built-in energy
             (`mlp`, `conv`, `mixture`), or None for the default: a network on top of a Gaussian fitted to the
-            data, so that the first walkers and log Z₀ are exact.
+            data, so that the first walkers and log Z₀ are exact. With a method that needs labels (`jem`) also a
+            plain classifier `(B, *event) → (B, C)`: the run's energy is then `JointEnergy(classifier)`, of the
+            default output scale 20,000, and the classifier its `.network`.
         data: an array or tensor `(n, *event)`, a file, or `toy:NAME`.
         method: a method (`ms.methods.Jarzynski(...)`) or its name.
         steps: updates, 2000 by default.
@@ -164,8 +168,10 @@ def training_rows(dataset: Dataset, method: Method, engine: Engine) -> Tensor | 
     if beside is None:
         name, what = ("labels", "class") if method.needs == "labels" else ("given", "context")
         kind = "integers" if name == "labels" else "numbers"
+        why = dataset.unlabelled if name == "labels" else ""
+        none = f"holds an array that was not taken ({why})" if why else "has none"
         raise InputError(
-            f"{method.needs}: {method.name!r} needs the {what} of each row, and {dataset.name} has none; fit with "
+            f"{method.needs}: {method.name!r} needs the {what} of each row, and {dataset.name} {none}; fit with "
             f"{name}=…, or give an .npz file with an array {name!r} of {kind} beside the rows"
         )
     return Pairs(x, beside.to(x.device) if method.needs == "labels" else engine.place(beside))
@@ -254,8 +260,21 @@ def _resolve_energy(
     elif dataclasses.is_dataclass(energy) and hasattr(energy, "build"):
         config = energy
     else:
-        return as_energy(energy), {"name": "custom", "class": type(energy).__qualname__}
+        module = _own_energy(energy, rows, method)
+        return module, {"name": "custom", "class": type(energy).__qualname__} | _wrapping(module, energy)
     return built(with_classes(config, method, dataset), rows, seed), describe(config)
+
+
+def _own_energy(energy: Any, rows: Tensor | Pairs, method: Method) -> Any:
+    """An energy of the user's own: a density or, where the method needs labels, a classifier is made one."""
+    return as_joint(energy, events(rows)) if method.needs == "labels" else as_energy(energy)
+
+
+def _wrapping(module: Any, energy: Any) -> dict[str, Any]:
+    """What a run's settings keep of a classifier that was made an energy."""
+    if module is energy or not isinstance(module, JointEnergy):
+        return {}
+    return {"joint": {"output_scale": module.output_scale, "classes": module.classes}}
 
 
 def built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:
@@ -328,7 +347,8 @@ def _write_failure(
 
     run = Run(trainer.energy, method.name, trainer.recorder.history, None, None, config=settings)
     run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
-    run.diagnosis = diagnose(run.history, Facts(method=method.name))
+    run.power = _power(method, trainer.context.step)
+    run.diagnosis = diagnose(run.history, Facts(method=method.name, power=run.power))
     write_json(folder / "summary.json", run.summary() | {"message": str(error)})
     write_report(folder)
 
@@ -353,7 +373,13 @@ def _run_of(
         folder=folder,
         ema=outcome.ema,
         seconds=outcome.seconds,
+        power=_power(method, outcome.step),
     )
+
+
+def _power(method: Method, step: int) -> float:
+    """P of exp(−P·E), which is what the method was learning after `step` updates."""
+    return without_rounding(method.power(step))
 
 
 class _shown:  # noqa: N801
@@ -499,6 +525,10 @@ def continue_sampling(
         steps: ULA steps, or Gibbs sweeps.
         step_size: by default found by warm-up; a discrete energy has none.
         seed: of every random number.
+
+    Returns:
+        Weighted walkers. `.ess` is what their own weights leave of them, and `.info["start_ess"]` the effective
+        sample size of `walkers`: they are worth no more independent samples than the smaller of both.
     """
     require_count("n", n)
     rng = generator(derive(seed, "continue"), walkers.x.device)
@@ -507,12 +537,13 @@ def continue_sampling(
         if step_size is not None:
             raise UnsupportedError(f"step_size: Gibbs sweeps of a discrete energy have none, got {step_size}")
         moved = run_chain(Gibbs(), energy, Gibbs().init(energy, start.x), steps, rng)
-        return Walkers.equal(moved.state.x, info={"kernel": Gibbs()})
+        return Walkers.equal(moved.state.x, info={"kernel": Gibbs(), "start_ess": walkers.ess})
     if step_size is None:
         kernel, _ = warm_up(ULA(0.05), energy, start.x[:1024], 100, rng)
     else:
         kernel = ULA(step_size)
-    return fixed_parameters(kernel, energy, start.x, steps, rng)
+    moved = fixed_parameters(kernel, energy, start.x, steps, rng)
+    return dataclasses.replace(moved, info=moved.info | {"start_ess": walkers.ess})
 
 
 def log_partition(
@@ -552,8 +583,8 @@ def load_run(
 
     Args:
         folder: the run.
-        energy: the module to load the weights into; needed when the energy was your own, made by the library
-            from `config.json` otherwise.
+        energy: the module to load the weights into; needed when the energy was your own, or the classifier that
+            was made one, and made by the library from `config.json` otherwise.
         method: the method as it was trained; needed when it was given modules or functions of your own, made
             from `config.json` otherwise.
         device: where to put it.
@@ -565,8 +596,8 @@ def load_run(
         raise InputError(f"run: {folder} holds no checkpoint")
     if energy is None:
         energy = _rebuilt_energy(config, folder)
-    energy = cast(nn.Module, as_energy(energy))
     method = resolve_method(_method_settings(config["method"])) if method is None else method
+    energy = cast(nn.Module, _own_energy(energy, _probe(config), method))
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
     state = method.load(on_device(checkpoint.state["method"], context.data.device))
@@ -580,6 +611,7 @@ def load_run(
         log_partition=method.log_partition(context, state),
         config=config,
         folder=folder,
+        power=_power(method, checkpoint.step),
     )
     return load_summary(run)
 

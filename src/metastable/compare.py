@@ -355,7 +355,7 @@ def _worst(weights: list[float] | None, run: Run) -> float | None:
 
 
 def _exact_log_z(run: Run, train: Tensor) -> float:
-    return log_partition_quadrature(run.energy, bounding_box(train, 1.0))
+    return log_partition_quadrature(run.learned_energy, bounding_box(train, 1.0))
 
 
 def main_finding(run: Run) -> str | None:

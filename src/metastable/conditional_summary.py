@@ -53,10 +53,11 @@ def evaluate_conditional(run: Run, train: Pairs, validation: Pairs, *, seed: int
     """
     judged = likelihoods(run, validation, seed)
     own = likelihoods(run, train, seed) if judged is not None and not _same(train, validation) else None
-    shown = _shown(run, train, validation, seed) if _can_sample(run) else None
+    sampler = Sampler(run)
+    shown = _shown(sampler, train, validation, seed) if sampler.able else None
     run.contexts = shown.table if shown else None
-    run.scores = _scores(run, judged, validation, seed)
-    run.diagnosis = _diagnosis(run, judged, own)
+    run.scores = _scores(sampler, judged, validation, seed)
+    run.diagnosis = _diagnosis(run, judged, own) + sampler.findings
     if run.folder is not None:
         _write(run, train, shown)
     return run
@@ -64,9 +65,10 @@ def evaluate_conditional(run: Run, train: Pairs, validation: Pairs, *, seed: int
 
 def conditional_scores(run: Run, pairs: Pairs, seed: int) -> dict[str, Any]:
     """The scores of a run on other pairs, and what speaks against its log Z there, as `warnings`."""
-    judged = likelihoods(run, pairs, seed)
-    warnings = [] if judged is None else list(judged.log_partition.warnings)
-    return {**_scores(run, judged, pairs, seed), "warnings": warnings}
+    judged, sampler = likelihoods(run, pairs, seed), Sampler(run)
+    scores = _scores(sampler, judged, pairs, seed)
+    warnings = [] if judged is None else [f"log Z: {text}" for text in judged.log_partition.warnings]
+    return {**scores, "warnings": [*warnings, *(finding.text for finding in sampler.findings)]}
 
 
 # ---- likelihoods
@@ -105,16 +107,39 @@ def _solves_an_ode(proposal: Any) -> bool:
     return hasattr(proposal, "steps")
 
 
-def _can_sample(run: Run) -> bool:
-    """Whether there is somewhere to start from: a density's own draws, a proposal, or the method's own way."""
-    own = getattr(type(run.trained_with), "sample_given", Method.sample_given) is not Method.sample_given
-    return own or hasattr(run.energy, "sample") or "proposal" in run.players
-
-
 def _same(train: Pairs, validation: Pairs) -> bool:
     if len(validation) != len(train):
         return False
     return torch.equal(validation.x, train.x) and torch.equal(validation.given, train.given)
+
+
+# ---- samples
+
+
+class Sampler:
+    """Samples of a run, as far as it has any: a finished training is judged though its chains run away."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.findings: list[Finding] = []
+
+    @property
+    def able(self) -> bool:
+        """Whether there is somewhere to start from: a density's own draws, a proposal, or the method's own way."""
+        kind = type(self.run.trained_with)
+        own = getattr(kind, "sample_given", Method.sample_given) is not Method.sample_given
+        return own or hasattr(self.run.energy, "sample") or "proposal" in self.run.players
+
+    def __call__(self, n: int, given: Tensor, seed: int) -> Tensor | None:
+        """`n` for each context, `(B, n, *event)`; None, and a finding, where sampling failed."""
+        try:
+            return self.run.sample(n, given=given, seed=seed).x
+        except InputError as error:
+            text = f"Samples could not be drawn: {error}."
+            advice = "Train longer, or sample with smaller steps: run.sample(n, given=…, kernel=MALA(…))."
+            if not self.findings:
+                self.findings.append(Finding("sampling-failed", "problem", text, {}, advice))
+            return None
 
 
 # ---- a few contexts, looked at
@@ -128,14 +153,16 @@ class Shown:
     table: dict[str, Any]
 
 
-def _shown(run: Run, train: Pairs, validation: Pairs, seed: int) -> Shown | None:
+def _shown(sampler: Sampler, train: Pairs, validation: Pairs, seed: int) -> Shown | None:
     """Data near a few contexts beside samples for them, log Z with its error, and densities in the plane."""
-    given = _some_contexts(validation, seed)
-    walkers = run.sample(SHOWN_EVENTS, given=given, seed=derive(seed, "shown"))
+    run, given = sampler.run, _some_contexts(validation, seed)
+    drawn = sampler(SHOWN_EVENTS, given, derive(seed, "shown"))
+    if drawn is None:
+        return None
     near = [_nearest(train, c) for c in given]
     arrays = {
         "given_shown": given.cpu().numpy(),
-        "samples_given": walkers.x.cpu().numpy(),
+        "samples_given": drawn.cpu().numpy(),
         "data_given": torch.cat(near).cpu().numpy(),
         "data_given_counts": np.array([len(rows) for rows in near]),
     }
@@ -200,8 +227,10 @@ def _rows_of(energy: Bound) -> Energy:
 # ---- numbers and words
 
 
-def _scores(run: Run, judged: ConditionalLogProb | None, validation: Pairs, seed: int) -> dict[str, float]:
-    scores: dict[str, float] = {}
+def _scores(
+    sampler: Sampler, judged: ConditionalLogProb | None, validation: Pairs, seed: int
+) -> dict[str, float]:
+    run, scores = sampler.run, {}
     if judged is not None:
         mean, error = judged.mean_and_error()
         scores |= {"log_likelihood": mean, "log_likelihood_se": error, "cross_entropy": -mean}
@@ -210,18 +239,18 @@ def _scores(run: Run, judged: ConditionalLogProb | None, validation: Pairs, seed
             scores["ess_proposal"] = float((z.ess / z.draws).mean())
     rows = _chosen(run, validation, seed)
     if "proposal" in run.players and not run.normalised:
+        proposal: Any = run.players["proposal"]
+        proposal = proposal.finely() if hasattr(proposal, "finely") else proposal
         with torch.no_grad():
-            scores["proposal_log_likelihood"] = float(
-                log_prob_of(run.players["proposal"], rows).double().mean()
-            )
-    if _can_sample(run):
-        scores["energy_distance"] = _pair_distance(run, rows, seed)
+            scores["proposal_log_likelihood"] = float(log_prob_of(proposal, rows).double().mean())
+    drawn = sampler(1, rows.given, derive(seed, "distance")) if sampler.able else None
+    if drawn is not None:
+        scores["energy_distance"] = _pair_distance(drawn[:, 0], rows)
     return scores
 
 
-def _pair_distance(run: Run, rows: Pairs, seed: int) -> float:
+def _pair_distance(drawn: Tensor, rows: Pairs) -> float:
     """Energy distance of (context, sample) to (context, datum), every number in its standard deviations."""
-    drawn = run.sample(1, given=rows.given, seed=derive(seed, "distance")).x[:, 0]
     sides = [torch.cat([rows.given.flatten(1), x.flatten(1)], 1).double() for x in (drawn, rows.x)]
     scale = sides[1].std(0).clamp(min=1e-12)
     return float(energy_distance(sides[0] / scale, sides[1] / scale))

@@ -236,12 +236,15 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         return resolve_method({**settings, **given})
 
     def _normalise(self, rows: np.ndarray, used: Coordinates, seed: int) -> None:
-        """log Z of the trained energy, and both in the table's units."""
+        """log Z of what was learned, and its energy, both in the table's units."""
         run = self.run_
         parameter = next(iter(run.energy.parameters()))  # pyright: ignore
         some = rows[:: -(-len(rows) // ENOUGH)]
         z = log_partition(
-            run.energy, data=torch.tensor(some).to(parameter), walkers=128, seed=derive(seed, "log_partition")
+            run.learned_energy,
+            data=torch.tensor(some).to(parameter),
+            walkers=128,
+            seed=derive(seed, "log_partition"),
         )
         for words in z.warnings:
             warnings.warn(
@@ -249,7 +252,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
             )
         run.log_partition = z
         self.run_ = _on_cpu(run)
-        energy: Any = copy.deepcopy(run.energy)
+        energy: Any = copy.deepcopy(run.learned_energy)
         self.energy_ = InUnits(energy, used)
         self.log_partition_ = z.shifted(-used.log_det)
 

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import InputError
+from metastable.core.errors import InputError, options_of, require_options
+from metastable.core.powered import powered
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
+from metastable.evaluation.classifier import given_label
 from metastable.evaluation.conditional import LogPartitions, conditional_log_prob, log_partition_given
 from metastable.evaluation.diagnosis import Finding
 from metastable.training.records import Row, read_jsonl
-
-OWN_STEPS = 64
-"""Steps of an ODE whose draws are weighted afterwards: they need not be those of its limit."""
 
 
 @dataclass
@@ -41,6 +40,8 @@ class Run:
         players: every module of the run by name: the energy, and what the method trained or kept beside it.
         trained_with: the method itself, with its settings.
         contexts: of a conditional run, log Z with its error for a few contexts.
+        power: P, where what was learned is exp(−P·E)/Z: 1, unless its chains had another temperature (P = 1/T) or
+            its method weighed them so. log Z, scores, walkers and the diagnosis are of that density.
     """
 
     energy: Energy
@@ -59,6 +60,12 @@ class Run:
     players: dict[str, nn.Module] = field(default_factory=dict)
     trained_with: Any = None
     contexts: dict[str, Any] | None = None
+    power: float = 1.0
+
+    @property
+    def learned_energy(self) -> Any:
+        """P·E, whose exp(−P·E)/Z is the density that was learned: `energy` itself where P is 1."""
+        return powered(self.energy, self.power)
 
     @property
     def conditional(self) -> bool:
@@ -71,7 +78,7 @@ class Run:
         return tuple(self.config["event_shape"])
 
     def log_prob(self, x: Any, given: Any = None, **options: Any) -> Tensor:
-        """Normalised log-density −E(x) − log Z, `(B,)`.
+        """Normalised log-density of what was learned, −P·E(x) − log Z, `(B,)`; P is `power`, mostly 1.
 
         Args:
             x: `(B, *event)`.
@@ -80,17 +87,20 @@ class Run:
                 `log_partition_given` says.
             options: `draws` or `std_error`, of `evaluation.conditional.log_partition_given`.
         """
+        x = self._events(x)
         if given is not None or self.conditional:
-            x, given = torch.as_tensor(x).to(self._home), self._contexts(given)
+            x, given = x.to(self._home), self._contexts(given)
+            require_options(options, options_of(conditional_log_prob))
             if self.normalised:
                 with torch.no_grad():
                     return -self.energy(x, given)  # pyright: ignore
             found = conditional_log_prob(self.energy, self.importance_density(), x, given, **options)
             return found.value.to(x.dtype)
+        require_options(options, ())
         if self.log_partition is None:
             raise InputError("log_partition: this run has none; call metastable.log_partition on its energy")
         with torch.no_grad():
-            return -self.energy(x) - self.log_partition.value
+            return -self.learned_energy(x) - self.log_partition.value
 
     def sample(
         self,
@@ -101,12 +111,16 @@ class Run:
         seed: int = 0,
         corrected: bool = False,
         given: Any = None,
+        label: int | None = None,
         **options: Any,
     ) -> Walkers:
         """`n` weighted walkers of the model: weighted sampling that goes on from the run's own walkers, 100 steps.
 
         See `metastable.continue_sampling`. With `corrected` they are weighted by the learned density ratio too
         and stand for the data instead of the model: `.resampled()` gives data-like samples of equal weight.
+
+        With `label` they are walkers of p(x | label) of a classifier that is an energy model (`jem`): the run's own
+        are weighed by p(label | x) and go on there. `.info["start_ess"]` is how many of them that leaves.
 
         A conditional run is given contexts, `(B, *context)`, and returns `n` walkers for each, `(B, n, *event)`:
         chains of 100 steps from the run's proposal (`methods.conditional_sampling`), the three stages of an
@@ -115,20 +129,26 @@ class Run:
         """
         from metastable.api import continue_sampling
 
+        if label is not None and self.conditional:
+            raise InputError("label: this is a conditional run, which has no classes; give contexts, given=…")
         if given is not None or self.conditional:
             if corrected or step_size is not None:
                 raise InputError("given: walkers of contexts take kernel=…, not corrected or step_size")
             chosen = options if steps is None else {"steps": steps, **options}
             return self._sample_given(n, self._contexts(given), seed, chosen)
         if options:
+            require_options(options, _options_given() | set(options_of(Run.sample)))
             raise InputError(f"{next(iter(options))}: only samples of a conditional run take it")
         own = getattr(self.trained_with, "sample", None)
-        if own is not None:  # a density draws for itself
+        if own is not None and label is None:  # a density draws for itself
             return own(self.players, n, generator(derive(seed, "sample"), self._home.device))
         if self.walkers is None:
             raise InputError("walkers: this run kept none; use metastable.sample on its energy")
         steps = 100 if steps is None else steps
-        walkers = continue_sampling(self.energy, self.walkers, n, steps=steps, step_size=step_size, seed=seed)
+        energy, start = self.learned_energy, self.walkers
+        if label is not None:
+            energy, start = given_label(energy, start, label)
+        walkers = continue_sampling(energy, start, n, steps=steps, step_size=step_size, seed=seed)
         return self.corrected(walkers) if corrected else walkers
 
     def log_partition_given(self, given: Any, **options: Any) -> LogPartitions:
@@ -139,24 +159,28 @@ class Run:
             options: of `evaluation.conditional.log_partition_given`: `draws`, `std_error`, `most`, `rng`.
         """
         given = self._contexts(given)
+        require_options(options, options_of(log_partition_given))
         if self.normalised:
             zero = torch.zeros(len(given), dtype=torch.float64)
             return LogPartitions(zero, zero, torch.full_like(zero, torch.inf), zero)
         return log_partition_given(self.energy, self.importance_density(), given, **options)
 
     def _sample_given(self, n: int, given: Tensor, seed: int, options: dict[str, Any]) -> Walkers:
-        from metastable.methods.conditional_sampling import sample_conditional
+        from metastable.methods.conditional_sampling import sample_conditional, sample_from_proposal
 
         rng = generator(derive(seed, "sample given"), given.device)
         players: dict[str, Any] = {"energy": self.energy} | self.players
         own = getattr(self.trained_with, "sample_given", None)
         found = None if own is None else own(players, n, given, rng, **options)
-        return sample_conditional(players, n, given, rng, **options) if found is None else found
+        if found is not None:
+            return found
+        require_options(options, options_of(sample_from_proposal))
+        return sample_conditional(players, n, given, rng, **options)
 
     @property
     def normalised(self) -> bool:
-        """Whether the energy is −log of a density, so that log Z is 0."""
-        return bool(getattr(self.energy, "normalised", False))
+        """Whether the energy is −log of the density that was learned, so that log Z is 0."""
+        return bool(getattr(self.energy, "normalised", False)) and self.power == 1
 
     @property
     def _home(self) -> Tensor:
@@ -166,12 +190,18 @@ class Run:
 
     @property
     def _own_draws(self) -> Any:
-        """The energy itself where it also draws with a known density, as a diffusion's φ does, in fewer steps."""
+        """The energy itself where it also draws with a known density, as a diffusion's φ does.
+
+        In as many steps as its weights need, `fine`; what these leave is in the error of log Z.
+        """
         own: Any = self.energy if isinstance(self.energy, Proposal) else None
-        return own.with_steps(OWN_STEPS, OWN_STEPS // 2 + 1) if hasattr(own, "with_steps") else own
+        return own.with_steps(*own.fine) if hasattr(own, "fine") else own
 
     def importance_density(self) -> Any:
-        """A density to draw from for log Z: the run's proposal, one beyond its box, or a diffusion's φ itself."""
+        """A density to draw from for log Z: the run's proposal, one beyond its box, or a diffusion's φ itself.
+
+        A continuous flow solves its ODE in more steps than it may have been trained with, see `finely`.
+        """
         from metastable.proposals import Gaussian, Uniform
 
         proposal: Any = self.players.get("proposal", self._own_draws)
@@ -182,14 +212,26 @@ class Run:
             )
         if isinstance(proposal, Uniform):  # the energy may have mass beyond the box
             return Gaussian((proposal.low + proposal.high) / 2, (proposal.high - proposal.low) / 3)
-        return proposal
+        return proposal.finely() if hasattr(proposal, "finely") else proposal
+
+    def _events(self, x: Any) -> Tensor:
+        """Events as the energy needs them, `(B, *event)`; of one number each, `(B,)` will do, as for `fit`."""
+        x = x if isinstance(x, Tensor) else torch.as_tensor(x).to(self._home)
+        if "event_shape" not in self.config:
+            return x
+        x = x[:, None] if x.dim() == 1 and self.event_shape == (1,) else x
+        if tuple(x.shape[1:]) != self.event_shape or x.dim() == 0:
+            shape = ", ".join(map(str, ("B", *self.event_shape)))
+            raise InputError(f"x: must have shape ({shape}), got {tuple(x.shape)}")
+        return x
 
     def _contexts(self, given: Any) -> Tensor:
         """Contexts as the energy needs them, `(B, *context)`."""
         if given is None:
             raise InputError("given: this is a conditional run; give contexts, given=…")
         if not self.conditional:
-            raise InputError(f"given: this run of {self.method!r} was trained without contexts")
+            hint = "; samples of one class: label=…" if hasattr(self.energy, "logits") else ""
+            raise InputError(f"given: this run of {self.method!r} was trained without contexts{hint}")
         given = torch.as_tensor(given).to(self._home)
         shape = tuple(self.config["context_shape"])
         given = given[:, None] if given.dim() == 1 and shape == (1,) else given  # as `fit` takes them
@@ -239,6 +281,7 @@ class Run:
             "seconds": self.seconds,
             "event_shape": list(self.event_shape),
             "method": self.method,
+            "power": self.power,
             "log_partition": None if z is None else z.as_json(),
             "cross_entropy": self.scores.get("cross_entropy"),
             "diagnosis": [asdict(f) for f in self.diagnosis],
@@ -254,6 +297,13 @@ class Run:
         if self.log_partition is not None:
             lines.append(str(self.log_partition))
         return "\n".join([*lines, format_findings(self.diagnosis)])
+
+
+def _options_given() -> set[str]:
+    """Options of the algorithms that sample conditional runs."""
+    from metastable.methods.conditional_sampling import sample_from_proposal, sample_interpolating
+
+    return {name for way in (sample_from_proposal, sample_interpolating) for name in options_of(way)}
 
 
 def require_run_folder(folder: str | Path) -> Path:

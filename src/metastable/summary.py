@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.configure import build_tagged
 from metastable.core.parts import energies_of, in_parts
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Walkers, is_discrete
@@ -20,7 +19,10 @@ from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, 
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
-from metastable.kernels import KERNELS, ULA, Kernel
+from metastable.kernels import Kernel
+from metastable.methods.base import ChainMethod, Objective
+from metastable.methods.contrastive import ExactDraws
+from metastable.methods.mixed import Mixed
 from metastable.proposals import fit_gaussian
 from metastable.run import Run, read_summary, write_json
 from metastable.step_check import Chains, StepCheck, step_check
@@ -71,14 +73,14 @@ def evaluate_run(
         seed: of every random number.
         chains: the method as training left it, for a look at its negatives.
     """
-    second, known = None, bool(getattr(run.energy, "normalised", False))
+    second, known = None, run.normalised
     if known:  # a density has log Z = 0, and draws for itself
         run.walkers = run.sample(SHOWN, seed=derive(seed, "evaluate"))
     elif (own := _weighted_draws(run)) is not None:
         run.walkers, run.log_partition = own, importance_log_partition(own)
         known = True
-    elif affordable(run.energy, train):
-        second = log_partition(run.energy, data=train, seed=derive(seed, "evaluate"))
+    elif affordable(run.learned_energy, train):
+        second = log_partition(run.learned_energy, data=train, seed=derive(seed, "evaluate"))
         _take(run, second)
     run.modes, separated = _modes(run, train, toy, seed)
     run.scores = _scores(run, validation, toy) | _second_scores(second)
@@ -95,7 +97,7 @@ def _weighted_draws(run: Run) -> Walkers | None:
     """Draws of an energy that also is a density up to what its draws' weights put right: a diffusion's φ."""
     if not hasattr(run.energy, "with_steps"):
         return None
-    return importance_walkers(run.energy, run._own_draws, SHOWN)
+    return importance_walkers(run.learned_energy, run._own_draws, SHOWN)
 
 
 def affordable(energy: Any, x: Tensor) -> bool:
@@ -133,10 +135,10 @@ def _skipped(run: Run, train: Tensor) -> Finding:
     if run.log_partition is not None:
         what = "The method's own log Z was not compared with an independent estimate"
     where = "RUN" if run.folder is None else str(run.folder)
-    text = f"{what}: {why_costly(run.energy, train)}."
+    text = f"{what}: {why_costly(run.learned_energy, train)}."
     evidence: dict[str, Any] = {"dimensions": train[0].numel(), "most": MOST_DIMENSIONS}
     if hasattr(run.energy, "output_scale"):
-        evidence |= {"output_scale": _scale(run.energy), "most_scale": MOST_SCALE}
+        evidence |= {"output_scale": _scale(run.learned_energy), "most_scale": MOST_SCALE}
     advice = f"Ask for it with `metastable evaluate {where} --log-z`."
     return Finding("log-z-not-estimated", "note", text, evidence, advice)
 
@@ -232,7 +234,7 @@ def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float
     z = run.log_partition
     validation = _some(run, validation) if _costly(run) else validation
     if z is not None:
-        energies = energies_of(run.energy, validation)
+        energies = energies_of(run.learned_energy, validation)
         scores["log_likelihood"] = float(-energies.mean()) - z.value
         scores["log_likelihood_se"] = math.hypot(
             float(energies.std()) / math.sqrt(len(energies)), z.std_error
@@ -268,10 +270,10 @@ def _exact_scores(run: Run, data: Tensor, toy: ToySet) -> dict[str, float]:
     if data.dim() != 2 or data.shape[1] > 2 or toy.log_density is None or is_discrete(run.energy):
         return {}
     box = bounding_box(data, 1.0)
-    density = grid_density(run.energy, box, 401)
+    density = grid_density(run.learned_energy, box, 401)
     scores = {
         "log_z_exact": density.log_partition,
-        "kl_exact": kl_on_grid(toy.log_density, run.energy, box, 401, mass_tolerance=1e-2),
+        "kl_exact": kl_on_grid(toy.log_density, run.learned_energy, box, 401, mass_tolerance=1e-2),
         "edge_mass": density.edge_mass,
     }
     return scores
@@ -279,7 +281,7 @@ def _exact_scores(run: Run, data: Tensor, toy: ToySet) -> dict[str, float]:
 
 def exact_mode_weights(run: Run, data: Tensor, centers: Tensor) -> list[float]:
     """The model's own mode weights by quadrature, for data in one or two dimensions."""
-    density = grid_density(run.energy, bounding_box(data, 1.0), 401)
+    density = grid_density(run.learned_energy, bounding_box(data, 1.0), 401)
     points = torch.cartesian_prod(*density.axes).view(-1, len(density.axes))
     return mode_weights(points, centers.double().cpu(), density.density.flatten().log()).tolist()
 
@@ -294,6 +296,7 @@ def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> 
         mode_weight_se=modes.get("std_error"),
         separated=separated,
         steps=int(run.history[-1]["step"]) if run.history else None,
+        power=run.power,
         **_sample_facts(run, train),
         **_held_out_facts(run, train, validation),
         **_energy_facts(run, train),
@@ -322,34 +325,28 @@ def _sample_facts(run: Run, train: Tensor) -> dict[str, float]:
 
 
 def _energy_facts(run: Run, train: Tensor) -> dict[str, float]:
-    """Spread of E/T over data and as much noise, with T the temperature that the run's chains really had."""
-    if is_discrete(run.energy) or getattr(run.energy, "normalised", False):  # a density has no chains
+    """Spread of P·E, the energy of what was learned, over data and as much noise."""
+    if is_discrete(run.energy) or run.normalised:  # a density has no chains
         return {}
     x = train[:SHOWN]
     noise = fit_gaussian(x).sample(len(x), generator(0, x.device)).to(x)
-    energies = energies_of(run.energy, torch.cat([x, noise]))
-    return {"energy_spread": float(energies.std()) / _temperature(run.config.get("method", {}))}
+    return {"energy_spread": float(energies_of(run.learned_energy, torch.cat([x, noise])).std())}
 
 
-def _temperature(method: dict[str, Any]) -> float:
-    kernel = kernel_of(method)
-    return 1.0 if kernel is None else kernel.temperature
-
-
-def kernel_of(method: dict[str, Any]) -> Kernel | None:
-    """The kernel that a run's settings name; None where they name none of the library's."""
-    if method.get("source"):
-        return kernel_of(method["source"])
-    kernel = method.get("kernel") or {}
-    if kernel.get("name") in KERNELS:
-        return build_tagged(KERNELS, kernel, "method.kernel")
-    return ULA(method["step_size"]) if not kernel and method.get("step_size") else None
+def kernel_of(method: Any) -> Kernel | None:
+    """The kernel that moves a method's chains, of several samplers the first one's; None where nothing moves."""
+    if isinstance(method, Objective):
+        return kernel_of(method.source)
+    if isinstance(method, Mixed):
+        return next((k for k in map(kernel_of, method.sources) if k is not None), None)
+    moving = isinstance(method, ChainMethod) and not isinstance(method, ExactDraws)
+    return method.moves if moving else None
 
 
 def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, float]:
     if validation is train or len(validation) == len(train):
         return {}
-    own, other = (energies_of(run.energy, _some(run, rows)) for rows in (train, validation))
+    own, other = (energies_of(run.learned_energy, _some(run, rows)) for rows in (train, validation))
     error = math.hypot(float(own.std()) / math.sqrt(len(own)), float(other.std()) / math.sqrt(len(other)))
     return {"held_out_energy_gap": float(other.mean() - own.mean()), "held_out_energy_gap_se": error}
 
@@ -395,7 +392,7 @@ def _grids(run: Run, train: Tensor, toy: ToySet | None) -> dict[str, Any]:
     if train.dim() != 2 or train.shape[1] > 2 or is_discrete(run.energy):
         return {}
     points_a_side = COSTLY_GRID if _costly(run) else GRID
-    density = grid_density(run.energy, bounding_box(train, 0.2), points_a_side)
+    density = grid_density(run.learned_energy, bounding_box(train, 0.2), points_a_side)
     offset = 0.0 if run.log_partition is None else density.log_partition - run.log_partition.value
     log_density = (density.density.clamp(min=1e-300).log() + offset).numpy()
     grids = {"grid_x": density.axes[0].numpy()}
@@ -419,6 +416,8 @@ def load_summary(run: Run) -> Run:
     run.scores = kept.get("scores", {})
     run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
     run.seconds = kept.get("seconds", 0.0)
+    if kept:  # numbers of a run from before there was a power are those of exp(−E)
+        run.power = kept.get("power", 1.0)
     names = {f.name for f in dataclasses.fields(Finding)}
     run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]
     samples = run.folder / "samples.npy"

@@ -194,14 +194,14 @@ def test_a_picture_run_is_evaluated_without_log_z(metastable, refused, tmp_path)
 
 
 def test_chains_that_ran_away_are_of_no_class():
-    from types import SimpleNamespace
-
     import torch
     from torch import Tensor, nn
 
     from metastable.cli.classifier import sampled
     from metastable.data import Dataset
     from metastable.energies import JointEnergy
+    from metastable.methods import JEM, ShortRun
+    from metastable.run import Run
 
     class Bowl(nn.Module):
         """The same logits for both classes, on which a step of 10 multiplies x by −9."""
@@ -214,9 +214,8 @@ def test_chains_that_ran_away_are_of_no_class():
             return self.shift - 0.5 * x.square().sum(1, keepdim=True).expand(-1, 2)
 
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
-    settings = {"method": {"source": {"step_size": 10.0}}}
     energy = JointEnergy(Bowl(), output_scale=1.0, classes=2)
-    run = SimpleNamespace(energy=energy, config=settings, walkers=None, folder=None, diagnosis=[])
-    numbers, arrays = sampled(run, Dataset.of(x, "x", labels=[0, 1] * 25), 0)  # type: ignore
+    run = Run(energy, "jem", [], None, None, trained_with=JEM(source=ShortRun(step_size=10.0)))
+    numbers, arrays = sampled(run, Dataset.of(x, "x", labels=[0, 1] * 25), 0)
     assert not np.isfinite(arrays["class_samples"]).any()
     assert numbers["agreement"] == 0

@@ -448,6 +448,19 @@ def test_batches_stream_every_row_once(cifar):
     assert abs((noisy - x).std().item() / 0.1 - 1) < 5 / (2 * x.numel()) ** 0.5
 
 
+@pytest.mark.parametrize("options", [{"noise": 0.1}, {"seed": 1}, {"seed": 1, "noise": 0.1}])
+def test_every_pass_has_an_order_and_a_noise_of_its_own_and_can_be_made_again(cifar, options):
+    images = open_images("cifar10", cifar[0])
+    passes = [torch.cat([b for b, _ in images.batches(8, epoch=e, **options)]) for e in (0, 1, 1)]
+    assert torch.equal(passes[1], passes[2])
+    assert not torch.equal(passes[0], passes[1])
+    if "seed" not in options:  # independent noise: the correlation of n pairs has a standard error of 1/√n
+        one, two = ((p - images.tensor()).flatten() for p in passes[:2])
+        assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 5 / len(one) ** 0.5
+    with pytest.raises(InputError, match="epoch: must be an integer of at least 0, got -1"):
+        next(images.batches(8, epoch=-1))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -543,7 +556,7 @@ def test_labels_are_part_of_the_digest():
         ([0, 1], r"one for each of 3 rows, shape \(3,\), got \(2,\)"),
         ([0, 1, 3], "from 0 to 2, got 3 in row 2"),
         ([0, -1, 2], "from 0 to 2, got -1 in row 1"),
-        ([0.0, 1.0, 2.0], "integers, got torch.float32"),
+        ([0.0, 1.5, 2.0], "integers, got torch.float64, 1.5 in row 1"),
         ([[0], [1], [2]], r"shape \(3,\), got \(3, 1\)"),
     ],
 )

@@ -103,7 +103,8 @@ def test_bad_settings_name_the_field(settings, field):
     [
         ([0, 4], r"labels: must be from 0 to 3, got 4 in row 1 \(counting from 0\)"),
         (-1, "from 0 to 3, got -1 in row 0"),
-        ([0.5], "must be integers, got torch.float32"),
+        ([1.0, 0.5], r"must be integers, got torch.float64, 0.5 in row 1 \(counting from 0\)"),
+        (["a"], "must be integers, got <U1, 'a' in row 0"),
         ([], "one label or a row of them"),
         ([[0, 1]], r"one label or a row of them, got shape \(1, 2\)"),
     ],

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 import metastable as ms
 from metastable.core.errors import InputError
+from metastable.core.types import Walkers
 from metastable.energies import GaussianMixture
 from metastable.evaluation.classifier import class_samples, classifier_summary
 from metastable.kernels import MALA
+from metastable.run import Run
 from tests.conftest import assert_within, mean_and_error, z_scores
 
 MEANS = torch.tensor([[-1.2, 0.0], [1.2, 0.0], [0.0, 1.5]], dtype=torch.float64)
@@ -112,6 +114,63 @@ def test_chains_from_elsewhere_reach_their_class():
     found = class_samples(joint(), noise, kernel=MALA(0.5), per_class=500, steps=300, seed=5)
     mean, error = mean_and_error(found.transpose(0, 1))
     assert_within(mean, MEANS, error)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e200])
+def test_a_walker_that_ran_away_is_chosen_for_no_class(value):
+    start, _ = draws(50, 12)
+    start[::2] = value  # 1e200 is finite, and its logits are not
+    found = class_samples(joint(), start, kernel=MALA(0.3), per_class=4, steps=0, seed=7)
+    assert bool((found.abs() < 100).all())
+
+
+def run_of(walkers: Tensor, **settings) -> Run:
+    config = {"event_shape": [2], "method": {"name": "jem"}}
+    return Run(joint(), "jem", [], Walkers.equal(walkers), None, config=config, **settings)
+
+
+@pytest.mark.parametrize("moves", [{"steps": 20}, {"steps": 1, "step_size": 1e-6}])
+@pytest.mark.parametrize("label", [0, 1, 2])
+def test_a_run_samples_one_class(label, moves):
+    """By where the walkers go, and by those that are chosen where they hardly move."""
+    run = run_of(draws(20_000, 14)[0])
+    found = run.sample(1000, label=label, seed=1, **moves)
+    size = min(found.ess, found.info["start_ess"])
+    mean = torch.softmax(found.log_weight, 0) @ found.x
+    assert_within(mean, MEANS[label], size**-0.5)  # the classes are unit Gaussians
+    everything = run.sample(1000, steps=20, seed=1)
+    mean = torch.softmax(everything.log_weight, 0) @ everything.x
+    assert float(z_scores(mean, MEANS[label], everything.ess**-0.5).max()) > 10
+
+
+def test_walkers_of_a_class_say_how_many_there_were():
+    """One of 200 is where class 1 is, however many walkers are drawn from it."""
+    x = torch.tensor([[-30.0, 0.0]], dtype=torch.float64).repeat(200, 1)
+    x[7] = torch.tensor([30.0, 0.0])
+    found = run_of(x).sample(500, label=1, steps=2)
+    assert found.info["start_ess"] == pytest.approx(1.0)
+    assert found.ess > 50  # their own weights say nothing about it
+    assert run_of(x).sample(500, steps=2).info["start_ess"] == pytest.approx(200.0)
+
+
+def test_a_label_that_cannot_be_sampled_is_named():
+    run = run_of(draws(50, 15)[0])
+    for label, words in (
+        (3, "labels: must be from 0 to 2, got 3"),
+        (0.5, "labels: must be integers, got torch.float64, 0.5"),
+        ([0, 1], "label: must be one class, got 2 labels"),
+    ):
+        with pytest.raises(InputError, match=words):
+            run.sample(5, label=label)  # type: ignore
+    with pytest.raises(InputError, match="'jem' was trained without contexts; samples of one class: label=…"):
+        run.sample(5, given=1)
+    with pytest.raises(
+        InputError, match=r"label: needs a run of a classifier that is an energy model \(jem\)"
+    ):
+        Run(GaussianMixture(MEANS), "pcd", [], run.walkers, None, config=run.config).sample(5, label=1)
+    run.config["context_shape"] = [1]
+    with pytest.raises(InputError, match="label: this is a conditional run, which has no classes"):
+        run.sample(5, label=1)
 
 
 def test_class_samples_follow_the_seed_and_need_enough_rows():

@@ -9,8 +9,8 @@ from metastable.core.errors import InputError
 from metastable.data.idx import write_idx
 from metastable.evaluation.classifier import ClassifierSummary
 from metastable.experiments import EXPERIMENTS
-from metastable.experiments.base import Bench
-from metastable.experiments.jem_ood import EXPERIMENT, body, method, numbers, row
+from metastable.experiments.base import Bench, Row
+from metastable.experiments.jem_ood import EXPERIMENT, body, gains, method, numbers, row
 from metastable.methods import Robust
 
 SMALL = {
@@ -57,6 +57,8 @@ def test_it_scores_a_joint_model_beside_a_classifier(bench):
         "calibration_error/jem",
         "auroc/log_density/jem",
     ]
+    gain = rows["auroc/log_density/jem"].value - rows["auroc/log_density/classifier"].value
+    assert rows["auroc_gain/log_density"].value == pytest.approx(gain)
     made = {p.name for p in bench.folder.iterdir()}
     assert {"scores-jem.png", "scores-classifier.png", "class-samples.png"} <= made
 
@@ -72,6 +74,15 @@ def test_targets_are_those_of_the_joint_model(bench):
     assert not row(bench, "jem", "accuracy", 0.97).ok
     assert row(bench, "classifier", "accuracy", 0.1).ok
     assert not row(bench, "jem", "calibration_error", 0.04).ok
+
+
+def test_the_gain_is_the_joint_models_less_the_classifiers():
+    scores = {"a": (0.9, 0.7), "b": (0.4, 0.5)}
+    rows = [Row("accuracy/jem", 0.9)]
+    rows += [
+        Row(f"auroc/{s}/{m}", v) for s, pair in scores.items() for m, v in zip(("jem", "classifier"), pair)
+    ]
+    assert {r.metric: round(r.value, 6) for r in gains(rows)} == {"auroc_gain/a": 0.2, "auroc_gain/b": -0.1}
 
 
 def test_without_the_images_it_says_where_to_get_them(tmp_path, monkeypatch):

@@ -21,7 +21,13 @@ from metastable.methods import Robust
 def course(accuracies: list[float], stopped: int | None = None, beta_o: float = 0.0) -> Course:
     made = Course(beta_o, 0, stopped=stopped)
     made.history = [
-        {"step": 10 * (k + 1), "test_accuracy": a, "grad_scale": 0.5, "negatives_ignored": 0.25}
+        {
+            "step": 10 * (k + 1),
+            "test_accuracy": a,
+            "grad_scale": 0.7,
+            "negatives_ignored": 0.25,
+            "energy_gap": -4e4,
+        }
         for k, a in enumerate(accuracies)
     ]
     return made
@@ -31,6 +37,7 @@ def test_accuracy_is_that_of_the_end_or_the_best_before_a_stop():
     assert course([0.1] * 8 + [0.9, 0.8]).accuracy == pytest.approx(0.85)
     assert course([0.1, 0.7, 0.2], stopped=30).accuracy == pytest.approx(0.7)
     assert course([], stopped=3).accuracy == 0.0
+    assert course([0.95] + [0.2] * 9).best == 0.95
 
 
 class Bench:
@@ -40,28 +47,72 @@ class Bench:
         self.__dict__ |= {**stability.EXPERIMENT.scales["cpu"], "scale": "cpu", **settings}
 
 
-def test_rows_say_who_was_stopped_and_what_it_cost():
-    courses = {
+@pytest.fixture
+def courses():
+    return {
         ("digits", 2, CLASSIFIER): [course([0.95] * 5)] * 5,
-        ("digits", 2, 0.0): [course([0.6, 0.9], stopped=200)] * 4 + [course([0.92] * 5)],
+        ("digits", 2, 0.0): [course([0.6, 0.9], stopped=200)] * 4 + [course([0.94] + [0.92] * 4)],
         ("digits", 2, 0.5): [course([0.945] * 5)] * 5,
         ("digits", 2, 2.0): [course([0.93] * 5)] * 4 + [course([0.2], stopped=5)],
     }
-    bench = Bench(data={"digits": (2,), "mnist": (2,)})
-    rows = {row.metric: row for row in stability.rows_of(bench, ["digits"], courses)}  # type: ignore
+
+
+def rows_of(courses, names=("digits",), **settings) -> dict[str, Any]:
+    bench: Any = Bench(**{"data": {"digits": (2,), "mnist": (2,)}, **settings})
+    return {row.metric: row for row in stability.rows_of(bench, names, courses)}
+
+
+def test_rows_say_who_was_stopped_and_what_it_cost(courses):
+    rows = rows_of(courses)
     where = "digits/scenario_2"
     assert rows[f"stopped/{where}/beta_o=0"].value == pytest.approx(0.8)
     assert rows[f"stopped/{where}/beta_o=0.5"].value == 0
     assert rows[f"stopped/{where}/beta_o=2"].value == pytest.approx(0.2)
     assert rows[f"accuracy_lost/{where}/beta_o=0.5_to_classifier"].value == pytest.approx(0.005)
-    assert rows[f"accuracy_lost/{where}/beta_o=0.5"].value == pytest.approx(0.904 - 0.945)
+    assert rows[f"accuracy_lost/{where}/beta_o=0.5_to_plain_at_its_best"].value == pytest.approx(
+        0.908 - 0.945
+    )
+    assert rows[f"accuracy/{where}/beta_o=0"].value == pytest.approx(0.904)
     assert rows[f"updates_made/{where}/beta_o=0"].value == 200
-    assert rows[f"grad_scale/{where}/beta_o=0.5"].value == 0.5
+    assert rows[f"grad_scale/{where}/beta_o=0.5"].value == pytest.approx(0.7)
+    assert rows[f"gap/{where}/beta_o=0.5"].value == pytest.approx(1.0)  # o = 40,000; data above negatives
     assert (rows["data_found/digits"].value, rows["data_found/mnist"].value) == (1, 0)
-    assert all(row.ok for row in rows.values())
-    courses["digits", 2, 0.5][0] = course([0.9], stopped=100)
-    worse = {row.metric: row for row in stability.rows_of(bench, ["digits"], courses)}  # type: ignore
-    assert not worse[f"stopped/{where}/beta_o=0.5"].ok
+    assert [m for m, row in rows.items() if not row.ok] == ["data_found/mnist"]
+
+
+def failing(courses, beta_o, made) -> list[str]:
+    courses["digits", 2, beta_o] = made
+    return [m.split("/")[0] for m, row in rows_of(courses, data={"digits": (2,)}).items() if not row.ok]
+
+
+def test_a_stop_with_β_or_a_loss_of_accuracy_or_a_dead_density_fails(courses):
+    assert failing(dict(courses), 0.5, [course([0.95], stopped=100)] * 5) == ["stopped"]
+    assert failing(dict(courses), 0.5, [course([0.91] * 5)] * 5) == [
+        "accuracy_lost"
+    ]  # 0.04 to the classifier
+    assert failing(dict(courses), 0.0, [course([0.96, 0.1], stopped=9)] * 5) == ["accuracy_lost"]  # to plain
+    assert failing(dict(courses), 0.0, [course([0.9] * 5)] * 5) == ["stopped"]
+    dead = [course([0.945] * 5)]
+    dead[0].history = [{**row, "grad_scale": 0.0025} for row in dead[0].history]
+    assert failing(dict(courses), 0.5, dead * 5) == ["grad_scale"]
+
+
+def test_the_papers_numbers_stand_beside_its_own_settings_only(courses):
+    where = "accuracy/digits/scenario_2/beta_o=0"
+    assert rows_of(courses)[where].paper is None
+    gpu = {**stability.EXPERIMENT.scales["gpu"], "scale": "gpu", "data": {"digits": (2,)}}
+    assert rows_of(courses, **gpu)[where].paper == "0.100"
+
+
+def test_limits_of_the_gap_hold_every_scenario():
+    from metastable.report.figures import new_figure
+
+    axes = new_figure(4, 2).subplots(1, 3, sharey="row")
+    for axis, highest in zip(axes, (5.0, 4e5, 50.0), strict=True):
+        axis.plot([0, 1], [-2.0, highest])
+    stability._symmetric_log(axes)
+    assert axes[0].get_ylim()[1] > 4e5
+    assert axes[2].get_ylim() == axes[0].get_ylim()
 
 
 @pytest.mark.parametrize("number", [1, 2, 6])
@@ -85,6 +136,18 @@ def test_plain_training_and_β_differ_in_nothing_else():
     assert stability.method_of(Bench(), IN_SMALL[2], CLASSIFIER).generative == 0  # type: ignore
 
 
+def test_on_mnist_chains_move_by_a_quarter_and_nothing_else_of_a_scenario_changes():
+    bench: Any = Bench()
+    for number, digits in IN_SMALL.items():
+        mnist = stability.scenario_of(bench, "mnist", number)
+        assert mnist.output_scale == digits.output_scale / 4
+        made = stability.method_of(bench, mnist, 0.5)
+        assert made.generative == pytest.approx(mnist.generative / mnist.output_scale)
+        assert made.beta_o(0, mnist.output_scale) == pytest.approx(0.5)
+        same = dataclasses.replace(mnist, output_scale=digits.output_scale, generative=1.0)
+        assert same == digits == stability.scenario_of(bench, "digits", number)
+
+
 def test_digits_are_split_once_and_no_picture_is_on_both_sides():
     task = stability.digits(0.2)
     assert (len(task.train), len(task.test)) == (1438, 359)
@@ -100,7 +163,7 @@ def test_a_tiny_run_counts_the_guards_stops_and_leaves_out_what_is_missing(tmp_p
     monkeypatch.setitem(IN_SMALL, 2, Scenario(2, alpha=1.0, output_scale=2e5, steps=1))  # a step of 100,000
     small = dict(
         data={"digits": (2,), "mnist": (2,)},
-        betas=(0.0, 0.5),
+        more={},
         seeds=1,
         steps=20,
         batch=8,
@@ -116,6 +179,7 @@ def test_a_tiny_run_counts_the_guards_stops_and_leaves_out_what_is_missing(tmp_p
     assert got["updates_made/digits/scenario_2/beta_o=0"] < 20
     assert got["stopped/digits/scenario_2/beta_o=0.5"] == 0
     assert got["data_found/mnist"] == 0
+    assert not result.ok
     assert any(line.startswith("mnist is left out") for line in said)
     assert 0 < got["accuracy/digits/scenario_2/classifier"] <= 1
     assert {p.name for p in (tmp_path / "out").glob("*.png")} == {"stability-digits.png", "chains-digits.png"}

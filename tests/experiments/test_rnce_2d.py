@@ -73,8 +73,26 @@ def test_samples_are_drawn_in_the_steps_of_the_scale(model, monkeypatch):
         monkeypatch.setattr(kind, "_grid", lambda flow, t: used.add(flow.steps) or grid(flow, t))
     own = job(model, "spiral", heun_steps=7)
     run = rnce.train(own, rnce.toy_of("spiral").sample(100, seed=0))
+    before = getattr(run.energy, "proposal", run.energy).steps
     rnce.draw(own, run, torch.zeros(2, 1), torch.Generator().manual_seed(0))
+    rnce.likelihood(own, run, torch.zeros(3, 1), torch.Generator().manual_seed(0))
     assert used == {7}
+    assert getattr(run.energy, "proposal", run.energy).steps == before  # a run is left as it was
+
+
+def test_an_energy_is_sampled_and_normalised_in_steps_of_their_own(monkeypatch):
+    used, grid = [], InterpolantFlow._grid
+    own = job("r-nce", "spiral", heun_steps=7, z_ode=(9, 6))
+    run = rnce.train(own, rnce.toy_of("spiral").sample(100, seed=0))
+    monkeypatch.setattr(InterpolantFlow, "_grid", lambda flow, t: used.append(flow.steps) or grid(flow, t))
+    rng = torch.Generator().manual_seed(0)
+    rnce.draw(own, run, torch.zeros(3, 1), rng)
+    assert set(used) == {7}
+    used.clear()
+    rnce.likelihood(own, run, torch.zeros(3, 1), rng)
+    assert set(used) == {9, 18}  # twice as many for the error of the ODE
+    proposal = run.players["proposal"]
+    assert {"steps": proposal.steps, "scored": proposal.scored} == own.ode  # a run is left as it was
 
 
 def test_log_z_by_sampling_is_that_of_the_grid():

@@ -130,13 +130,41 @@ def test_the_energy_puts_a_wrong_field_right():
 
 @over(
     ("kernel", "step"),
-    [(None, 1e-3), (ULA(2e-3), 2e-3), (MALA(3e-3), 3e-3), (HMC(step_size=0.1, leapfrog=2), 0.005)],
+    [
+        (ULA(2e-3), 2e-3),
+        (MALA(3e-3), 3e-3),
+        (HMC(step_size=0.1, leapfrog=2), 0.005),
+        (HMC(step_size=0.1, leapfrog=2, mass=25.0), 0.0002),
+    ],
 )
 def test_a_step_of_the_sde_is_by_default_as_long_as_one_of_the_chain(kernel, step):
     info = sample_interpolating(
         PATH.energy, PATH, 3, GIVEN, rng(), t_low=0.4, evaluations=50, kernel=kernel
     ).info
     assert info["eta"] * (1 - 0.4) / info["sde_steps"] == pytest.approx(step)
+
+
+@over("scale", [1e-2, 1.0, 1e2])
+def test_defaults_do_not_depend_on_the_units_of_events(scale):
+    """A fixed step size would throw walkers away at one end, and leave them to the flow at the other."""
+
+    class Scaled(GaussianPath):
+        def sample(self, n, rng, given, *, until=1.0):
+            return scale * super().sample(n, rng, torch.zeros_like(given), until=until)  # forgets the context
+
+        def velocity(self, y, t, given):
+            return scale * super().velocity(y / scale, t, torch.zeros_like(given))
+
+        def energy(self, y, given, t):
+            return super().energy(y / scale, given, t)
+
+    path = Scaled()
+    walkers = sample_interpolating(path.energy, path, 1500, GIVEN, rng(), t_low=0.2, evaluations=800)
+    off, error = moments_of(walkers.x / scale)
+    assert_within(off, 0.0, error)
+    assert walkers.info["eta"] * 0.8 / walkers.info["sde_steps"] == pytest.approx(
+        walkers.info["kernel"].step_size
+    )
 
 
 MEANS = torch.tensor([[-2.0, 0.0], [2.0, 1.0], [0.0, -2.0]], dtype=torch.float64)
@@ -151,8 +179,8 @@ class AnyContext(InterpolantFlow):
     def sample(self, n, rng, given=None, **options):
         return super().sample(n, rng, **options)[None]
 
-    def velocity(self, x, t, given=None):
-        return super().velocity(x[0], t)[None]
+    def velocity_given(self, given):
+        return lambda x, t: self.velocity(x[0], t)[None]
 
 
 def mixture_flow():
@@ -217,9 +245,13 @@ def test_contexts_are_encoded_once():
         def score(self, x, code, t=None):
             return PATH.energy(x, code, t)
 
-    energy = Counting()
+    energy, seen = Counting(), []
     sample_interpolating(energy, PATH, 5, GIVEN, rng(), t_low=0.5, evaluations=40, eta=0.01)
     assert energy.encoded == len(GIVEN)
+    flow = InterpolantFlow(1, 1, width=4, steps=3, encoder=lambda given: seen.append(len(given)) or given)
+    seen.clear()
+    sample_interpolating(energy, flow.double(), 5, GIVEN, rng(), t_low=0.5, evaluations=40, eta=0.01)
+    assert seen == [3, 3]  # for the draws at t̲, and for all steps of the SDE
 
 
 @over("t_low", [1.0, -0.1, 1.5, math.nan])

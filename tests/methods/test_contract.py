@@ -384,6 +384,11 @@ def test_bad_settings_name_field_and_value(make, field):
     assert caught.value.path == field
 
 
+@pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
+def test_what_is_learned_is_a_density(method):
+    assert 0 < method.power(0) < float("inf")
+
+
 def test_threshold_schedule():
     method = Jarzynski(schedule=((240, 0.5), (300, 0.8)))
     assert [method.threshold_at(k) for k in (0, 239, 240, 299, 300)] == [0.0, 0.0, 0.5, 0.5, 0.8]

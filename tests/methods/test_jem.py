@@ -84,7 +84,8 @@ def test_a_run_is_resumed_bit_for_bit_and_read_back(tmp_path):
 def test_β_and_o_come_as_one_number_in_the_log():
     method = JEM(source=Robust(source=chains(), beta=0.1, beta_start=0.0, anneal=100))
     assert method.beta_o(50, 20.0) == pytest.approx(1.0)
-    assert JEM(source=Robust(source=chains(), beta=(0.0, 0.1))).beta_o(0, 20.0) is None
+    several = JEM(source=Robust(source=chains(), beta=(0.0, 0.1)))
+    assert several.beta_o(0, 20.0) == pytest.approx(1.0)  # their mean
     assert JEM(source=chains()).beta_o(0, 20.0) is None
 
 
@@ -138,7 +139,7 @@ def test_cross_entropies_of_data_and_of_labels_have_names_of_their_own():
 def test_a_classifier_alone_has_no_samples_and_no_log_z(tmp_path):
     """Its walkers are the noise that they began as; and its run is written and read like any other."""
     source = Jarzynski(walkers=32, populations=4, step_size=1e-3)
-    run = fitted(JEM(source=source, generative=0.0), steps=2)
+    run = fitted(JEM(source=source, generative=0.0), 2, energy={**SETTINGS, "output_scale": 1.0})
     assert run.walkers is None
     assert run.log_partition is None
     steep = {**SETTINGS, "output_scale": 20_000.0}  # of which log Z is not estimated
@@ -259,6 +260,45 @@ def test_a_classifier_of_ones_own_is_trained_in_place(source):
     run = fitted(JEM(source=source), 30, energy=energy, data_noise=0.03)
     assert run.energy is energy
     assert run.history[-1]["accuracy"] > 0.8
+
+
+def test_a_plain_classifier_is_made_an_energy_and_read_back(tmp_path):
+    classifier, folder = Own(), tmp_path / "run"
+    method = JEM(source=Robust(source=chains(step_size=1e-6), beta=5e-5))
+    run = fitted(method, 60, energy=classifier, out=folder)
+    assert isinstance(run.energy, JointEnergy)
+    assert run.energy.network is classifier
+    assert (run.energy.output_scale, run.energy.classes) == (20_000.0, 3)
+    assert run.history[-1]["accuracy"] > 0.8
+    x, _ = blobs()
+    for again in (Own(), JointEnergy(Own())):  # as it was given, or as it was trained
+        assert torch.equal(api.load_run(folder, again).energy.logits(x), run.energy.logits(x))
+    with pytest.raises(InputError, match=r"trained your own Own; pass an instance"):
+        api.load_run(folder)
+    resumed = fitted(method, 61, energy=Own(), out=folder, resume=True)
+    assert resumed.history[-1]["step"] == 61
+
+
+def test_labels_beyond_a_plain_classifier_s_classes_are_named():
+    with pytest.raises(InputError, match="labels: must be from 0 to 1, got 2"):
+        fitted(JEM(source=chains()), 1, energy=nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Linear(2, 1), r"returned shape \(3, 1\) for 3 rows; it must be \(3,\): add .squeeze"),
+        (nn.Linear(5, 3), "raised RuntimeError on a batch of shape"),
+    ],
+)
+def test_a_module_that_is_no_classifier_is_still_named(module, words):
+    with pytest.raises(InputError, match=words):
+        fitted(JEM(source=chains()), 1, energy=module)
+
+
+def test_methods_without_labels_make_no_classifier_an_energy():
+    with pytest.raises(InputError, match=r"returned shape \(3, 3\)"):
+        api.fit(nn.Linear(2, 3), blobs()[0], "pcd", 1)
 
 
 # ---- presets

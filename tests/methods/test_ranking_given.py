@@ -263,6 +263,22 @@ def test_an_adversary_must_be_able_to_follow_its_draws():
         ConfigError, match=r"ranking-nce\.adversarial: must be False for a proposal without parameters"
     ):
         fit(Slope(), RankingNCE(adversarial=True), steps=1)
+    with pytest.raises(
+        ConfigError, match=r"ranking-nce\.adversarial: must be False with train_proposal=False"
+    ):
+        RankingNCE(adversarial=True, train_proposal=False)
+
+
+def test_an_adversary_is_pre_trained_by_its_own_loss():
+    """Against an energy that has not learned it would run from the data: here to the energy's slope of −3."""
+    options = {"steps": 15, "optimiser": SGD(0.1)}
+    pre_trained = fit(Slope(-3.0), RankingNCE(proposal=Line(1.0), adversarial=True, pretrain=15), **options)
+    plain = fit(Slope(-3.0), RankingNCE(proposal=Line(1.0), pretrain=15), **options)
+    slope = pre_trained.players["proposal"].slope
+    assert torch.equal(slope, plain.players["proposal"].slope)
+    assert abs(slope.item() - 2) < 0.4
+    assert pre_trained.energy.theta.item() == -3
+    assert pre_trained.history[-1]["evaluations"] == 0
 
 
 # ---- a shared encoder

@@ -63,6 +63,29 @@ def test_temperatures_of_appendix_g():
     assert Robust(beta=0.2, weighting=0.5).powers(0)[0] == (0.8, 0.5)
 
 
+def test_numbers_of_numpy_are_numbers():
+    method = Robust(beta=np.float32(0.1), beta_start=np.float64(0.5), weighting=np.int64(2))
+    assert method.betas == pytest.approx((0.1,))
+    assert json.loads(json.dumps(describe(method)))["beta"] == pytest.approx(0.1)  # not a name in its place
+    assert Robust(beta=(np.float32(0.25), 0.5)).betas == (0.25, 0.5)
+    assert Robust(beta=np.array([0.25, 0.5])[0]).beta == 0.25
+
+
+@pytest.mark.parametrize(
+    ("settings", "logged"),
+    [
+        ({"beta": 0.1, "beta_start": 0.5, "anneal": 4}, [0.5, 0.4, 0.3, 0.2, 0.1, 0.1]),
+        ({"beta": (0.1, 0.3)}, [0.2] * 6),
+        ({"beta": 0.1}, [None] * 6),
+    ],
+)
+def test_beta_is_logged_where_the_settings_alone_do_not_say_it(settings, logged):
+    method = Robust(source=ShortRun(steps=1, walkers=4), **settings)
+    run = ms.fit(None, torch.randn(20, 2, generator=generator(0)), method, 6, evaluate=False, log_every=1)
+    found = [row.get("beta") for row in run.history]
+    assert found == (logged if logged[0] is None else pytest.approx(logged))
+
+
 def test_settings_survive_a_file():
     method = Robust(
         source=Mixed(
@@ -86,16 +109,19 @@ def test_settings_survive_a_file():
     ("make", "field", "words"),
     [
         (lambda: Robust(beta=1.2), "robust.beta", "inverted energy"),
-        (lambda: Robust(beta_start=1.5), "robust.beta", "inverted energy"),
-        (lambda: Robust(beta=1.0), "robust.beta", "bounded set"),
+        (lambda: Robust(beta_start=1.5), "robust.beta_start", "inverted energy"),
+        (lambda: Robust(beta_start="low"), "robust.beta_start", "finite number, got 'low'"),
+        (lambda: Robust(beta=1.0), "robust.beta", "bounded set.*use beta below 1"),
         (lambda: Robust(beta=(0.1, 1.0)), "robust.beta", "bounded set"),
-        (lambda: Robust(beta_start=1.0), "robust.beta", "bounded set"),
-        (lambda: Robust(sampling=0.0), "robust.sampling", "bounded set"),
+        (lambda: Robust(beta_start=1.0), "robust.beta_start", "bounded set.*use beta_start below 1"),
+        (lambda: Robust(sampling=0.0), "robust.sampling", "bounded set.*use sampling above 0"),
         (lambda: Robust(sampling=-0.5), "robust.sampling", "inverted energy"),
         (lambda: Robust(beta=float("nan")), "robust.beta", "finite"),
         (lambda: Robust(beta=()), "robust.beta", "one number or several"),
         (lambda: Robust(beta="high"), "robust.beta", "finite number, got 'high'"),
         (lambda: Robust(beta=None), "robust.beta", "finite number, got None"),
+        (lambda: Robust(beta=True), "robust.beta", "finite number, got True"),
+        (lambda: Robust(beta=np.float32("nan")), "robust.beta", "finite number, got nan"),
         (lambda: robust_loss(torch.zeros(2), torch.zeros(2), 0.1, variant="best"), "robust.variant", "best"),
         (lambda: Robust(beta=(0.1, 0.2), weighting=0.3), "robust.weighting", "several"),
         (lambda: Robust(weighting=float("inf")), "robust.weighting", "finite"),
@@ -222,12 +248,15 @@ def test_mixed_keeps_the_weights_of_a_weighted_source():
     torch.testing.assert_close(drawn.mean(values), (weighted + values[n:].mean()) / 2)
 
 
-def test_log_z_is_given_only_where_walkers_follow_the_energy_itself():
+def test_log_z_is_given_only_where_walkers_follow_what_is_learned():
     context = context_of()
     source = Jarzynski(walkers=128, populations=4)
     for method, given in (
         (Robust(source=source, beta=0.0), True),
-        (Robust(source=source, sampling=1.0, weighting=0.4), True),
+        (
+            Robust(source=source, sampling=1.0, weighting=0.4),
+            False,
+        ),  # its walkers follow E, and 1.4·E is learned
         (Robust(source=source, beta=0.2), False),
         (Robust(source=source, beta=(0.2, 0.0)), True),
         (Robust(source=Mixed(sources=(PersistentCD(walkers=20), source)), beta=0.0), True),

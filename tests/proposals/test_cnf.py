@@ -15,7 +15,7 @@ from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import Pairs, Proposal
 from metastable.core.waiting import unwatched
 from metastable.proposals import Gaussian, InterpolantFlow, Mixture, MixtureField, fields
-from metastable.proposals.encoders import Borrowed
+from metastable.proposals.encoders import Borrowed, Standardise
 from metastable.proposals.fields import ConcatSquash, ResidualField
 
 F64 = torch.float64
@@ -488,3 +488,47 @@ def test_a_divergence_that_is_not_finite_is_named():
         InputError, match=r"divergence of its field is not finite at t = 1, first in context 0, row 1"
     ):
         q.log_prob(torch.tensor([[1.0], [0.0], [2.0]]))
+
+
+# ---- contexts in units of their own
+
+
+def far_pairs(n: int = 1500) -> Pairs:
+    """y ~ N(c', 0.3²) with c' in [−1, 1] for contexts c = 600 + 200 c'."""
+    share = 2 * torch.rand((n, 1), generator=rng(1)) - 1
+    return Pairs(share + 0.3 * torch.randn((n, 1), generator=rng(2)), 600 + 200 * share)
+
+
+@over("pairs", [lambda data: (data,), lambda data: (data.x, data.given)], ids=["pairs", "two tensors"])
+def test_fitting_standardises_contexts_as_well(pairs):
+    data, settings = far_pairs(), {"width": 16, "steps": 20, "scored": 11}
+    late = InterpolantFlow(1, 1, **settings).fit(*pairs(data), steps=150)
+    early = InterpolantFlow(1, 1, data=data, **settings).fit(*pairs(data), steps=150)
+    assert torch.equal(late.log_prob(data.x, data.given), early.log_prob(data.x, data.given))
+    least = -math.log(0.3 * math.sqrt(2 * math.pi * math.e))
+    assert float(late.log_prob(data.x, data.given).detach().mean()) > least - 0.15
+    other = Pairs(data.x, data.given / 100)
+    early.fit(other, steps=150)
+    assert float(early.log_prob(other.x, other.given).detach().mean()) > least - 0.15
+
+
+def test_an_encoder_of_ones_own_is_left_alone_by_fitting():
+    data, kept = far_pairs(200), Standardise((1,), torch.tensor([[0.0], [2.0]]))
+    flow = InterpolantFlow(1, 1, encoder=kept, width=8).fit(data, steps=2)
+    assert flow.field.encoder is kept
+    assert kept.mean.item() == 1
+
+
+def test_contexts_are_taken_as_they_are_until_there_are_data():
+    flow, given = InterpolantFlow(1, 2, width=8), normal(5, 2).float()
+    assert torch.equal(flow.field.encoder(given), given)
+    with pytest.raises(InputError, match=r"given: must have shape \(n ≥ 2, \(2,\)\), got \(9, 1\)"):
+        flow.fit(normal(9, 1).float(), normal(9, 1).float(), steps=1)
+
+
+def test_finely_raises_steps_and_never_lowers_them():
+    flow = InterpolantFlow(1, width=8, steps=10, scored=100)
+    fine = flow.finely()
+    assert (fine.steps, fine.scored) == (128, 100)
+    assert (flow.steps, flow.scored) == (10, 100)
+    assert fine.field is flow.field

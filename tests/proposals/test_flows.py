@@ -15,8 +15,9 @@ from torch.distributions import Distribution
 
 from metastable.core import errors
 from metastable.core.errors import ConfigError, InputError, MissingDependencyError
-from metastable.core.types import Proposal
+from metastable.core.types import Pairs, Proposal
 from metastable.proposals import Flow, Gaussian, Generator, Mixture, Uniform, flows, proposal_for
+from metastable.proposals.encoders import Standardise
 
 F64 = torch.float64
 over = pytest.mark.parametrize
@@ -331,3 +332,19 @@ def test_a_mixture_passes_on_that_a_density_is_estimated():
     before = q.log_prob(x)
     q.redraw(rng(11))
     assert not torch.equal(before, q.log_prob(x))
+
+
+def test_fitting_standardises_contexts_as_well():
+    """y ~ N(c', 0.3²) with c' in [−1, 1] for contexts c = 600 + 200 c'."""
+    rng = torch.Generator().manual_seed(1)
+    share = 2 * torch.rand((1500, 1), generator=rng) - 1
+    data = Pairs(share + 0.3 * torch.randn((1500, 1), generator=rng), 600 + 200 * share)
+    settings = {"layers": 1, "hidden": (16,), "bins": 4}
+    late = Flow(1, 1, **settings).fit(data, 150)
+    early = Flow(1, 1, data=data, **settings).fit(data, 150)
+    assert torch.equal(late.log_prob(data.x, data.given), early.log_prob(data.x, data.given))
+    least = -math.log(0.3 * math.sqrt(2 * math.pi * math.e))
+    assert float(late.log_prob(data.x, data.given).detach().mean()) > least - 0.15
+    kept = Standardise((1,), torch.tensor([[0.0], [2.0]]))
+    Flow(1, 1, encoder=kept, **settings).fit(data, 2)
+    assert kept.mean.item() == 1  # an encoder of one's own is left alone

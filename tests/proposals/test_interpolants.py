@@ -8,6 +8,7 @@ from conftest import assert_within, mean_and_error, z_limit, z_scores
 from torch import Tensor
 
 from metastable.core.errors import ConfigError
+from metastable.core.times import require_times
 from metastable.proposals import InterpolantFlow, MixtureField, VectorField
 from metastable.proposals.interpolants import (
     INTERPOLANTS,
@@ -16,7 +17,6 @@ from metastable.proposals.interpolants import (
     draw_times,
     interpolant_loss,
     interpolant_named,
-    require_times,
 )
 
 F64 = torch.float64

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from metastable.core.errors import UnsupportedError
 from metastable.core.waiting import unwatched
 from metastable.proposals import InterpolantFlow
 from metastable.proposals.replay import Recording, Replays
@@ -46,6 +47,19 @@ def test_a_recording_is_made_once_for_each_key_and_shape():
     replays(double, "a", torch.ones(4))
     replays(double, "b", torch.ones(4))
     assert (replays.recorded, len(replays.recordings)) == (3, 2)
+    replays(double, "a", torch.ones(4))  # used again, so that "b" is the one to go
+    replays(double, "c", torch.ones(4))
+    replays(double, "a", torch.ones(4))
+    assert replays.recorded == 4
+
+
+def test_what_cannot_be_recorded_says_what_to_do():
+    class Broken(Replays):
+        def record(self, function, inputs):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(UnsupportedError, match=r"not permitted.*; build the flow with replay=False"):
+        Broken()(lambda x: (x,), "a", torch.ones(1))
 
 
 @cuda

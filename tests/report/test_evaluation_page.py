@@ -196,6 +196,17 @@ def test_chains_that_ran_away_are_counted():
     assert "30 values of negatives at four times the step outside the axis." in text
 
 
+def test_longer_steps_are_not_taken_for_negatives_that_all_ran_away():
+    run = with_energies(0.0, -9.0)
+    run.arrays["energies_negatives"][:] = np.nan
+    text = str(negatives(run))
+    assert "256 negatives as training draws them, none of finite energy: all chains ran away." in text
+    assert "negatives at four times the step" in text  # still in the picture
+    assert "lie lower" not in text
+    del run.arrays["energies_larger_steps"]
+    assert "all chains ran away" in str(negatives(run))
+
+
 def test_without_energies_there_is_no_section(run_folder):
     run = read_run(run_folder)
     assert negatives(run) == ""

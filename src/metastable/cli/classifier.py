@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from metastable.core.types import Bound, Walkers
     from metastable.data import Dataset
     from metastable.evaluation.classifier import ClassifierSummary
+    from metastable.kernels import Kernel
     from metastable.run import Run
 
 PER_CLASS, STEPS = 8, 100
@@ -29,7 +29,7 @@ def judge(run: Run, dataset: Dataset, outside: dict[str, Tensor], name: str, see
     home = home_of(run.energy)
     placed = {source: x.to(**home) for source, x in outside.items()}
     labels = dataset.labels.to(home["device"])
-    found = classifier_summary(run.energy, dataset.x.to(**home), labels, placed, seed=seed)
+    found = classifier_summary(run.learned_energy, dataset.x.to(**home), labels, placed, seed=seed)
     numbers, arrays = sampled(run, dataset, seed)
     return replace(
         found,
@@ -42,12 +42,11 @@ def sampled(run: Run, dataset: Dataset, seed: int) -> tuple[dict[str, Any], dict
     """Samples of p(x | y) from the run's walkers, or from noise where it kept none, by the run's own kernel."""
     import torch
 
+    from metastable.core.configure import describe
     from metastable.core.parts import in_parts
     from metastable.core.random import derive, generator
     from metastable.evaluation.classifier import class_samples
-    from metastable.kernels import ULA
     from metastable.proposals import fit_gaussian
-    from metastable.summary import kernel_of
 
     from .runs import home_of, kept_walkers
 
@@ -58,9 +57,9 @@ def sampled(run: Run, dataset: Dataset, seed: int) -> tuple[dict[str, Any], dict
         x = dataset.x.to(**home_of(run.energy))
         rng = generator(derive(seed, "class-samples"), x.device)
         start, origin = fit_gaussian(x).sample(1000, rng).to(x), "noise"
-    kernel = kernel_of(run.config.get("method", {})) or ULA(0.05)
+    kernel = moves_of(run, start, seed)
     settings: dict[str, Any] = {"per_class": PER_CLASS, "steps": STEPS, "most_classes": MOST_CLASSES}
-    drawn = class_samples(run.energy, start, kernel=kernel, seed=seed, **settings)
+    drawn = class_samples(run.learned_energy, start, kernel=kernel, seed=seed, **settings)
     guess = in_parts(run.energy.logits, drawn.flatten(0, 1)).argmax(1)  # pyright: ignore
     asked = torch.arange(len(drawn), device=guess.device).repeat_interleave(PER_CLASS)
     there = drawn.flatten(0, 1).flatten(1).isfinite().all(1)  # a chain that ran away is of no class
@@ -68,26 +67,29 @@ def sampled(run: Run, dataset: Dataset, seed: int) -> tuple[dict[str, Any], dict
         "per_class": PER_CLASS,
         "steps": STEPS,
         "start": origin,
+        "kernel": describe(kernel),
         "classes": list(dataset.classes)[: len(drawn)] or [str(i) for i in range(len(drawn))],
         "agreement": float(((guess == asked) & there).double().mean()),
     }
     return numbers, {"class_samples": drawn.cpu().float().numpy()}
 
 
-def of_label(run: Run, walkers: Walkers, label: int, origin: str) -> tuple[Bound, Walkers, str]:
-    """The energy of p(x | label), and walkers of p(x) weighed by p(label | x), which are walkers of it."""
-    import torch
+def moves_of(run: Run, start: Tensor, seed: int) -> Kernel:
+    """The kernel of the run's own chains on P·E; of a run without any, MALA with a step size found at `start`.
 
-    from metastable.core.errors import InputError
-    from metastable.core.parts import in_parts
+    Chains at temperature T on E, of drift h∇E and noise σ, are chains of step size hT = σ²/2 on E/T.
+    """
+    from metastable.core.random import derive, generator
+    from metastable.kernels import MALA, ULA, warm_up
+    from metastable.summary import kernel_of
 
-    energy: Any = run.energy
-    if not hasattr(energy, "logits"):
-        raise InputError("label: needs a run of a classifier that is an energy model (jem); it has no logits")
-    target = energy.given(label)  # refuses a label that there is not
-    log_p = torch.log_softmax(in_parts(energy.logits, walkers.x).double(), 1)[:, label]
-    weighed = replace(walkers, log_weight=walkers.log_weight.to(log_p) + log_p)
-    return target, weighed, f"{origin}, weighed by p(y = {label} | x)"
+    own = kernel_of(run.trained_with)
+    if isinstance(own, ULA) and own.temperature != 1:
+        return replace(own, step_size=own.step_size * own.temperature, noise=None)
+    if own is not None:
+        return own
+    rng = generator(derive(seed, "warm-up"), start.device)
+    return warm_up(MALA(0.1), run.learned_energy, start[:256], 100, rng)[0]
 
 
 def say_classifier(judged: ClassifierSummary | None) -> None:

@@ -68,7 +68,7 @@ def evaluate_pairs(run: Run, dataset: Dataset, name: str, out: Path, seed: int) 
     result: dict[str, Any] = {"run": str(run.folder), "data": name, "rows": len(dataset), **found}
     console().print(_table(result, f"{run.folder} on {name}"))
     for warning in found["warnings"]:
-        say(f"log Z: {warning}")
+        say(warning)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, result)
     say(f"wrote {out}")

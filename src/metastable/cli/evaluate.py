@@ -61,13 +61,17 @@ def evaluate(
     judged = judge(found, dataset, outside, name, seed) if classifies(found, dataset) else None
     target = out or run / "evaluation.json"
     say(f"{run} on {name}, {result['rows']} rows", f"samples of the model: {result['samples']}")
+    if found.power != 1:
+        say(f"what was learned is exp(−{found.power:g}·E), and all numbers are of that density")
     console().print(score_table(result))
     for warning in (result["log_partition"] or {}).get("warnings", []):
         say(f"log Z: {warning}")
     if result["log_partition"] is None:
-        say(f"log Z was not estimated: {why_costly(found.energy, dataset.x)}; ask for it with --log-z")
+        say(
+            f"log Z was not estimated: {why_costly(found.learned_energy, dataset.x)}; ask for it with --log-z"
+        )
     if hasattr(found.energy, "logits") and judged is None:
-        say("not judged as a classifier: the data have no labels")
+        say(f"not judged as a classifier: {dataset.unlabelled or 'the data have no labels'}")
     say_classifier(judged)
     step = int(found.history[-1]["step"]) if found.history else 0
     write(target, {"run": str(run), "step": step, "data": name, **result}, judged)
@@ -95,7 +99,8 @@ def outsiders(run: Run, dataset: Dataset, sources: list[str]) -> dict[str, Tenso
     from .runs import rows_for
 
     if sources and not classifies(run, dataset):
-        lack = "the data have no labels" if hasattr(run.energy, "logits") else "its energy has no logits"
+        without = dataset.unlabelled or "the data have no labels"
+        lack = without if hasattr(run.energy, "logits") else "its energy has no logits"
         raise InputError(f"ood: needs a run of a classifier that is an energy model (jem), and {lack}")
     return {source: rows_for(run, source, "ood")[0].x for source in sources}
 
@@ -110,13 +115,14 @@ def scores(run: Run, dataset: Dataset, seed: int, log_z: bool = False) -> dict[s
     from .runs import home_of, kept_walkers, model_walkers, normalised
 
     x = dataset.x.to(**home_of(run.energy))
-    may_take_long = log_z or affordable(run.energy, x)
+    may_take_long = log_z or affordable(run.learned_energy, x)
     walkers, origin = model_walkers(run, x, seed) if may_take_long else kept_walkers(run)
     z = run.log_partition or (normalised(run, x, seed) if may_take_long else None)
     none: dict[str, Any] = dict.fromkeys(("outlier_share", "mmd2", "energy_distance", "mode_weights"))
     return {
         "rows": len(x),
         "samples": origin,
+        "power": run.power,
         "log_partition": None if z is None else z.as_json(),
         **likelihood(run, x, z),
         **(none if walkers is None else against(run, dataset, x, walkers, seed)),
@@ -133,14 +139,14 @@ def against(run: Run, dataset: Dataset, x: Tensor, walkers: Walkers, seed: int) 
 
 
 def likelihood(run: Run, x: Tensor, z: LogPartition | None) -> dict[str, float | None]:
-    """Mean of −E − log Z over the rows; its standard error holds that of log Z."""
+    """Mean of −P·E − log Z over the rows; its standard error holds that of log Z."""
     import math
 
     from metastable.core.parts import energies_of
 
     if z is None:
         return {"log_likelihood": None, "log_likelihood_se": None}
-    energies = energies_of(run.energy, x)
+    energies = energies_of(run.learned_energy, x)
     return {
         "log_likelihood": float(-energies.mean()) - z.value,
         "log_likelihood_se": math.hypot(float(energies.std()) / math.sqrt(len(x)), z.std_error),

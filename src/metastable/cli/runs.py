@@ -10,15 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metastable.api import load_run
+from metastable.api import load_run, sample
 from metastable.core.errors import InputError
-from metastable.core.types import LogPartition, Walkers
+from metastable.core.random import derive, generator
+from metastable.core.types import LogPartition, Proposal, Walkers
 from metastable.data import Dataset
+from metastable.evaluation.classifier import given_label
 from metastable.evaluation.log_partition import log_partition
+from metastable.methods.base import Objective
+from metastable.methods.contrastive import FreshChains
+from metastable.proposals import Gaussian, fit_gaussian
 from metastable.run import Run
+from metastable.summary import why_costly
 from metastable.training.engine import Engine
 
+from .classifier import moves_of
 from .settings import data_of
+
+STARTS = 1000
+"""Draws of noise among which those that chains of one class begin at are chosen."""
 
 
 def open_run(folder: Path, device: str = "cpu") -> Run:
@@ -57,6 +67,48 @@ def model_walkers(run: Run, data: Tensor | None = None, seed: int = 0) -> tuple[
     return z.walkers, "sequential Monte Carlo on the energy, since the run kept no samples"
 
 
+def chains_from_noise(
+    run: Run, n: int, steps: int | None, label: int | None, seed: int
+) -> tuple[Walkers, str]:
+    """`n` chains of the run's own kernel from noise, and where they came from in words.
+
+    For a run that kept no samples and has too many dimensions for sequential Monte Carlo. Chains of a method that
+    begins them afresh at every update (`short-run`) are as long as in its training, others 100 steps.
+    """
+    noise, like = _noise(run)
+    drawn = noise.sample(n if label is None else max(n, STARTS), generator(derive(seed, "noise")))
+    start = Walkers.equal(drawn.to(**home_of(run.energy)))
+    energy: Any = run.learned_energy
+    if label is not None:
+        energy, start = given_label(energy, start, label)
+    kernel = moves_of(run, start.x, seed)
+    steps = (own_steps(run.trained_with) or 100) if steps is None else steps
+    x = start.resampled(n, seed=derive(seed, "resample")).x
+    chains = sample(energy, n, kernel=kernel, steps=steps, init=x, seed=seed)
+    origin = (
+        f"{n} chains of {steps} steps by {kernel} from {like}, since the run kept no samples and "
+        f"{why_costly(run.learned_energy, x)}; how near they are to the model is not known"
+    )
+    return replace(chains, info=chains.info | {"from_noise": True, "start_ess": start.ess}), origin
+
+
+def _noise(run: Run) -> tuple[Proposal, str]:
+    """The noise that chains begin from in training, fitted to the run's data; standard where those are gone."""
+    try:
+        dataset, _ = data_of(run.config.get("data"))
+        _check_shape(dataset, run, "data")
+    except InputError:
+        return Gaussian(torch.zeros(run.event_shape)), "standard normal noise (its data cannot be read)"
+    return fit_gaussian(dataset.x), "noise with the mean and covariance of the data"
+
+
+def own_steps(method: Any) -> int | None:
+    """Steps of chains that begin afresh at every update; None where a method has no such chains."""
+    if isinstance(method, Objective):
+        return own_steps(method.source)
+    return method.steps if isinstance(method, FreshChains) else None
+
+
 def kept_walkers(run: Run) -> tuple[Walkers | None, str]:
     """Samples that the run holds already, and where they came from; None where it holds none."""
     if run.walkers is not None and bool((run.walkers.log_weight != 0).any()):
@@ -71,8 +123,8 @@ def kept_walkers(run: Run) -> tuple[Walkers | None, str]:
 
 
 def normalised(run: Run, data: Tensor | None = None, seed: int = 0) -> LogPartition:
-    """log Z by sequential Monte Carlo, from a Gaussian fitted to `data` or from the energy's own reference."""
-    return log_partition(run.energy, event_shape=run.event_shape, data=data, seed=seed)
+    """log Z of what was learned, by sequential Monte Carlo from a Gaussian fitted to `data` or the energy's own."""
+    return log_partition(run.learned_energy, event_shape=run.event_shape, data=data, seed=seed)
 
 
 def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Dataset, str]:

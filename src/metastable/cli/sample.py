@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from metastable.core.types import Walkers
+    from metastable.run import Run
+
+FEW = 0.1
+"""Share of the samples below which the walkers they began as are few."""
 
 
 def sample(
@@ -39,11 +46,10 @@ def sample(
     """Draw samples from a trained model: walkers go on at its final parameters, and are weighed."""
     import numpy as np
 
-    from metastable.api import continue_sampling
     from metastable.core.errors import require, require_count
 
     from .console import say
-    from .runs import model_walkers, open_run
+    from .runs import open_run
 
     require_count("n", n)
     require_count("steps", 100 if steps is None else steps)
@@ -52,27 +58,74 @@ def sample(
     if found.conditional or given is not None:
         from .conditional import sample_contexts
 
+        refuse_on_contexts(label=label is not None, weighted=weighted, corrected=corrected)
         sample_contexts(found, n, given, out, steps, seed)
         return
-    steps = 100 if steps is None else steps
-    start, origin = model_walkers(found, seed=seed)
-    energy = found.energy
-    if label is not None:
-        from .classifier import of_label
-
-        energy, start, origin = of_label(found, start, label, origin)
-    walkers = continue_sampling(energy, start, n, steps=steps, seed=seed)
+    walkers, origin = draw(found, n, steps, label, seed)
     if corrected:
         walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
-    ess = walkers.ess
     kept = walkers if weighted else walkers.resampled(n, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, kept.x.cpu().numpy())
-    say(
-        f"{n} samples of shape {found.event_shape} from {origin}, effective sample size {ess:.0f}",
-        f"wrote {out}",
-    )
+    say(f"{n} samples of shape {found.event_shape} from {origin}{worth(walkers)}")
+    if (warning := few_starts(walkers, label)) is not None:
+        say(warning)
+    say(f"wrote {out}")
     if weighted:
         beside = out.with_suffix(".log_weight.npy")
         np.save(beside, kept.log_weight.cpu().numpy())
         say(f"wrote {beside}")
+
+
+def refuse_on_contexts(**asked: bool) -> None:
+    """Refuse what samples of contexts do not have."""
+    from metastable.core.errors import InputError
+
+    why = {
+        "label": "samples of contexts have no classes; --label is for a run of jem, without --given",
+        "weighted": "samples of contexts are written with equal weights",
+        "corrected": "samples of contexts are of the model itself; no density ratio was learned for them",
+    }
+    for option in asked:
+        if asked[option]:
+            raise InputError(f"{option}: {why[option]}; leave it out")
+
+
+def draw(run: Run, n: int, steps: int | None, label: int | None, seed: int) -> tuple[Walkers, str]:
+    """`n` walkers, and in words where they came from."""
+    import torch
+
+    from metastable.core.errors import InputError
+    from metastable.summary import affordable
+
+    from .runs import chains_from_noise, kept_walkers, model_walkers
+
+    if hasattr(run.trained_with, "sample") and label is None:
+        if steps is not None:
+            raise InputError("steps: this run is of a density, which draws for itself; leave it out")
+        return run.sample(n, seed=seed), "the density's own draws"
+    kept, origin = kept_walkers(run)
+    if kept is None and not affordable(run.learned_energy, torch.empty(1, *run.event_shape)):
+        return chains_from_noise(run, n, steps, label, seed)
+    run.walkers, origin = (kept, origin) if kept is not None else model_walkers(run, seed=seed)
+    origin = origin if label is None else f"{origin}, weighed by p(y = {label} | x)"
+    return run.sample(n, steps=steps, label=label, seed=seed), origin
+
+
+def worth(walkers: Walkers) -> str:
+    """The effective sample size: no more than the weights leave, nor than there were walkers to begin with."""
+    if "from_noise" in walkers.info:  # chains that have forgotten nothing yet, of unknown worth
+        return ""
+    return f", effective sample size {min(walkers.ess, walkers.info.get('start_ess', walkers.ess)):.0f}"
+
+
+def few_starts(walkers: Walkers, label: int | None) -> str | None:
+    """A warning where far fewer walkers were there to begin with than samples were asked for."""
+    begun = walkers.info.get("start_ess", float("inf"))
+    if begun >= FEW * len(walkers):
+        return None
+    what = "walkers" if label is None else f"walkers of class {label}"
+    return (
+        f"warning: to begin with there were {begun:.1f} effective {what}, so that many of the {len(walkers)} "
+        "samples are copies that moved apart: give more --steps, or train with more walkers"
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -59,6 +60,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (known: {', '.join(known)})" if known else ""
+
+
+def options_of(function: Callable[..., Any]) -> list[str]:
+    """The names of its arguments that may be left out.
+
+    >>> options_of(lambda x, *, steps=100, seed=0: x)
+    ['steps', 'seed']
+    """
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.default is not p.empty]
+
+
+def require_options(options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ConfigError` naming the first of `options` that is not known, and those that are."""
+    known = list(known)
+    for name in options:
+        if name not in known:
+            raise ConfigError(name, f"unknown option{nearest(name, known)}")
 
 
 def require(condition: bool, field: str, rule: str, value: Any) -> None:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .errors import InputError, need
+from .errors import EnergyError, InputError, need
 from .random import generator
 from .resampling import resample_indices
+from .times import checked_times
 from .weights import ess_fraction
 
 Energy = Callable[[Tensor], Tensor]
@@ -95,19 +96,35 @@ class Bound:
         return Bound(self.energy, self.given[:1], t, code)
 
     def at(self, t: Tensor | float) -> Bound:
-        """The same at another time; contexts are not encoded again."""
-        return Bound(self.energy, self.given, _times(t, self.given), self.code)
+        """The same at another time in [0, 1]; contexts are not encoded again."""
+        return Bound(self.energy, self.given, _times(self.energy, t, self.given), self.code)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`(B·K, *event)` to `(B·K,)`."""
         B = len(self.given)
         if len(rows) % B:
             raise InputError(f"x: must be a multiple of the {B} contexts in number, got {len(rows)} rows")
+        event = getattr(self.energy, "event_shape", None)
+        if event is not None and tuple(rows.shape[1:]) != tuple(event):
+            raise InputError(
+                f"x: must be (B, K, *event) with event {tuple(event)}, K for each of {B} contexts, got rows "
+                f"{tuple(rows.shape)}"
+            )
         x = rows.view(B, -1, *rows.shape[1:])
+        E = self._energies(x)
+        if E.numel() != len(rows):
+            raise EnergyError(
+                f"energy: returned shape {tuple(E.shape)} for events {tuple(x.shape)} and contexts "
+                f"{tuple(self.given.shape)}; it must be one for each event, shape {tuple(x.shape[:2])}, where "
+                "events are (B, K, *event)"
+            )
+        return E.flatten()
+
+    def _energies(self, x: Tensor) -> Tensor:
         if self.code is not None:
-            return self.energy.score(x, self.code, self.t).flatten()
+            return self.energy.score(x, self.code, self.t)
         extra = () if self.t is None else (self.t,)
-        return self.energy(x, self.given, *extra).flatten()
+        return self.energy(x, self.given, *extra)
 
 
 def bind(energy: Any, given: Tensor, t: Tensor | float | None = None) -> Bound:
@@ -117,13 +134,20 @@ def bind(energy: Any, given: Tensor, t: Tensor | float | None = None) -> Bound:
     >>> bind(shifted, torch.tensor([[0.0], [1.0]]))(torch.tensor([[1.0], [2.0], [1.0], [3.0]]))  # two rows each
     tensor([0.5000, 2.0000, 0.0000, 2.0000])
     """
-    return Bound(energy, given, None if t is None else _times(t, given))
+    return Bound(energy, given, None if t is None else _times(energy, t, given))
 
 
-def _times(t: Tensor | float, given: Tensor) -> Tensor:
-    """One time for each context, in the contexts' dtype where that is floating."""
-    dtype = given.dtype if given.is_floating_point() else torch.get_default_dtype()
-    return torch.as_tensor(t, dtype=dtype, device=given.device).expand(len(given))
+def _times(energy: Any, t: Tensor | float, given: Tensor) -> Tensor:
+    """One time in [0, 1] for each context, in the contexts' dtype where that is floating."""
+    if not getattr(energy, "time", True):
+        raise InputError(f"t: this energy ({type(energy).__name__}) has no time; leave t out")
+    like = given if given.is_floating_point() else given.new_empty(0, dtype=torch.get_default_dtype())
+    times = checked_times("t", t, like)
+    if tuple(times.shape) not in {(), (len(given),)}:
+        raise InputError(
+            f"t: must be a number or one for each of the {len(given)} contexts, got shape {tuple(times.shape)}"
+        )
+    return times.expand(len(given))
 
 
 def as_shape(shape: int | Iterable[int]) -> tuple[int, ...]:

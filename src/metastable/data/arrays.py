@@ -43,6 +43,7 @@ class Dataset:
         labels: the class of each row where it is known, int64 `(n,)`.
         classes: names of the classes by label, where they have names.
         given: the context of each row where events are learned given one, `(n, *context)`.
+        unlabelled: why an array of labels that lay beside the rows was not taken, where there was one.
     """
 
     x: Tensor
@@ -52,6 +53,7 @@ class Dataset:
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
     given: Tensor | None = None
+    unlabelled: str = ""
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Dataset:
         labels: Any = None,
         classes: Sequence[str] = (),
         given: Any = None,
+        unlabelled: str = "",
     ) -> Dataset:
         """A dataset of rows that are known to be good, with its digest; the labels are checked.
 
@@ -74,13 +77,12 @@ class Dataset:
             labels = check_labels(labels, len(x), len(classes) or None).to(x.device)
         if given is not None:
             given = check_given(given, len(x), dtype=x.dtype).to(x.device)
-        return cls(x, name, _digest(x, labels, given), toy, labels, tuple(classes), given)
+        return cls(x, name, _digest(x, labels, given), toy, labels, tuple(classes), given, unlabelled)
 
     def beside(self, *, labels: Any = None, given: Any = None) -> Dataset:
         """The same rows with these labels or contexts beside them."""
         labels = self.labels if labels is None else labels
-        given = self.given if given is None else given
-        return Dataset.of(self.x, self.name, self.toy, labels=labels, classes=self.classes, given=given)
+        return self._with(self.x, self.name, labels, self.given if given is None else given)
 
     @property
     def event_shape(self) -> tuple[int, ...]:
@@ -110,8 +112,11 @@ class Dataset:
 
     def _part(self, rows: Tensor, what: str) -> Dataset:
         labels, given = (None if values is None else values[rows] for values in (self.labels, self.given))
-        name = f"{self.name} ({what})"
-        return Dataset.of(self.x[rows], name, self.toy, labels=labels, classes=self.classes, given=given)
+        return self._with(self.x[rows], f"{self.name} ({what})", labels, given)
+
+    def _with(self, x: Tensor, name: str, labels: Any, given: Any) -> Dataset:
+        kept: dict[str, Any] = {"classes": self.classes, "unlabelled": self.unlabelled}
+        return Dataset.of(x, name, self.toy, labels=labels, given=given, **kept)
 
 
 def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype = torch.float32) -> Dataset:
@@ -393,8 +398,8 @@ def _check_finite(x: Tensor, name: str) -> None:
     )
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """The rows, as `x`, and labels or contexts that lie beside them in an `.npz` file."""
+def _read(path: Path) -> dict[str, Any]:
+    """The rows, as `x`, and what lies beside them in an `.npz` file as `Dataset.of` takes it."""
     _check_path(path)
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
@@ -428,7 +433,7 @@ def _near_path(path: Path) -> str:
     return hint if hint.startswith(" (did") else "; give a path, or toy:NAME for a toy set"
 
 
-def _read_numpy(path: Path) -> dict[str, np.ndarray]:
+def _read_numpy(path: Path) -> dict[str, Any]:
     # zipfile, zlib and the .npy header parser each have errors of their own for a damaged file.
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -436,8 +441,8 @@ def _read_numpy(path: Path) -> dict[str, np.ndarray]:
             return {"x": loaded}
         with loaded:
             beside = {name: loaded[name] for name in BESIDE if name in loaded.files}
-            if "labels" in beside and (classes := _classes(beside.pop("labels"))) is not None:
-                beside["labels"] = classes
+            if "labels" in beside:
+                beside |= _classes(beside.pop("labels"))
             rows = [name for name in loaded.files if name not in BESIDE]
             return {"x": loaded[_pick_key(path, rows)], **beside}
     except InputError:
@@ -448,11 +453,14 @@ def _read_numpy(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _classes(labels: np.ndarray) -> np.ndarray | None:
-    """Labels as integers, where they are whole numbers or truth values; None where they are no classes of rows."""
-    if labels.dtype.kind == "f" and bool((labels == np.round(labels)).all()):
-        return labels.astype(np.int64)
-    return labels.astype(np.int64) if labels.dtype.kind in "iub" else None
+def _classes(labels: np.ndarray) -> dict[str, Any]:
+    """Labels as integers; where they are no classes of rows (names, scores), why not: few methods need them."""
+    if labels.ndim != 1:
+        return {"unlabelled": f"labels: must be one integer for each row, got shape {labels.shape}"}
+    try:
+        return {"labels": integers(labels, "labels")}
+    except InputError as error:
+        return {"unlabelled": str(error)}
 
 
 def _pick_key(path: Path, keys: list[str]) -> str:

@@ -163,18 +163,20 @@ class Images:
         return x
 
     def batches(
-        self, size: int, *, seed: int | None = None, noise: float = 0.0
+        self, size: int, *, seed: int | None = None, noise: float = 0.0, epoch: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass over the rows as (x, labels), `size` rows at a time; the last batch may be smaller.
 
         Args:
             size: rows in a batch.
-            seed: of the order of the rows and of the noise; None keeps the order.
-            noise: standard deviation of fresh normal noise on every row.
+            seed: of the order of the rows and of the noise; None keeps the order, and is seed 0 for the noise.
+            noise: standard deviation of normal noise on every row.
+            epoch: which pass this is: each has its own order and its own noise, the same ones whenever it is made.
         """
         require_count("size", size)
+        require_count("epoch", epoch, 0)
         require(0 <= noise < float("inf"), "noise", "a finite number of at least 0", noise)
-        rng = generator(derive(seed or 0, "batches"))
+        rng = generator(derive(seed or 0, "batches", epoch))
         order = torch.arange(len(self)) if seed is None else torch.randperm(len(self), generator=rng)
         for rows in order.split(size):
             x = self[rows]

@@ -57,12 +57,7 @@ def check_conditional(energy: Any, example: Pairs) -> Any:
     _check_kind(energy)
     few = example[:2]
     x = torch.stack([few.x.detach()] * 3, 1)
-    values = _call(bind(energy, few.given), x.flatten(0, 1))
-    if tuple(values.shape) != (6,):
-        raise EnergyError(
-            f"energy: returned {values.numel()} values for events {tuple(x.shape)} and contexts "
-            f"{tuple(few.given.shape)}; it must be one for each event, shape {tuple(x.shape[:2])}"
-        )
+    _call(bind(energy, few.given), x.flatten(0, 1))  # which checks that there is one value for each event
     check_energy(bind(energy, few.given[:1]), few.x[:1])
     return energy
 
@@ -81,6 +76,8 @@ def _describe(value: Any) -> str:
 def _call(energy: Energy, x: Tensor) -> Any:
     try:
         return energy(x)
+    except EnergyError:
+        raise
     except Exception as error:
         raise EnergyError(
             f"energy: raised {type(error).__name__} on a batch of shape {tuple(x.shape)}: {error}"

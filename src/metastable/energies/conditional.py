@@ -20,9 +20,10 @@ from torch.nn.functional import silu
 
 from metastable.core.errors import InputError, require_count, require_positive
 from metastable.core.random import seeded
+from metastable.core.times import checked_times
 from metastable.core.types import Pairs, as_shape, events
 from metastable.proposals.encoders import Encoder, Standardise, moments, require_contexts, width_of
-from metastable.proposals.interpolants import checked_times, log_time
+from metastable.proposals.interpolants import log_time
 
 EMBEDDING = 10
 """Width of the two layers that embed a time."""

@@ -14,6 +14,7 @@ samples*, submission to ICLR 2025.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -121,9 +122,44 @@ class JointEnergy(nn.Module):
         home = next((p.device for p in self.parameters()), None)
         return bind(self, self.encode(labels).to(home))
 
+    def powered(self, power: float) -> JointEnergy:
+        """The same classifier where p(x) ∝ exp(−`power`·E(x)) was learned: its output scale is `power`·o.
+
+        >>> cold = JointEnergy(nn.Linear(2, 3), output_scale=1.0)  # of chains ULA(1.0, noise=0.01), say
+        >>> cold.powered(20_000.0).output_scale
+        20000.0
+        """
+        scaled = copy.copy(self)  # which shares the network
+        scaled.output_scale = power * self.output_scale
+        return scaled
+
     def log_prob_labels(self, x: Tensor) -> Tensor:
         """log p(y | x) = log softmax h(x), `(B, C)`."""
         return torch.log_softmax(self.logits(x), -1)
+
+
+def as_joint(model: Any, example: Tensor) -> Any:
+    """A plain classifier as a `JointEnergy` of the default output scale; anything else as it is.
+
+    Args:
+        model: a module; a classifier where it maps `(B, *event)` to `(B, C)`, C at least 2.
+        example: a few rows of the events it will see.
+
+    >>> type(as_joint(nn.Linear(2, 3), torch.zeros(4, 2))).__name__
+    'JointEnergy'
+    """
+    if not isinstance(model, nn.Module) or hasattr(model, "logits"):
+        return model
+    home = next((p for p in model.parameters()), example)
+    x = example[:3].to(home)
+    try:
+        with torch.no_grad():
+            h = model(x)
+    except Exception:  # what it is, the check of energies says
+        return model
+    if not isinstance(h, Tensor) or h.dim() != 2 or len(h) != len(x) or h.shape[1] < 2:
+        return model
+    return JointEnergy(model, classes=h.shape[1], event_shape=tuple(example.shape[1:]))
 
 
 def as_labels(labels: Any, classes: int, name: str = "labels") -> Tensor:
@@ -132,10 +168,10 @@ def as_labels(labels: Any, classes: int, name: str = "labels") -> Tensor:
     >>> as_labels(2, classes=3)
     tensor([2])
     """
-    values = torch.as_tensor(labels)
+    values = integers(labels, name)
     if values.dim() > 1 or values.numel() == 0:
         raise InputError(f"{name}: must be one label or a row of them, got shape {tuple(values.shape)}")
-    return within(integers(values, name).reshape(-1), classes, name)
+    return within(values.reshape(-1), classes, name)
 
 
 def _classes_of(network: nn.Module) -> int:

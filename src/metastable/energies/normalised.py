@@ -30,6 +30,7 @@ class AsEnergy(nn.Module):
     """
 
     normalised = True
+    time = False
 
     def __init__(self, proposal: nn.Module):
         super().__init__()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ..core.errors import InputError, require_count
 from ..core.parts import in_parts
+from ..core.powered import powered
 from ..core.random import derive, generator
+from ..core.types import Bound, Walkers
 from ..kernels import Kernel, run_chain
 from .calibration import (
     BINS,
@@ -120,6 +122,23 @@ def _some(x: Tensor, most: int, seed: int) -> Tensor:
     return x[rows.to(x.device)]
 
 
+def given_label(energy: Any, walkers: Walkers, label: Any) -> tuple[Bound, Walkers]:
+    """The energy of p(x | label), and walkers of p(x) weighed by p(label | x), which are walkers of it.
+
+    Args:
+        energy: of p(x), with `logits(x)`, `(B, C)`, and `given(label)`, an energy of p(x | y).
+        walkers: weighted samples of p(x).
+        label: the class, an integer.
+    """
+    if not hasattr(energy, "logits"):
+        raise InputError("label: needs a run of a classifier that is an energy model (jem); it has no logits")
+    target: Bound = energy.given(label)  # refuses a label that there is not
+    if len(target.given) != 1:
+        raise InputError(f"label: must be one class, got {len(target.given)} labels")
+    log_p = torch.log_softmax(in_parts(energy.logits, walkers.x).double(), 1)[:, int(target.given)]
+    return target, replace(walkers, log_weight=walkers.log_weight.to(log_p) + log_p)
+
+
 def class_samples(
     energy: Any,
     start: Tensor,
@@ -154,9 +173,13 @@ def class_samples(
     log_p = torch.log_softmax(in_parts(energy.logits, start).double(), 1)[:, :most_classes]
     # the largest of log p + Gumbel noise are draws without replacement in proportion to p
     uniform = torch.rand(log_p.shape, generator=rng, device=start.device, dtype=torch.float64)
-    rows = (log_p - (-uniform.log()).log()).topk(per_class, 0).indices.T.flatten()
+    drawn = log_p - (-uniform.log()).log()
+    # NaN would come before every number: a walker that ran away is of no class
+    there = start.flatten(1).isfinite().all(1, keepdim=True) & log_p.isfinite().all(1, keepdim=True)
+    rows = drawn.masked_fill(~there, -torch.inf).topk(per_class, 0).indices.T.flatten()
     x = start[rows]
     if steps:
         target = energy.given(torch.arange(log_p.shape[1], device=start.device))
+        target = powered(target, kernel.temperature)  # a chain of temperature T on T·E samples exp(−E)
         x = run_chain(kernel, target, kernel.init(target, x), steps, rng).state.x
     return x.view(log_p.shape[1], per_class, *start.shape[1:])

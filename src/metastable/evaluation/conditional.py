@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require_count, require_positive
+from metastable.core.random import derive, generator
 from metastable.core.types import bind, student_t_quantile
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
 from metastable.proposals.given import sample_and_log_prob_given
+from metastable.walkers.importance import OdeShift, ode_draws, ode_shift, ode_words
 
 GROUPS = 32
 """Independent groups of draws for each context, whose spread is the standard error."""
@@ -34,11 +36,14 @@ class LogPartitions:
 
     Attributes:
         value: log Z, `(B,)`, float64.
-        std_error: its standard error, by the jackknife over independent groups of draws, `(B,)`.
+        std_error: its standard error, by the jackknife over independent groups of draws, `(B,)`, and what an ODE
+            behind the draws adds to it.
         ess: effective draws, `(B,)`.
         draws: draws made, `(B,)`.
         warnings: in words, what speaks against values; empty when nothing does.
         degrees: degrees of freedom of the standard errors.
+        ode_shift: what `value` would change by, about, if the proposal's ODE were solved exactly, `(B,)`; it is in
+            `std_error`, since no number of draws makes it smaller. None where there is no ODE.
     """
 
     value: Tensor
@@ -47,6 +52,7 @@ class LogPartitions:
     draws: Tensor
     warnings: tuple[str, ...] = ()
     degrees: int = GROUPS - 1
+    ode_shift: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.value)
@@ -55,6 +61,13 @@ class LogPartitions:
     def trusted(self) -> Tensor:
         """Which of them nothing speaks against, `(B,)`."""
         return self.std_error.isfinite() & ~doubtful(self.ess, self.draws)
+
+    @property
+    def spread(self) -> Tensor:
+        """The part of `std_error` that is of the draws, `(B,)`."""
+        if self.ode_shift is None:
+            return self.std_error
+        return (self.std_error.square() - self.ode_shift.square()).clamp(min=0).sqrt()
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Two-sided intervals at `level`, from Student's t."""
@@ -82,7 +95,8 @@ def log_partition_given(
 
     The estimate of Z is unbiased; that of log Z lies low by about half its squared standard error. Mass of the
     model that the proposal never draws is in neither the value nor the error: the proposal must be at least as
-    wide.
+    wide. Where a draw is the solution of an ODE, its error is estimated from a few draws with twice the steps
+    (`walkers.importance.ode_shift`), and is in the standard error.
 
     Args:
         energy: E(y | given), or E(y | given, t).
@@ -112,7 +126,11 @@ def log_partition_given(
     parts = [_estimate(job, rows, first, std_error, most) for rows in _chunks(len(given), first)]
     columns = (torch.cat(column) for column in zip(*parts, strict=True))
     value, error, ess, made = columns
-    return LogPartitions(value, error, ess, made, _words(error, ess, made, std_error))
+    words, shift = _words(error, ess, made, std_error), _ode_shift(job, first)
+    if shift is None:
+        return LogPartitions(value, error, ess, made, words)
+    words += (ode_words(shift.value),) if bool(shift.too_coarse(error).any()) else ()
+    return LogPartitions(value, torch.hypot(error, shift.value), ess, made, words, ode_shift=shift.value)
 
 
 class ConditionalLogProb(NamedTuple):
@@ -134,7 +152,10 @@ class ConditionalLogProb(NamedTuple):
         """The mean over pairs, and its standard error: from the pairs' spread and from the errors of log Z."""
         N = len(self.value)
         share = torch.bincount(self.context, minlength=len(self.log_partition)) / N
-        from_z = (share * self.log_partition.std_error).square().sum()
+        z = self.log_partition
+        from_z = (share * z.spread).square().sum()
+        if z.ode_shift is not None:  # one solver, one sign: it does not average out
+            from_z += (share * z.ode_shift).sum().square()
         return float(self.value.mean()), math.sqrt(float(self.value.var() / N + from_z))
 
 
@@ -200,6 +221,18 @@ class _Job(NamedTuple):
         return log_weight
 
 
+def _ode_shift(job: _Job, draws: int) -> OdeShift | None:
+    """`ode_shift` of each context, from a few draws of each."""
+    n = ode_draws(draws, len(job.given))
+
+    def log_weights(proposal: Any) -> Tensor:
+        rng = generator(derive(0, "ode"), job.given.device)
+        same = job._replace(proposal=proposal, rng=rng)
+        return torch.cat([same.log_weights(rows, n) for rows in _chunks(len(job.given), n)])
+
+    return ode_shift(job.proposal, log_weights)
+
+
 def _estimate(
     job: _Job, rows: Tensor, draws: int, target: float | None, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -209,7 +242,7 @@ def _estimate(
     late = torch.arange(len(rows))  # on the host, as `rows` are
     while target is not None and 2 * draws <= most:
         # two estimates of the error, or whoever looks precise by luck would stop
-        by_ess = (1 / ess[late] - 1 / made[late]).sqrt()
+        by_ess = (1 / ess[late] - 1 / made[late]).clamp(min=0).sqrt()
         open_ = ~(torch.maximum(error[late], by_ess) <= target).cpu()
         if not bool(open_.any()):
             break

@@ -45,6 +45,8 @@ BIAS_FLOOR = 0.05  # nats of log-density
 IGNORED = 0.01  # mean weight of negatives, 1 without β: below, an update is a hundredth of what it was
 COLLAPSED = 0.01  # mean weight of a datum among its negatives: below, hardly a gradient is left
 
+ENERGIES = ("energy_data", "energy_negatives", "energy_gap")
+
 # Of the data, and of the labels where a classifier is trained.
 ENTROPIES = {"cross_entropy": "Cross-entropy", "label_cross_entropy": "Cross-entropy of the labels"}
 
@@ -114,9 +116,10 @@ class Facts:
         duplicates: share of walkers that have an identical twin.
         step_size: of the kernel, h.
         steps: updates made; by default the last logged step.
-        energy_spread: standard deviation of E/T over data and noise together, in nats, with T the temperature
-            at which the chains sample.
+        energy_spread: standard deviation of P·E over data and noise together, in nats.
         negatives_per_datum: K of ranking NCE, whose objective ends at −log(K + 1) where all is matched.
+        power: P, where what was learned is exp(−P·E). Energies of the log, which are E, are nats when multiplied
+            with it, and so they are judged.
     """
 
     method: str | None = None
@@ -132,6 +135,7 @@ class Facts:
     steps: int | None = None
     energy_spread: float | None = None
     negatives_per_datum: int | None = None
+    power: float = 1.0
 
     def __post_init__(self) -> None:
         if self.data_mode_weights is None or self.sample_mode_weights is None:
@@ -182,7 +186,8 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
     >>> [finding.name for finding in diagnose(rows)]
     ['stuck-chains']
     """
-    history, facts = list(history), facts or Facts()
+    facts = facts or Facts()
+    history = [_in_nats(row, facts.power) for row in history]
     checks = (
         _energies_drifting(history, facts),
         _mode_collapse(facts),
@@ -205,6 +210,8 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
     found = [finding for finding in checks if finding is not None]
     if not any(finding.severity != "note" for finding in found) and len(history) >= LEAST_ROWS:
         found.append(_healthy(history, facts))
+    if facts.power != 1:
+        found.append(_tempered(facts.power))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -219,6 +226,14 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
+
+
+def _in_nats(row: Row, power: float) -> Row:
+    """The row with its energies times P, which is what the log of the learned density is made of."""
+    if power == 1:
+        return row
+    energies = {key: _number(row.get(key)) for key in ENERGIES}
+    return {**row, **{key: power * value for key, value in energies.items() if value is not None}}
 
 
 def _series(history: Sequence[Row], key: str) -> np.ndarray:
@@ -762,7 +777,7 @@ PROFILES = {
     profiles.MISLEADING: (
         "warning",
         "The energy is behind its proposal: the objective ends at {end:.3f}, below −log(K+1) = {level:.3f}, which "
-        "an energy that copies log p_ξ would have. The proposal alone is the better model.",
+        "an energy that copies −log p_ξ would have. The proposal alone is the better model.",
         "Train the energy longer, raise its learning rate or energy_steps, or give it more capacity.",
     ),
 }
@@ -866,6 +881,18 @@ def _healthy(history: Sequence[Row], facts: Facts) -> Finding:
         evidence["ess_median"] = float(np.median(ess))
         parts.append(f"Effective sample size {np.median(ess):.0%} of the walkers.")
     return Finding("healthy", "note", " ".join(parts), evidence)
+
+
+def _tempered(power: float) -> Finding:
+    return Finding(
+        "tempered-density",
+        "note",
+        f"What was learned is exp(−{power:g}·E), the density at temperature {1 / power:.4g}, where the chains "
+        "and the weights of their samples put it, and not exp(−E). log Z, likelihoods, samples and the energies in "
+        "these findings are of that density.",
+        {"power": float(power)},
+        "Nothing, unless you use run.energy yourself: run.learned_energy is the one of this density.",
+    )
 
 
 # ---------------------------------------------------------------------------------------------- in words

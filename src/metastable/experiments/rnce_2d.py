@@ -152,16 +152,21 @@ def train(job: Job, pairs: Pairs) -> Run:
     )
 
 
+def density(job: Job, run: Run) -> Any:
+    """The trained density, its ODE solved in the steps of the scale."""
+    model: Any = getattr(run.energy, "proposal", run.energy)  # what is no energy by itself is wrapped as one
+    return model.with_steps(job.heun_steps)
+
+
 def draw(job: Job, run: Run, given: Tensor, rng: torch.Generator) -> Tensor:
     """Samples for each context, `(C, n, 2)`: by the ODE of a density, by Algorithm 2 or 4 of an energy."""
     energy: Any = run.energy
     if job.model in DENSITIES:
-        model = getattr(energy, "proposal", energy)  # a density that is no energy by itself is wrapped as one
-        model.steps = job.heun_steps
-        return model.sample(job.samples, rng, given)
+        return density(job, run).sample(job.samples, rng, given)
     proposal: Any = run.players["proposal"]
-    proposal.steps = job.heun_steps
-    kernel = ULA(job.eta)
+    if job.model != IBC:
+        proposal = proposal.with_steps(job.heun_steps)
+    kernel = ULA(job.step_size)
     if job.model == IRNCE:
         settings = {"t_low": job.t_low, "evaluations": job.chain_steps, "kernel": kernel}
         return sample_interpolating(energy, proposal, job.samples, given, rng, **settings).x
@@ -200,11 +205,11 @@ def likelihood(job: Job, run: Run, given: Tensor, rng: torch.Generator) -> Likel
     )
     energy: Any = run.energy
     if job.model in DENSITIES:
-        return Likelihood(float(energy.log_prob(y, given).mean()), (), ())
+        return Likelihood(float(density(job, run).log_prob(y, given).mean()), (), ())
     t = 1.0 if job.model == IRNCE else None
-    proposal = run.players["proposal"]
+    proposal: Any = run.players["proposal"]
     if job.model != IBC:
-        proposal.steps, proposal.scored = job.z_ode  # pyright: ignore
+        proposal = proposal.with_steps(*job.z_ode)
     z = log_partition_given(
         energy, proposal, given, job.draws, rng, std_error=job.z_error, most=job.most_draws, t=t
     )
@@ -403,7 +408,7 @@ SHARED = {
     "negatives": 9,
     "times": 4,
     "t_low": 0.5,
-    "eta": 1e-3,
+    "step_size": 1e-3,
     "box": 8.0,
     "points": 401,
     "z_error": 0.004,

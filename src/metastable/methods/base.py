@@ -152,12 +152,16 @@ class Method(Generic[State]):
         """
         return None
 
+    def power(self, step: int) -> float:
+        """P, where what the method learns in update `step` is exp(−P·E): 1, unless it says otherwise."""
+        return 1.0
+
     def current_walkers(self, context: Context, state: State) -> Walkers | None:
-        """The weighted walkers that the method holds now, where it holds any."""
+        """The weighted walkers of exp(−P·E) that the method holds now, where it holds any."""
         return None
 
     def log_partition(self, context: Context, state: State) -> LogPartition | None:
-        """log Z of the energy as it is now, where the method gives it."""
+        """log Z of exp(−P·E) with the energy as it is now, where the method gives it."""
         return None
 
     def sample_given(
@@ -215,6 +219,10 @@ class ChainMethod(Method[State]):
     def temperature(self) -> float:
         """T, where negatives follow exp(−E/T): that of the kernel."""
         return self.moves.temperature
+
+    def power(self, step: int) -> float:
+        """1/T: training rests where data follow what the negatives follow, exp(−E/T)."""
+        return 1 / self.temperature
 
     @property
     def bounded(self) -> bool:
@@ -279,6 +287,10 @@ class Objective(Method[State]):
     def evaluations(self, context: Context, batch: int) -> int | None:
         """The source's; a method that looks at more energies than data and negatives adds them."""
         return self.source.evaluations(context, batch)
+
+    def power(self, step: int) -> float:
+        """The source's; a method that weighs its negatives by another power of exp(−E) adds that."""
+        return self.source.power(step)
 
     def current_walkers(self, context: Context, state: State) -> Walkers | None:
         """The source's."""

@@ -19,7 +19,7 @@ interpolating energy models*, TMLR 2024, Algorithms 2 and 4 (equation numbers of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +33,9 @@ from metastable.proposals.given import sample_given
 
 WARMUP = 50
 """Steps in which the default kernel finds its step size; their moves are kept, as a longer start."""
-LANGEVIN = 1e-3
-"""Step size of chains on interpolating energies, the larger of the paper's two (Table 8)."""
+PILOTS, CAREFUL = 256, 0.95
+"""Walkers with which the default chain of Algorithm 4 finds its step size, and the share of moves that is accepted
+then: most, since the SDE takes steps of that length and rejects none."""
 
 
 def sample_from_proposal(
@@ -118,8 +119,9 @@ def sample_interpolating(
             gives the same law at t = 1; the more the field is off, the more a larger η lets the energy put right.
             By default η dt is the step size of the chain, so that a step of either puts right as much. The paper
             takes the chain's step size itself, η = 10⁻³, and then the SDE hardly differs from the flow.
-        kernel: of the chain; by default Langevin with step size η where that is given, else 10⁻³. The paper's
-            policies take `HMC(step_size=eta, leapfrog=50)`.
+        kernel: of the chain; by default Langevin with step size η where that is given, as in the paper, else MALA
+            with a step size that a few more walkers find at t = 1. The paper's policies take
+            `HMC(step_size=eta, leapfrog=50)`.
         engine: of the chain, `eager` or `compile`.
 
     Returns:
@@ -129,13 +131,13 @@ def sample_interpolating(
     Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps.
     """
     require_count("n", n)
-    _require_eta(LANGEVIN if eta is None else eta)
+    _require_eta(eta or 0)
+    target = bind(energy, given, 1.0)
     if kernel is None and eta != 0:  # at η = 0 nothing but the flow moves
-        kernel = ULA(LANGEVIN if eta is None else eta)
+        kernel = ULA(eta) if eta else _tuned(target, flow, rng)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
     eta = _langevin_step(kernel) * max(sde_steps, 1) / (1 - t_low) if eta is None else eta
     y = flow.sample(n, rng, given, until=t_low)  # line 1
-    target = bind(energy, given, t_low)
     y = follow_sde(target, flow, y, rng, t_low=t_low, steps=sde_steps, eta=eta)  # line 2
     rows, info = _chain(target.at(1.0), y.flatten(0, 1), kernel, moves, rng, engine)  # line 3
     info["evaluations"] += sde_steps
@@ -151,12 +153,13 @@ def follow_sde(
     """
     _require_eta(eta)
     dt = (1 - t_low) / max(steps, 1)
+    velocity = _velocity(flow, target.given)
     finite_for = torch.zeros(y.shape[:2], dtype=torch.long, device=y.device)
     for k in range(steps):
         t = t_low + k * dt
         grad = energy_and_grad(target.at(t), y.flatten(0, 1)).grad.view(y.shape)
         with torch.no_grad():
-            drift = flow.velocity(y, t, target.given) - eta * grad
+            drift = velocity(y, t) - eta * grad
             y = y + dt * drift + math.sqrt(2 * eta * dt) * normal_like(y, rng)
             finite_for += y.isfinite().flatten(2).all(2)
     if bool((finite_for < steps).any()):
@@ -288,11 +291,32 @@ def _walkers(rows: Tensor, like: Tensor, info: dict[str, Any]) -> Walkers:
     return Walkers(x, torch.zeros(x.shape[:2], dtype=torch.float64, device=x.device), info)
 
 
+def _tuned(target: Bound, flow: Any, rng: torch.Generator) -> MALA:
+    """MALA with a step size that suits E(· | given, 1), found from a few draws of the flow, in their units."""
+    with torch.no_grad():
+        y = flow.sample(max(4, PILOTS // len(target.given)), rng, target.given)
+    _require_finite(y, "the flow's draws")
+    first = MALA(0.1 * max(float(y.var(1).mean()), 1e-30))
+    return warm_up(first, target, y.flatten(0, 1), 2 * WARMUP, rng, target=CAREFUL)[0]
+
+
 def _langevin_step(kernel: Kernel | None) -> float:
-    """h of the Langevin step that one move, or one leapfrog step, of the kernel is about."""
+    """h of the Langevin step that one move, or one leapfrog step, of the kernel is about; 0 without a chain."""
+    if kernel is None:
+        return 0.0
     if isinstance(kernel, HMC):
-        return 0.5 * kernel.step_size**2
-    return kernel.step_size if isinstance(kernel, (ULA, MALA)) else LANGEVIN
+        return 0.5 * kernel.step_size**2 / float(torch.as_tensor(kernel.mass).max())
+    require(
+        isinstance(kernel, (ULA, MALA)), "eta", f"given, since {kernel.name!r} has no step that says it", None
+    )
+    return float(kernel.step_size)  # pyright: ignore
+
+
+def _velocity(flow: Any, given: Tensor) -> Callable[[Tensor, float], Tensor]:
+    """(y, t) ↦ v̂_t(y | given), its contexts encoded once where the flow can do that."""
+    if hasattr(flow, "velocity_given"):
+        return flow.velocity_given(given)
+    return lambda y, t: flow.velocity(y, t, given)
 
 
 def _require_eta(eta: float) -> None:

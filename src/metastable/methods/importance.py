@@ -35,7 +35,7 @@ class ImportanceSampled(Method[Nothing]):
         q: Any = context.players[self.sampler]
         if isinstance(q, Uniform) or getattr(q, "biased", False):
             return None
-        return importance_walkers(context.energy, q, self.draws)
+        return importance_walkers(context.energy, q.finely() if hasattr(q, "finely") else q, self.draws)
 
     def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
         """log of the mean weight of those draws."""

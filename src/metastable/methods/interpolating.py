@@ -26,9 +26,11 @@ from torch import Tensor, nn
 from metastable.core.errors import (
     ConfigError,
     UnsupportedError,
+    options_of,
     require,
     require_choice,
     require_count,
+    require_options,
     require_positive,
 )
 from metastable.core.types import Pairs, Proposal, Walkers, events
@@ -73,7 +75,8 @@ class InterpolatingNCE(Ranked):
     of the data; the others lead there when it is sampled. The logged `objective` is −log(K + 1) where energy and
     flow are the same density at every t, and 0 is posterior collapse.
 
-    Energies without contexts are learned as well; the times of an update are then shared by all of its data.
+    Energies without contexts are learned as well; the times of an update are then shared by all of its data, and
+    samples are weighted draws of the flow and chains on E(·, 1) from them, not Algorithm 4.
 
     Attributes:
         proposal: `interpolant`, a table of it and its settings, or a module with `draw_times`, `interpolate` and
@@ -190,6 +193,7 @@ class InterpolatingNCE(Ranked):
             raise ConfigError(
                 "steps", "an interpolating energy is sampled with evaluations=… gradients, not steps"
             )
+        require_options(options, options_of(sample_interpolating))
         return sample_interpolating(players["energy"], players["proposal"], n, given, rng, **options)
 
 

@@ -153,6 +153,10 @@ class JEM(Objective[Any]):
         """The source's; a classifier alone looks at its data only."""
         return batch if self.generative == 0 else super().evaluations(context, batch)
 
+    def power(self, step: int) -> float:
+        """The source's, of p(x): p(y | x) is softmax(h) at every temperature. 1 for a classifier alone."""
+        return 1.0 if self.generative == 0 else super().power(step)
+
     def current_walkers(self, context: Context, state: Any) -> Walkers | None:
         """The source's; a classifier alone has none, as its chains never moved."""
         return None if self.generative == 0 else super().current_walkers(context, state)
@@ -168,9 +172,11 @@ class JEM(Objective[Any]):
         return metrics if beta_o is None else metrics | {"beta_o": h.new_full((), beta_o)}
 
     def beta_o(self, step: int, output_scale: float) -> float | None:
-        """β·o at update `step`, where the source has one β: negatives are weighed by (Σ_y e^h)^βo."""
-        powers = self.source.powers(step) if isinstance(self.source, Robust) else ()
-        return powers[0].weighting * output_scale if len(powers) == 1 else None
+        """β·o at update `step`, the mean where the source has several β: negatives are weighed by (Σ_y e^h)^βo."""
+        if not isinstance(self.source, Robust):
+            return None
+        powers = self.source.powers(step)
+        return sum(p.weighting for p in powers) / len(powers) * output_scale
 
 
 def check_joint(energy: Any, labels: Any) -> None:

@@ -311,7 +311,8 @@ class RankingNCE(Ranked):
     Attributes:
         adversarial: the proposal minimises the same objective that the energy maximises (Section 4.3.2) instead of
             its own loss, with gradients through its draws and through log p_ξ: `flow`, `interpolant` (which then
-            differentiates through its ODE), or a module with parameters and `rsample`.
+            differentiates through its ODE), or a module with parameters and `rsample`. The updates of `pretrain`
+            are by its own loss all the same: there is no energy yet to play against.
 
     Deviations: where T_samp = T_rnce = 1 both steps are taken on the same batch, the energy's first: the sequence
     of steps is the paper's, shifted by half an update. Sums over the batch are means. `shared` is not in the paper.
@@ -325,6 +326,11 @@ class RankingNCE(Ranked):
     adversarial: bool = False
 
     name: ClassVar[str] = "ranking-nce"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "False with train_proposal=False: an adversary that does not learn is none"
+        require(self.train_proposal or not self.adversarial, "ranking-nce.adversarial", rule, True)
 
     def start(self, context: Context) -> Nothing:
         """As of all ranking; a density that is itself an estimate is no correction."""
@@ -345,8 +351,8 @@ class RankingNCE(Ranked):
         return -E - log_prob  # pyright: ignore
 
     def proposal_loss(self, context: Context, batch: Tensor | Pairs) -> tuple[Tensor, Metrics]:
-        """As of all ranking; or the objective (4.9), which the adversary minimises."""
-        if not self.adversarial:
+        """As of all ranking; or the objective (4.9), which the adversary minimises once the energy learns."""
+        if not self._against(context):
             return super().proposal_loss(context, batch)
         proposal, given = _proposal(context), contexts(batch)
         y = sample_given(proposal, self._draws(batch), context.rng, given, gradients=True)
@@ -356,8 +362,12 @@ class RankingNCE(Ranked):
 
     def evaluations(self, context: Context, batch: int) -> int:
         """One energy for each datum and each negative, where the energy has a turn, or its adversary."""
-        again = self.turns(context).count("proposal") if self.adversarial else 0
+        again = self.turns(context).count("proposal") if self._against(context) else 0
         return super().evaluations(context, batch) + again * self._points(batch)
+
+    def _against(self, context: Context) -> bool:
+        """Whether the proposal plays against the energy: not before that has learned anything."""
+        return self.adversarial and context.step >= self.pretrain
 
 
 @dataclass(frozen=True)

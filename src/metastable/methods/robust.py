@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -174,6 +175,11 @@ class Powers(NamedTuple):
     sampling: float
     weighting: float
 
+    @property
+    def plain(self) -> bool:
+        """Whether chains follow E itself, and nothing is weighed."""
+        return self == (1, 0)
+
 
 @dataclass(frozen=True)
 class Robust(Objective[States]):
@@ -197,8 +203,9 @@ class Robust(Objective[States]):
 
     Metrics: `grad_scale`, the mean weight of data, and of negatives (1 in plain training); `weight_data_max` and
     `weight_negatives_max`, the largest of each, where 1 is that in plain training; `negatives_effective`, 1/Σw²;
-    `negatives_ignored`, the share of negatives with weights below 0.01. `energy_gap` is between data and negatives
-    under the source's weights only, and does not vanish: negatives are to be flatter than the model.
+    `negatives_ignored`, the share of negatives with weights below 0.01; `beta` where it moves, or the mean of
+    several. `energy_gap` is between data and negatives under the source's weights only, and does not vanish:
+    negatives are to be flatter than the model.
 
     Deviations: weighted negatives, several values of β and β over time are not in the paper's algorithm (the last
     is in its Appendix I.1). (30), (33) and (34) have lost a factor 1/N before their sums over data; here it is.
@@ -219,11 +226,13 @@ class Robust(Objective[States]):
 
     def __post_init__(self) -> None:
         require(isinstance(self.source, ChainMethod), "robust.source", "a method with chains", self.source)
-        if isinstance(self.beta, (list, tuple)):  # a settings file has lists
-            object.__setattr__(self, "beta", tuple(self.beta))
+        for name in ("beta", "beta_start", "sampling", "weighting"):
+            object.__setattr__(self, name, _plain_numbers(getattr(self, name)))
         require(len(self.betas) > 0, "robust.beta", "one number or several", self.beta)
-        for beta in (*self.betas, *self._first):
-            _check_beta(beta)
+        for beta in self.betas:
+            _check_beta(beta, "robust.beta")
+        if self.beta_start is not None:
+            _check_beta(self.beta_start, "robust.beta_start")
         require_count("robust.anneal", self.anneal)
         require_choice("robust.variant", self.variant, VARIANTS)
         self._check_powers()
@@ -234,10 +243,6 @@ class Robust(Objective[States]):
         """Where every β ends."""
         return self.beta if isinstance(self.beta, tuple) else (self.beta,)
 
-    @property
-    def _first(self) -> tuple[float, ...]:
-        return () if self.beta_start is None else (self.beta_start,)
-
     def _check_powers(self) -> None:
         for name in ("sampling", "weighting"):
             value = getattr(self, name)
@@ -247,15 +252,23 @@ class Robust(Objective[States]):
             require(len(self.betas) == 1, f"robust.{name}", "left out where beta has several values", value)
         if self.sampling is not None and self.sampling < 0:
             raise ConfigError("robust.sampling", f"must be at least 0, got {self.sampling}: {UPSIDE_DOWN}")
+        if min(self.power(0), self.power(self.anneal)) <= 0:
+            field = "beta" if self.weighting is None else "weighting"
+            raise ConfigError(
+                f"robust.{field}",
+                f"must leave sampling + weighting above 0, got {getattr(self, field)}: what is learned is "
+                "exp(−(a + b)E/T), of which data would be the least likely of all events",
+            )
 
     def _check_source(self) -> None:
         powers = [p.sampling for step in (0, self.anneal) for p in self.powers(step)]
         if 0 in powers and not self.source.bounded:
+            field = "sampling" if self.sampling == 0 else "beta" if 1 in self.betas else "beta_start"
             raise ConfigError(
-                "robust.sampling" if self.sampling == 0 else "robust.beta",
+                f"robust.{field}",
                 f"chains would sample 0·E, the uniform density, which exists on a bounded set only, and "
-                f"{self.source.name!r} with kernel {self.source.moves.name!r} is not confined to one; use beta "
-                "below 1, or a source that is `bounded`",
+                f"{self.source.name!r} with kernel {self.source.moves.name!r} is not confined to one; use {field} "
+                f"{'above 0' if field == 'sampling' else 'below 1'}, or a source that is `bounded`",
             )
         parts = self.source.sources if isinstance(self.source, Mixed) else (self.source,)
         if any(isinstance(part, ExactDraws) for part in parts) and any(a != 1 for a in powers):
@@ -279,6 +292,11 @@ class Robust(Objective[States]):
             b = beta if self.weighting is None else self.weighting
             made.append(Powers(a, b / self.source.temperature))
         return tuple(made)
+
+    def power(self, step: int) -> float:
+        """(a + b)/T, which is the same for every β."""
+        a, b = self.powers(step)[0]
+        return a * self.source.power(step) + b
 
     def _sampled(self, context: Context, step: int) -> list[Context]:
         """What the chains of each β see."""
@@ -315,14 +333,20 @@ class Robust(Objective[States]):
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
         if self.source.energy_l2:
             loss = loss + self.source.energy_l2 * (E_data.square().mean() + E_model.square().mean())
-        return loss, mean_metrics(watched)
+        return loss, mean_metrics(watched) | self._beta_metric(context.step, E_data)
+
+    def _beta_metric(self, step: int, like: Tensor) -> Metrics:
+        if len(self.betas) == 1 and self.beta_start is None:  # the settings say it
+            return {}
+        betas = self.beta_at(step)
+        return {"beta": like.new_full((), sum(betas) / len(betas)).detach()}
 
     def advance(self, context: Context, state: States) -> tuple[States, Metrics]:
         """The source follows (1 − β)E at the β of the next update, so that weighted walkers cross with it."""
         seen = self._sampled(context, context.step + 1)
         made = [self.source.advance(c, own) for c, own in zip(seen, state, strict=True)]
         metrics = mean_metrics([m for _, m in made])
-        if any(c is not context for c in seen):  # of (1 − β)E, which nobody asked for
+        if not all(p.plain for p in self.powers(context.step + 1)):  # of aE, which nobody asked for
             metrics = without_log_z(metrics)
         return tuple(own for own, _ in made), metrics
 
@@ -332,25 +356,25 @@ class Robust(Objective[States]):
         return None if None in made else sum(m - batch for m in made if m is not None) + batch
 
     def current_walkers(self, context: Context, state: States) -> Walkers | None:
-        """The source's, weighed by exp(−(1 − a)E) on top, so that they stand for E.
+        """The source's, of exp(−aE/T), weighed by exp(−bE/T) on top, so that they stand for what is learned.
 
-        Of several β the one with a nearest to 1, whose weights change the least.
+        Of several β the one nearest to 0, whose weights change the least.
         """
         powers = self.powers(context.step)
-        k = min(range(len(powers)), key=lambda i: abs(1 - powers[i].sampling))
-        a = powers[k].sampling
+        k = min(range(len(powers)), key=lambda i: abs(powers[i].weighting))
+        a, b = powers[k]
         walkers = self.source.current_walkers(tempered(context, a), state[k])
-        if walkers is None or a == 1 or self.source.temperature != 1:
+        if walkers is None or b == 0:
             return walkers
         E = in_parts(context.energy, walkers.x, PART).to(walkers.log_weight)
-        log_weight = walkers.log_weight - (1 - a) * E
+        log_weight = walkers.log_weight - b * E
         info = walkers.info | {"ess_fraction": float(ess_fraction(log_weight))}
         return replace(walkers, log_weight=log_weight, info=info)
 
     def log_partition(self, context: Context, state: States) -> LogPartition | None:
-        """None, unless some of the chains follow E itself."""
+        """None, unless some of the chains follow E itself, and that is what is learned."""
         pairs = zip(self.powers(context.step), state, strict=True)
-        own = next((s for p, s in pairs if p.sampling == 1), None)
+        own = next((s for p, s in pairs if p.plain), None)
         return None if own is None else self.source.log_partition(context, own)
 
     def save(self, state: States) -> dict[str, Any]:
@@ -368,14 +392,21 @@ UPSIDE_DOWN = (
 )
 
 
-def _check_beta(beta: float) -> None:
-    require(_finite(beta), "robust.beta", "a finite number", beta)
+def _check_beta(beta: float, field: str) -> None:
+    require(_finite(beta), field, "a finite number", beta)
     if beta > 1:
-        raise ConfigError("robust.beta", f"must be at most 1, got {beta}: with 1 − β below 0 {UPSIDE_DOWN}")
+        raise ConfigError(field, f"must be at most 1, got {beta}: with 1 − β below 0 {UPSIDE_DOWN}")
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _plain_numbers(value: Any) -> Any:
+    """Numbers of numpy as Python's own, which a settings file can hold, and its lists as tuples."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain_numbers(v) for v in value)
+    return value.item() if isinstance(value, Real) and hasattr(value, "item") else value  # pyright: ignore
 
 
 def _precise(E: Tensor) -> Tensor:

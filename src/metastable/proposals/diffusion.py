@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -170,6 +170,7 @@ class Diffusion(ContinuousFlow):
     """
 
     field: EDMField  # pyright: ignore
+    fine: ClassVar[tuple[int, int]] = (192, 33)
 
     def __init__(
         self,
@@ -350,6 +351,9 @@ class DiffusionEnergy(Diffusion):
     torch.Size([5, 48])
     """
 
+    time: ClassVar[bool] = False
+    """Its energy is that at σ_rel alone."""
+
     def __init__(
         self,
         event_shape: int | Sequence[int],
@@ -382,6 +386,8 @@ class DiffusionEnergy(Diffusion):
 
     def score(self, x: Tensor, code: Tensor | None, t: Tensor | None = None) -> Tensor:
         """−r for events `(B, K, *event)` of encoded contexts, `(B, K)`."""
+        if t is not None:
+            raise InputError("t: a Diffusion-φ has no time; its energy is that at sigma_rel")
         return -self._relative(self._white(x), code)
 
     def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:

@@ -35,9 +35,15 @@ class Standardise(nn.Module):
 
     def __init__(self, shape: Sequence[int], rows: Tensor | None = None):
         super().__init__()
-        mean, scale = moments(tuple(shape), rows, "given")
+        self.shape = tuple(shape)
+        mean, scale = moments(self.shape, rows, "given")
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
+
+    def refit(self, rows: Tensor) -> None:
+        """Take the moments of other contexts, in place."""
+        for buffer, value in zip((self.mean, self.scale), moments(self.shape, rows, "given"), strict=True):
+            buffer.copy_(value)
 
     def forward(self, given: Tensor) -> Tensor:
         """`(B, *context)` to `(B, c)`."""

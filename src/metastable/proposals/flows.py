@@ -45,7 +45,8 @@ class Flow(nn.Module):
         context_shape: shape of one context, or its dimension; None for a density without contexts.
         data: rows whose mean and standard deviation standardise events, `(n, *event)`, or `Pairs`, whose contexts
             are standardised as well unless they have an encoder; kept in buffers.
-        encoder: from contexts `(B, *context)` to vectors `(B, c)`; a module learns with the flow.
+        encoder: from contexts `(B, *context)` to vectors `(B, c)`; a module learns with the flow. By default they
+            are standardised, by `data` and by those of `fit`.
         kind: `spline` (rational-quadratic, neural spline flow) or `affine`.
         layers: transformations.
         hidden: widths of each layer's network.
@@ -90,6 +91,7 @@ class Flow(nn.Module):
         self.register_buffer("scale", scale)
         settings: dict[str, Any] = {"transforms": layers, "passes": passes, "hidden_features": tuple(hidden)}
         settings |= {"bins": bins} if kind == "spline" else {}
+        self.standardises = encoder is None and self.context_shape is not None
         self.encoder = self._encoder(encoder, data)
         if self.encoder is not None:
             settings["context"] = width_of(self.encoder, self.context_shape or (), mean)
@@ -171,7 +173,9 @@ class Flow(nn.Module):
         learning_rate: float = 2e-3,
         seed: Seed = 0,
     ) -> Flow:
-        """Maximum likelihood on `data`, in place, by Adam with a cosine schedule; standardises events anew.
+        """Maximum likelihood on `data`, in place, by Adam with a cosine schedule; standardises anew.
+
+        Events are standardised by `data`, and contexts that no encoder takes by theirs.
 
         Args:
             data: `(n, *event)`, or `Pairs` for a flow with contexts.
@@ -186,6 +190,8 @@ class Flow(nn.Module):
         mean, scale = moments(self.event_shape, events(data))
         self.mean.copy_(mean)
         self.scale.copy_(scale)
+        if self.standardises and isinstance(data, Pairs):
+            self.encoder.refit(data.given)  # pyright: ignore
         parameters = list(self.parameters())
         learned = [p.requires_grad for p in parameters]
         optimiser = torch.optim.Adam([p.requires_grad_(True) for p in parameters], learning_rate)

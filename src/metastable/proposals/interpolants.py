@@ -23,8 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.errors import require, require_choice, require_positive
-from metastable.core.waiting import may_look
+from metastable.core.errors import require_choice, require_positive
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """From `(…, d)` and times `(…)` to `(…, d)`."""
@@ -104,22 +103,3 @@ def interpolant_loss(velocity: Velocity, interpolant: Interpolant, y: Tensor, z:
     """
     v = velocity(interpolant.point(z, y, t), t)
     return (v * (v - 2 * interpolant.speed(z, y, t))).sum(-1)
-
-
-def require_times(field: str, t: Tensor) -> None:
-    """Every time must lie in [0, 1]; on an accelerator they are not always looked at."""
-    if not may_look(t):
-        return
-    outside = ~((t >= 0) & (t <= 1))
-    if bool(outside.any()):
-        require(False, field, "within [0, 1]", float(f"{t[outside].flatten()[0]:.6g}"))
-
-
-def checked_times(field: str, t: float | Tensor, like: Tensor) -> Tensor:
-    """Times as a tensor like `like`; every one must lie in [0, 1]."""
-    if isinstance(t, (int, float)):  # a copy from the host would wait for the device
-        require(0 <= t <= 1, field, "within [0, 1]", t)
-        return torch.full((), float(t), dtype=like.dtype, device=like.device)
-    t = torch.as_tensor(t)
-    require_times(field, t)
-    return t.to(like)

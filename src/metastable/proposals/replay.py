@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.errors import UnsupportedError
+
 WARM = 3
 """Runs before the recording, in which libraries set themselves up."""
 
@@ -41,15 +43,24 @@ class Replays:
     ) -> tuple[Tensor, ...]:
         """`function(*inputs)`."""
         key = (key, *((x.shape, x.dtype, x.device) for x in inputs))
-        if key not in self.recordings:
+        made = self.recordings.pop(key, None)
+        if made is None:
             while len(self.recordings) >= self.most:
-                self.recordings.pop(next(iter(self.recordings)))  # the oldest
-            self.recordings[key] = self.record(function, inputs)
-        made = self.recordings[key]
+                self.recordings.pop(next(iter(self.recordings)))  # the one not used for longest
+            made = self._made(function, inputs)
+        self.recordings[key] = made
         for kept, new in zip(made.inputs, inputs, strict=True):
             kept.copy_(new)
         made.graph.replay()
         return tuple(x.clone() for x in made.outputs)
+
+    def _made(self, function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Recording:
+        try:
+            return self.record(function, inputs)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"replay: could not be recorded as a CUDA graph ({error}); build the flow with replay=False"
+            ) from error
 
     def record(self, function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Recording:
         """The function on memory of its own, on a stream of its own while libraries set themselves up."""

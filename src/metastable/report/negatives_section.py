@@ -14,6 +14,8 @@ from .parts import key, picture, pictures
 from .read import Run, mapping
 
 LONGER = palette.green
+OF_DATA, DRAWN, FURTHER = "energies_data", "energies_negatives", "energies_larger_steps"
+"""Names of the stored arrays."""
 _FLATTER = 0.01
 """β from which chains on (1 − β)E are visibly flatter."""
 _APART = 0.9
@@ -23,39 +25,42 @@ _APART = 0.9
 def negatives(run: Run) -> Html:
     """The histograms, and in words what their places mean."""
     clouds = energies(run)
-    if len(clouds) < 2:
+    if DRAWN not in run.arrays or OF_DATA not in clouds:
         return Html()
-    drawing = plots.overlaid("step-check", clouds, "energy E(x), low is likely", reach=2)
-    keys = [key(c.name, c.color, "block" if c.filled else "line") for c in clouds]
+    shown = list(clouds.values())
+    drawing = plots.overlaid("step-check", shown, "energy E(x), low is likely", reach=2)
+    keys = [key(c.name, c.color, "block" if c.filled else "line") for c in shown]
     return pictures([picture("Energies of data and negatives", drawing, _caption(run, clouds), keys)], "full")
 
 
-def energies(run: Run) -> list[plots.Cloud]:
-    """Data, negatives, and negatives from longer steps, those of them that were stored."""
+def energies(run: Run) -> dict[str, plots.Cloud]:
+    """Data, negatives, and negatives from longer steps, those of them that were stored and are not all runaways."""
     looks = {
-        "energies_data": ("data", DATA, True),
-        "energies_negatives": ("negatives", MODEL, False),
-        "energies_larger_steps": ("negatives at four times the step", LONGER, False),
+        OF_DATA: ("data", DATA, True),
+        DRAWN: ("negatives", MODEL, False),
+        FURTHER: ("negatives at four times the step", LONGER, False),
     }
     stored = {k: np.ravel(run.arrays[k]) for k in looks if k in run.arrays}
-    return [plots.Cloud(looks[k][0], v, *looks[k][1:]) for k, v in stored.items() if np.isfinite(v).any()]
+    return {k: plots.Cloud(looks[k][0], v, *looks[k][1:]) for k, v in stored.items() if np.isfinite(v).any()}
 
 
-def _caption(run: Run, clouds: list[plots.Cloud]) -> str:
-    data, drawn, *longer = clouds
-    n = count(drawn.values.size, "negative")
+def _caption(run: Run, clouds: dict[str, plots.Cloud]) -> str:
+    data, drawn, longer = (clouds.get(k) for k in (OF_DATA, DRAWN, FURTHER))
+    n = count(np.size(run.arrays[DRAWN]), "negative")
+    if data is None or drawn is None:
+        return f"{n} as training draws them, none of finite energy: all chains ran away. Take shorter steps."
     words = [
         f"{n} as training draws them: where the model fits and its chains reach it, they agree with data."
     ]
     words.append(_gap(data, drawn))
     if _beta(mapping(run.config.get("method"))) >= _FLATTER:
         words.append("Chains of β are flatter than the model, so that some of a gap is meant.")
-    if longer:
+    if longer is not None:
         steps = run.arrays.get("larger_steps")
         made = "" if steps is None else f"{number(float(np.ravel(steps)[0]))} "
         words.append(f"{made}steps four times as long, at the same temperature, should change nothing.")
         words[-1] = sentence(words[-1])
-        words.append(_moved(drawn, longer[0]))
+        words.append(_moved(drawn, longer))
     return " ".join(w for w in words if w)
 
 

@@ -106,7 +106,7 @@ def _log_z_card(run: Run) -> Html | None:
     warnings = [str(w) for w in sequence(z.get("warnings"))]
     span = f"95 %: {number(interval[0])} … {number(interval[1])}" if len(interval) == 2 else None
     trust = [tag("p", "Do not trust it: ", w, class_="note doubt") for w in warnings]
-    notes = [span, _reverse_note(z), *(trust or ["Nothing speaks against it."])]
+    notes = [span, _power_note(run), _reverse_note(z), *(trust or ["Nothing speaks against it."])]
     tone = "wide caution" if warnings else "wide"
     return card("log Z", plus_minus(z["value"], z.get("std_error")), *notes, tone=tone)
 
@@ -122,6 +122,11 @@ def _no_log_z_card(run: Run) -> Html | None:
     note = "No estimate was made: densities are known up to a factor."
     advice = [f.get("advice") for f in run.diagnosis if f.get("name") == "log-z-not-estimated"]
     return card("log Z", "not estimated", note, *advice, tone="wide quiet")
+
+
+def _power_note(run: Run) -> str | None:
+    power = run.summary.get("power", 1)
+    return None if power == 1 else f"Of exp(−{number(power)}·E), which is what was learned."
 
 
 def _reverse_note(z: dict[str, Any]) -> str | None:

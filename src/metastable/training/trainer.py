@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from metastable.core.denormals import flushed
 from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
@@ -173,7 +174,7 @@ class Trainer:
         if not (resume and self._resume()):
             self._begin()
         began = time.perf_counter() - self.seconds
-        with self._stop_on_interrupt():
+        with self._stop_on_interrupt(), flushed():
             while not self._is_last():
                 self._update()
                 self.seconds = time.perf_counter() - began

@@ -143,10 +143,10 @@ def test_the_flows_loss_has_as_many_times():
     flow = InterpolatingNCE(times=7, alpha=3.0).companions(
         nn.Identity(), pairs(20), Gaussian(torch.zeros(D)), 0
     )
-    assert (flow["proposal"].times, flow["proposal"].alpha, flow["proposal"].steps) == (7, 3.0, 150)
+    assert (flow["proposal"].times, flow["proposal"].alpha, flow["proposal"].steps) == (7, 3.0, 48)
     table = InterpolatingNCE(proposal={"name": "interpolant", "steps": 9, "times": 2})
     flow = table.companions(nn.Identity(), pairs(20), Gaussian(torch.zeros(D)), 0)["proposal"]
-    assert (flow.times, flow.steps, flow.scored) == (2, 9, 15)
+    assert (flow.times, flow.steps, flow.scored) == (2, 9, 17)
 
 
 # ---- runs

@@ -80,13 +80,14 @@ class InterpolatingNCE(Ranked):
 
     Attributes:
         proposal: `interpolant`, a table of it and its settings, or a module with `draw_times`, `interpolate` and
-            `trajectories` beside `sample` and `log_prob(x, given, at=t)`. By name it has the paper's 150 steps, of
-            which 15 have a divergence.
+            `trajectories` beside `sample` and `log_prob(x, given, at=t)`. By name it takes 48 steps, with
+            a divergence at 17 of their times.
         times: m, of a datum in the energy's loss and, by name, in the flow's.
         alpha: α of the law of times of a flow by name.
 
     Deviations: those of `RankingNCE`. The paper's networks see −log(1.1 − t) in the place of t; here the default
-    energy does, and the flow where its table says `log_time=True`.
+    energy does, and the flow where its table says `log_time=True`. The paper's flow takes 150 steps with a
+    divergence at 15 times; with steps that crowd near the data, 48 and 17 are as exact.
 
     >>> InterpolatingNCE(times=0)
     Traceback (most recent call last):
@@ -100,7 +101,7 @@ class InterpolatingNCE(Ranked):
 
     name: ClassVar[str] = "interpolating-nce"
     timed: ClassVar[bool] = True
-    flow_settings: ClassVar[dict[str, Any]] = {"steps": 150, "scored": 15}
+    flow_settings: ClassVar[dict[str, Any]] = {"steps": 48, "scored": 17}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -487,6 +487,7 @@ EXPERIMENT = Experiment(
             "seeds": 1,
             "steps": 300,
             "plain_stopped": 1.0,
+            "tolerance": 0.05,
         },
         "cpu": SMALL | {"seeds": 5, "steps": 400},
         "gpu": SMALL

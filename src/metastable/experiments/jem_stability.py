@@ -473,7 +473,7 @@ SMALL = {
     "more": {2: (2.0,)},
     "plain_stopped": 0.8,
     "tolerance": 0.03,
-    "least_grad_scale": 0.5,
+    "least_grad_scale": 0.1,
 }
 
 EXPERIMENT = Experiment(

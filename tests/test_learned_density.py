@@ -350,6 +350,9 @@ def test_powered_keeps_what_an_energy_is():
     thrice = powered(rbm, 3.0)
     assert thrice.discrete
     assert all(p is q for p, q in zip(thrice.parameters(), rbm.parameters(), strict=True))
+    tilted = ms.fit(None, torch.randn(50, 2, generator=generator(0)), "cd", 1, evaluate=False).energy
+    assert powered(tilted, 2.0).reference is tilted.reference  # where log Z starts from
+    assert len(list(powered(tilted, 2.0).parameters())) == len(list(tilted.parameters()))
 
 
 def test_a_power_of_p_x_leaves_p_of_the_labels_alone():

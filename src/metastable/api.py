@@ -270,6 +270,14 @@ def _own_energy(energy: Any, rows: Tensor | Pairs, method: Method) -> Any:
     return as_joint(energy, events(rows)) if method.needs == "labels" else as_energy(energy)
 
 
+def _reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:
+    """What `load_run` was handed, made an energy as it was for training: a classifier of the same output scale."""
+    kept = config["energy"].get("joint")
+    if kept and not hasattr(energy, "logits"):
+        return JointEnergy(energy, event_shape=tuple(config["event_shape"]), **kept)
+    return energy if method.needs == "labels" else as_energy(energy)
+
+
 def _wrapping(module: Any, energy: Any) -> dict[str, Any]:
     """What a run's settings keep of a classifier that was made an energy."""
     if module is energy or not isinstance(module, JointEnergy):
@@ -597,7 +605,7 @@ def load_run(
     if energy is None:
         energy = _rebuilt_energy(config, folder)
     method = resolve_method(_method_settings(config["method"])) if method is None else method
-    energy = cast(nn.Module, _own_energy(energy, _probe(config), method))
+    energy = cast(nn.Module, _reloaded(energy, config, method))
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
     state = method.load(on_device(checkpoint.state["method"], context.data.device))

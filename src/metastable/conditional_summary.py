@@ -268,6 +268,10 @@ def _diagnosis(run: Run, judged: ConditionalLogProb | None, own: ConditionalLogP
         text = "log Z of contexts should not be trusted: " + "; ".join(judged.log_partition.warnings) + "."
         worst: dict[str, Any] = {"least_ess": float(judged.log_partition.ess.min())}
         advice = "Train the proposal longer or give it more capacity; ask for more draws."
+        if judged.log_partition.coarse is not None and bool(judged.log_partition.coarse.any()):
+            advice = (
+                "Solve the proposal's ODE in more steps: run.players['proposal'].with_steps(…) in its place."
+            )
         findings.append(Finding("log-z-doubtful", "warning", text, worst, advice))
     return findings
 

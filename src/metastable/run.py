@@ -98,7 +98,9 @@ class Run:
             return found.value.to(x.dtype)
         require_options(options, ())
         if self.log_partition is None:
-            raise InputError("log_partition: this run has none; call metastable.log_partition on its energy")
+            raise InputError(
+                "log_partition: this run has none; metastable.log_partition(run.learned_energy, …) estimates it"
+            )
         with torch.no_grad():
             return -self.learned_energy(x) - self.log_partition.value
 
@@ -143,7 +145,7 @@ class Run:
         if own is not None and label is None:  # a density draws for itself
             return own(self.players, n, generator(derive(seed, "sample"), self._home.device))
         if self.walkers is None:
-            raise InputError("walkers: this run kept none; use metastable.sample on its energy")
+            raise InputError("walkers: this run kept none; use metastable.sample(run.learned_energy, …)")
         steps = 100 if steps is None else steps
         energy, start = self.learned_energy, self.walkers
         if label is not None:
@@ -220,6 +222,8 @@ class Run:
         if "event_shape" not in self.config:
             return x
         x = x[:, None] if x.dim() == 1 and self.event_shape == (1,) else x
+        if self.conditional and self.normalised and tuple(x.shape[2:]) == self.event_shape:
+            return x  # several events for each context, of which a density knows what to make
         if tuple(x.shape[1:]) != self.event_shape or x.dim() == 0:
             shape = ", ".join(map(str, ("B", *self.event_shape)))
             raise InputError(f"x: must have shape ({shape}), got {tuple(x.shape)}")

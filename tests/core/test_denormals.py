@@ -20,10 +20,12 @@ def test_the_thread_is_left_as_it_was():
     assert not are_flushed()
     torch.set_flush_denormal(True)
     try:
+        torch.set_default_dtype(torch.float64)
         with flushed():
             pass
         assert are_flushed()
     finally:
+        torch.set_default_dtype(torch.float32)
         torch.set_flush_denormal(False)
 
 

@@ -32,6 +32,8 @@ def test_one_array_beside_contexts_needs_no_name(tmp_path):
 def test_labels_that_are_no_integers_are_left_alone(tmp_path):
     np.savez(tmp_path / "words.npz", x=X, labels=np.array(list("abcdef")))
     assert load_array(tmp_path / "words.npz").labels is None
+    np.savez(tmp_path / "signs.npz", x=X, labels=np.array([1.0, -1.0] * 3))
+    assert load_array(tmp_path / "signs.npz").labels is None
     np.savez(tmp_path / "halves.npz", x=X, labels=np.arange(6) / 2)
     assert load_array(tmp_path / "halves.npz").labels is None
 

@@ -167,3 +167,16 @@ def test_without_labels_the_number_of_classes_must_be_given():
 def test_the_default_for_labelled_data_is_a_classifier():
     assert isinstance(default_config((1, 28, 28), "labels"), JointWRNConfig)
     assert isinstance(default_config((5,), "labels"), JointMLPConfig)
+
+
+def test_a_classifier_is_read_back_with_the_scale_it_was_trained_at(tmp_path):
+    import metastable as ms
+
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    settings = {"labels": (x[:, 0] > 0).long(), "evaluate": False}
+    method = ms.methods.JEM(ms.methods.ShortRun(step_size=1e-3))
+    ms.fit(JointEnergy(nn.Linear(2, 2), output_scale=1.0), x, method, 1, out=tmp_path / "own", **settings)
+    with pytest.raises(InputError, match="does not fit the module made for it"):
+        ms.load_run(tmp_path / "own", nn.Linear(2, 2))  # its scale would be a guess
+    ms.fit(nn.Linear(2, 2), x, method, 1, out=tmp_path / "plain", **settings)
+    assert ms.load_run(tmp_path / "plain", nn.Linear(2, 2)).energy.output_scale == 20_000

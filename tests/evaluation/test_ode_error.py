@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from conftest import z_limit
@@ -55,6 +56,8 @@ def test_an_ode_that_is_too_coarse_is_in_the_error_bar_and_said():
     assert 0.6 < float(ratio.min()) <= float(ratio.max()) < 1.5
     assert bool((z.value.abs() < 2 * z.std_error).all())
     assert "ODE is solved too coarsely" in z.warnings[0]
+    assert not bool(z.trusted.any())
+    assert bool(replace(z, std_error=z.std_error + torch.inf).spread.isinf().all())
 
 
 def test_the_error_falls_with_the_square_of_the_steps_and_is_known_by_then():

@@ -18,7 +18,7 @@ def are_flushed() -> bool:
     >>> are_flushed()
     False
     """
-    return not bool(torch.tensor(1e-40) * 0.5 > 0)
+    return not bool(torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 0.5 > 0)
 
 
 @contextmanager

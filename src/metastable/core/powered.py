@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .types import Energy, EnergyGrad, energy_and_grad, is_discrete
+from .types import Energy, EnergyGrad, Proposal, as_shape, energy_and_grad, is_discrete
 
 ROUNDING = 1e-9
 """A power this near to 1 is 1: σ²/(2h) and (1 − β) + β are rounded."""
@@ -31,7 +31,12 @@ class Powered(nn.Module):
         self.discrete = is_discrete(energy)
         shape = getattr(energy, "event_shape", None)
         if shape is not None:
-            self.event_shape = tuple(shape)
+            self.event_shape = as_shape(shape)
+        reference = getattr(energy, "reference", None)
+        if isinstance(reference, Proposal) and not self.discrete:
+            object.__setattr__(self, "reference", reference)  # where to start from; E's module, not one more
+        if hasattr(energy, "output_scale"):
+            self.output_scale = power * float(energy.output_scale)  # pyright: ignore
 
     def forward(self, x: Tensor) -> Tensor:
         """P·E(x), `(B, *event)` to `(B,)`."""

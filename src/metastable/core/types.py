@@ -105,9 +105,9 @@ class Bound:
         if len(rows) % B:
             raise InputError(f"x: must be a multiple of the {B} contexts in number, got {len(rows)} rows")
         event = getattr(self.energy, "event_shape", None)
-        if event is not None and tuple(rows.shape[1:]) != tuple(event):
+        if event is not None and tuple(rows.shape[1:]) != as_shape(event):
             raise InputError(
-                f"x: must be (B, K, *event) with event {tuple(event)}, K for each of {B} contexts, got rows "
+                f"x: must be (B, K, *event) with event {as_shape(event)}, K for each of {B} contexts, got rows "
                 f"{tuple(rows.shape)}"
             )
         x = rows.view(B, -1, *rows.shape[1:])
@@ -143,7 +143,7 @@ def _times(energy: Any, t: Tensor | float, given: Tensor) -> Tensor:
         raise InputError(f"t: this energy ({type(energy).__name__}) has no time; leave t out")
     like = given if given.is_floating_point() else given.new_empty(0, dtype=torch.get_default_dtype())
     times = checked_times("t", t, like)
-    if tuple(times.shape) not in {(), (len(given),)}:
+    if tuple(times.shape) not in {(), (1,), (len(given),)}:
         raise InputError(
             f"t: must be a number or one for each of the {len(given)} contexts, got shape {tuple(times.shape)}"
         )

@@ -458,7 +458,7 @@ def _classes(labels: np.ndarray) -> dict[str, Any]:
     if labels.ndim != 1:
         return {"unlabelled": f"labels: must be one integer for each row, got shape {labels.shape}"}
     try:
-        return {"labels": integers(labels, "labels")}
+        return {"labels": within(integers(labels, "labels"), None, "labels")}
     except InputError as error:
         return {"unlabelled": str(error)}
 

@@ -131,7 +131,10 @@ def given_label(energy: Any, walkers: Walkers, label: Any) -> tuple[Bound, Walke
         label: the class, an integer.
     """
     if not hasattr(energy, "logits"):
-        raise InputError("label: needs a run of a classifier that is an energy model (jem); it has no logits")
+        raise InputError(
+            "label: needs a run of a classifier that is an energy model (jem), and there are no logits; an energy "
+            "of your own whose chains had another temperature than 1 needs powered(power), as JointEnergy has"
+        )
     target: Bound = energy.given(label)  # refuses a label that there is not
     if len(target.given) != 1:
         raise InputError(f"label: must be one class, got {len(target.given)} labels")

@@ -44,6 +44,7 @@ class LogPartitions:
         degrees: degrees of freedom of the standard errors.
         ode_shift: what `value` would change by, about, if the proposal's ODE were solved exactly, `(B,)`; it is in
             `std_error`, since no number of draws makes it smaller. None where there is no ODE.
+        coarse: where that shift is clearly more than the draws' own error, `(B,)`.
     """
 
     value: Tensor
@@ -53,6 +54,7 @@ class LogPartitions:
     warnings: tuple[str, ...] = ()
     degrees: int = GROUPS - 1
     ode_shift: Tensor | None = None
+    coarse: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.value)
@@ -60,14 +62,16 @@ class LogPartitions:
     @property
     def trusted(self) -> Tensor:
         """Which of them nothing speaks against, `(B,)`."""
-        return self.std_error.isfinite() & ~doubtful(self.ess, self.draws)
+        sure = self.std_error.isfinite() & ~doubtful(self.ess, self.draws)
+        return sure if self.coarse is None else sure & ~self.coarse
 
     @property
     def spread(self) -> Tensor:
         """The part of `std_error` that is of the draws, `(B,)`."""
         if self.ode_shift is None:
             return self.std_error
-        return (self.std_error.square() - self.ode_shift.square()).clamp(min=0).sqrt()
+        left = (self.std_error.square() - self.ode_shift.square()).clamp(min=0).sqrt()
+        return torch.where(self.std_error.isinf(), self.std_error, left)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Two-sided intervals at `level`, from Student's t."""
@@ -129,8 +133,10 @@ def log_partition_given(
     words, shift = _words(error, ess, made, std_error), _ode_shift(job, first)
     if shift is None:
         return LogPartitions(value, error, ess, made, words)
-    words += (ode_words(shift.value),) if bool(shift.too_coarse(error).any()) else ()
-    return LogPartitions(value, torch.hypot(error, shift.value), ess, made, words, ode_shift=shift.value)
+    coarse = shift.too_coarse(error)
+    words += (ode_words(shift.value),) if bool(coarse.any()) else ()
+    total = torch.hypot(error, shift.value)
+    return LogPartitions(value, total, ess, made, words, ode_shift=shift.value, coarse=coarse)
 
 
 class ConditionalLogProb(NamedTuple):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from metastable.core.denormals import flushed
 from metastable.energies import MLP, Tilted
 from metastable.experiments.base import Row
 from metastable.experiments.gmm import rates, student, teacher
@@ -128,9 +129,10 @@ def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, s
 
 
 def _advance(training: Trainer, updates: int) -> None:
-    for _ in range(updates):
-        training._update()
-        training._after_update()
+    with flushed():  # as in `Trainer.run`
+        for _ in range(updates):
+            training._update()
+            training._after_update()
 
 
 def _rows(name: str, trainers: dict[str, Trainer], updates: int, rounds: int, warmup: int) -> list[Row]:

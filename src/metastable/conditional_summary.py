@@ -18,7 +18,7 @@ from metastable.evaluation.diagnosis import Facts, Finding, diagnose
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.quadrature import bounding_box, grid_density
 from metastable.methods.base import Method
-from metastable.proposals.given import log_prob_of
+from metastable.proposals.given import finely, log_prob_of
 from metastable.run import Run, write_json
 from metastable.walkers.starts import random_rows
 
@@ -239,8 +239,7 @@ def _scores(
             scores["ess_proposal"] = float((z.ess / z.draws).mean())
     rows = _chosen(run, validation, seed)
     if "proposal" in run.players and not run.normalised:
-        proposal: Any = run.players["proposal"]
-        proposal = proposal.finely() if hasattr(proposal, "finely") else proposal
+        proposal = finely(run.players["proposal"])
         with torch.no_grad():
             scores["proposal_log_likelihood"] = float(log_prob_of(proposal, rows).double().mean())
     drawn = sampler(1, rows.given, derive(seed, "distance")) if sampler.able else None

@@ -205,6 +205,7 @@ class Run:
         A continuous flow solves its ODE in more steps than it may have been trained with, see `finely`.
         """
         from metastable.proposals import Gaussian, Uniform
+        from metastable.proposals.given import finely
 
         proposal: Any = self.players.get("proposal", self._own_draws)
         if proposal is None:
@@ -214,7 +215,7 @@ class Run:
             )
         if isinstance(proposal, Uniform):  # the energy may have mass beyond the box
             return Gaussian((proposal.low + proposal.high) / 2, (proposal.high - proposal.low) / 3)
-        return proposal.finely() if hasattr(proposal, "finely") else proposal
+        return finely(proposal)
 
     def _events(self, x: Any) -> Tensor:
         """Events as the energy needs them, `(B, *event)`; of one number each, `(B,)` will do, as for `fit`."""

@@ -50,13 +50,12 @@ def evaluate(
 
     found = open_run(run, device)
     dataset, name = rows_for(found, data)
+    outside = outsiders(found, dataset, ood or [])
     if found.conditional:
         from .conditional import evaluate_pairs
 
-        outsiders(found, dataset, ood or [])
         evaluate_pairs(found, dataset, name, out or run / "evaluation.json", seed)
         return
-    outside = outsiders(found, dataset, ood or [])
     result = scores(found, dataset, seed, log_z)
     judged = judge(found, dataset, outside, name, seed) if classifies(found, dataset) else None
     target = out or run / "evaluation.json"

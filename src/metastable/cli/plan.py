@@ -86,8 +86,8 @@ def _chains_of_one(method: Any, batch: int, rows: int, part: str) -> int:
         stored = method.walkers or min(rows, 10_000)
         return min(method.batch or stored, stored) if part == "moving" else stored
     if hasattr(method, "negatives_per_datum"):
-        times = getattr(method, "times", 1)
-        return method.negatives_per_datum * batch * times + (times - 1) * batch if part == "moving" else 0
+        points = getattr(method, "times", 1) * (1 + method.negatives_per_datum)
+        return (points - 1) * batch if part == "moving" else 0
     return getattr(method, "walkers", None) or batch
 
 

@@ -139,7 +139,7 @@ def sample_interpolating(
     eta = _langevin_step(kernel) * max(sde_steps, 1) / (1 - t_low) if eta is None else eta
     y = flow.sample(n, rng, given, until=t_low)  # line 1
     y = follow_sde(target, flow, y, rng, t_low=t_low, steps=sde_steps, eta=eta)  # line 2
-    rows, info = _chain(target.at(1.0), y.flatten(0, 1), kernel, moves, rng, engine)  # line 3
+    rows, info = _chain(target, y.flatten(0, 1), kernel, moves, rng, engine)  # line 3
     info["evaluations"] += sde_steps
     return _walkers(rows, y, info | {"eta": eta, "sde_steps": sde_steps, "chain_steps": moves})
 

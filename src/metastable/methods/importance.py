@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from metastable.core.types import LogPartition, Walkers
 from metastable.proposals import Uniform
+from metastable.proposals.given import finely
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 
 from .base import Context, Method, Nothing
@@ -35,7 +36,7 @@ class ImportanceSampled(Method[Nothing]):
         q: Any = context.players[self.sampler]
         if isinstance(q, Uniform) or getattr(q, "biased", False):
             return None
-        return importance_walkers(context.energy, q.finely() if hasattr(q, "finely") else q, self.draws)
+        return importance_walkers(context.energy, finely(q), self.draws)
 
     def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
         """log of the mean weight of those draws."""

@@ -37,7 +37,7 @@ from metastable.core.times import checked_times
 from metastable.core.types import Pairs, as_shape, events
 from metastable.core.waiting import may_look
 
-from .encoders import Encoder, Standardise, moments, require_contexts
+from .encoders import Encoder, Standardise, lead_of, moments, require_contexts
 from .fields import VectorField, Velocity, field_for
 from .flows import _standard_log_prob
 from .interpolants import Interpolant, draw_times, interpolant_loss, interpolant_named
@@ -334,9 +334,7 @@ class ContinuousFlow(nn.Module):
     # ---- shapes
 
     def _white(self, x: Tensor) -> Tensor:
-        lead = x.shape[: x.dim() - len(self.event_shape)]
-        if tuple(x.shape[len(lead) :]) != self.event_shape or not lead:
-            raise InputError(f"x: events must have shape {self.event_shape}, got {tuple(x.shape)}")
+        lead = lead_of(x, self.event_shape)
         return (x.reshape(*lead, len(self.mean)) - self.mean) / self.scale
 
     def _code(self, given: Tensor | None, rows: int | None = None) -> Tensor | None:

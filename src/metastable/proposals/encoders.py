@@ -103,6 +103,14 @@ def width_of(encoder: Encoder, shape: Sequence[int], default: Tensor) -> int:
     return code.shape[1]
 
 
+def lead_of(x: Tensor, event_shape: tuple[int, ...]) -> torch.Size:
+    """What comes before the shape of an event, `(B,)` or `(B, K)`, or an `InputError` where `x` has no events."""
+    lead = x.shape[: x.dim() - len(event_shape)]
+    if tuple(x.shape[len(lead) :]) != event_shape or not lead:
+        raise InputError(f"x: events must have shape {event_shape}, got {tuple(x.shape)}")
+    return lead
+
+
 def require_contexts(given: Any, context_shape: tuple[int, ...] | None, rows: int, what: str) -> None:
     """One context of the right shape for each of `rows` rows of events, or none where there are no contexts."""
     if context_shape is None or given is None:

@@ -25,7 +25,7 @@ from metastable.core.errors import InputError, need, require_choice, require_cou
 from metastable.core.random import Seed, derive, generator, normal_like, seeded
 from metastable.core.types import Pairs, as_shape, events
 
-from .encoders import Encoder, Standardise, moments, require_contexts, width_of
+from .encoders import Encoder, Standardise, lead_of, moments, require_contexts, width_of
 
 KINDS = {"spline": "NSF", "affine": "MAF"}
 """Flows of zuko by the shape of their one-dimensional transformations."""
@@ -117,9 +117,7 @@ class Flow(nn.Module):
         Returns:
             `(B,)`, or `(B, K)`.
         """
-        lead = x.shape[: x.dim() - len(self.event_shape)]
-        if tuple(x.shape[len(lead) :]) != self.event_shape or not lead:
-            raise InputError(f"x: events must have shape {self.event_shape}, got {tuple(x.shape)}")
+        lead = lead_of(x, self.event_shape)
         require_contexts(given, self.context_shape, lead[0], "this flow")
         white = (x.reshape(*lead, -1) - self.mean) / self.scale
         z, log_det = self._given(given, len(lead)).call_and_ladj(white)

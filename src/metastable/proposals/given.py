@@ -65,3 +65,8 @@ def log_prob_of(proposal: Any, batch: Tensor | Pairs) -> Tensor:
     if not isinstance(batch, Pairs):
         return proposal.log_prob(batch)
     return log_prob_given(proposal, batch.x[:, None], batch.given)[:, 0]
+
+
+def finely(proposal: Any) -> Any:
+    """The proposal where numbers rest on its log-densities: a continuous flow in more steps, others as they are."""
+    return proposal.finely() if hasattr(proposal, "finely") else proposal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import os
 import subprocess
@@ -259,11 +260,13 @@ def test_a_missing_peer_names_the_extra(monkeypatch):
         run_suite("sampler", **TINY_CHAINS)
 
 
-def test_turns_are_taken_in_order_and_then_backwards():
+def test_turns_are_taken_in_every_direction_from_every_case():
     seen: list[str] = []
-    times = by_turns({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, 3)
-    assert seen == ["a", "b", "b", "a", "a", "b"]
-    assert len(times.seconds["a"]) == len(times.seconds["b"]) == 3
+    times = by_turns({name: lambda name=name: seen.append(name) for name in "abc"}, 7)
+    assert "".join(seen) == "".join(["abc", "cba", "bca", "acb", "cab", "bac", "abc"])
+    assert {len(seconds) for seconds in times.seconds.values()} == {7}
+    after_itself = [a for a, b in itertools.pairwise(seen) if a == b]
+    assert sorted(after_itself) == ["a", "b", "c"]
 
 
 def test_a_slow_round_does_not_move_the_ratio():

@@ -1,7 +1,7 @@
 """Timing by turns: cases run one after the other in every round, so that a slow moment hits all of them.
 
-Every second round runs them backwards, so that what one case leaves behind (a warm cache, a slower clock) does not
-always meet the same other one.
+Every second round runs them backwards, and every second pair of rounds begins with the next case, so that what one
+case leaves behind (a warm cache, a slower clock) meets all of them as often, itself included.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,15 +40,27 @@ class Timings:
         return statistics.median(a / b for a, b in pairs)
 
 
+def pooled(parts: Iterable[Timings]) -> Timings:
+    """The rounds of several timings of the same cases.
+
+    >>> pooled([Timings({"a": [1.0, 2.0]}), Timings({"a": [3.0]})]).seconds
+    {'a': [1.0, 2.0, 3.0]}
+    """
+    parts = list(parts)
+    return Timings({name: [s for part in parts for s in part.seconds[name]] for name in parts[0].seconds})
+
+
 def by_turns(cases: Mapping[str, Callable[[], Any]], rounds: int) -> Timings:
     """Time every case `rounds` times; warming up is the caller's business."""
     require_count("rounds", rounds)
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    names = list(cases)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
-        order = list(cases.items())
-        for name, case in order if turn % 2 == 0 else order[::-1]:
+        first = turn // 2 % len(cases)
+        order = names[first:] + names[:first]
+        for name in order if turn % 2 == 0 else order[::-1]:
             began = time.perf_counter()
-            case()
+            cases[name]()
             seconds[name].append(time.perf_counter() - began)
     return Timings(seconds)
 

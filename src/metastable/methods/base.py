@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -208,7 +209,7 @@ class ChainMethod(Method[State]):
         require(self.energy_l2 >= 0, f"{self.name}.energy_l2", "at least 0", self.energy_l2)
         _ = self.moves
 
-    @property
+    @cached_property
     def moves(self) -> Kernel:
         """The kernel that moves the chains."""
         if self.kernel is not None:

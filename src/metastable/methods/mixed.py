@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -59,7 +60,7 @@ class Mixed(ChainMethod[States]):
             rule = f"{len(self.sources)} numbers above 0, one for each source"
             require(ok, "mixed.shares", rule, self.shares)
 
-    @property
+    @cached_property
     def moves(self) -> Kernel:
         """The first source's kernel, where one is to be named."""
         return self.sources[0].moves

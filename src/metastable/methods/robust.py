@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
@@ -80,20 +81,57 @@ def robust_loss(
     >>> weights.negatives
     tensor([1., 0.])
     """
-    _check_counts(fp.shape[-1], fn.shape[-1], variant)
-    if not isinstance(beta, Tensor) and beta == 0:  # line 2
-        return _plain(fp, fn, log_weight)
-    b = beta[..., None] if isinstance(beta, Tensor) else beta
-    log_w = b * fn if log_weight is None else b * fn + _around_one(log_weight).to(fn)  # log w̃(x⁻)
-    s = torch.logsumexp(log_w, -1, keepdim=True)
-    odds = s - b * fp  # log Σ w̃(x⁻)/w̃(x⁺), of which σ is 1 − ẇ(x⁺)
-    share = torch.exp(log_w.detach() - s.detach())  # w(x⁻)
-    data = _data_weights(torch.sigmoid(odds.detach()), variant)
+    with torch.no_grad():
+        weights = weigh(fp, fn, beta, log_weight, variant)
+    if _is_zero(beta):  # line 2
+        mean = fn.mean(-1) if log_weight is None else torch.linalg.vecdot(weights.negatives, fn)
+        return mean - fp.mean(-1), weights
+    b = _per_row(beta)
+    odds = torch.logsumexp(_log_w(b * fn, log_weight), -1, keepdim=True) - b * fp
     if variant == "default":
         # line 4: LSE(β·fp, LSE(β·fn))/β − fp = −log σ(β·fp − LSE(β·fn))/β, in which nothing cancels
-        return -logsigmoid(-odds).mean(-1) / beta, Weights(data, share)
+        return -logsigmoid(-odds).mean(-1) / beta, weights
     # s/β − fp, whose gradient is Σ w(x⁻)∇f(x⁻) − ∇f(x⁺) by (19), with a factor in front that is not differentiated
-    return (data * odds).mean(-1) / beta, Weights(data, share)
+    return (weights.data * odds).mean(-1) / beta, weights
+
+
+def weigh(
+    fp: Tensor, fn: Tensor, beta: float | Tensor, log_weight: Tensor | None = None, variant: str = "default"
+) -> Weights:
+    """What (8) multiplies gradients by, from the arguments of `robust_loss`: for use without gradients."""
+    _check_counts(fp.shape[-1], fn.shape[-1], variant)
+    if _is_zero(beta):
+        even = torch.full_like(fn, 1 / fn.shape[-1])
+        return Weights(torch.ones_like(fp), even if log_weight is None else log_weight.softmax(-1).to(fn))
+    b = _per_row(beta)
+    log_w = _log_w(b * fn, log_weight)
+    share = log_w.softmax(-1)  # w(x⁻)
+    # log Σ w̃(x⁻) by its largest term, whose share is 1/M at least; a sum by itself would exponentiate again
+    log_sum = log_w.amax(-1, keepdim=True) - share.amax(-1, keepdim=True).log()
+    odds = log_sum - b * fp  # log Σ w̃(x⁻)/w̃(x⁺), of which σ is 1 − ẇ(x⁺)
+    return Weights(_data_weights(odds.sigmoid(), variant), share)
+
+
+def pull(weights: Weights, E_data: Tensor, E_model: Tensor) -> Tensor:
+    """(1/N)Σ(1 − ẇ(x⁺))E(x⁺) − mean(1 − ẇ)·Σ w(x⁻)E(x⁻): a number whose gradient is (8), and nothing else.
+
+    The same gradient as `robust_loss`'s, without a second way through exponentials and back.
+    """
+    data, share = weights
+    return data @ E_data / len(data) - data.mean() * (share @ E_model)
+
+
+def _is_zero(beta: float | Tensor) -> bool:
+    return not isinstance(beta, Tensor) and beta == 0
+
+
+def _per_row(beta: float | Tensor) -> float | Tensor:
+    return beta[..., None] if isinstance(beta, Tensor) else beta
+
+
+def _log_w(tilt: Tensor, log_weight: Tensor | None) -> Tensor:
+    """log w̃(x⁻): βf, and the source's weights around their mean."""
+    return tilt if log_weight is None else tilt + _around_one(log_weight).to(tilt)
 
 
 def _check_counts(N: int, M: int, variant: str) -> None:
@@ -102,16 +140,6 @@ def _check_counts(N: int, M: int, variant: str) -> None:
         raise InputError("negatives: none were drawn (M = 0), and there is nothing to weigh data against")
     if variant == "true-objective" and N < 2:
         raise InputError(f"batch: true-objective halves the data, (34), and needs two rows, got {N}")
-
-
-def _plain(fp: Tensor, fn: Tensor, log_weight: Tensor | None) -> tuple[Tensor, Weights]:
-    """fn averaged minus fp averaged: contrastive divergence."""
-    if log_weight is None:
-        share, mean = torch.full_like(fn, 1 / fn.shape[-1]), fn.mean(-1)
-    else:
-        share = torch.softmax(log_weight, -1).to(fn)
-        mean = torch.linalg.vecdot(share, fn)
-    return mean - fp.mean(-1), Weights(torch.ones_like(fp), share.detach())
 
 
 def _around_one(log_weight: Tensor) -> Tensor:
@@ -286,8 +314,16 @@ class Robust(Objective[States]):
 
     def powers(self, step: int) -> tuple[Powers, ...]:
         """a and b of each β at update `step`; b with the temperature of the chains in it."""
+        moving = self.beta_start is not None and step < self.anneal
+        return self._powers_of(self.beta_at(step)) if moving else self._last_powers
+
+    @cached_property
+    def _last_powers(self) -> tuple[Powers, ...]:
+        return self._powers_of(self.betas)
+
+    def _powers_of(self, betas: Sequence[float]) -> tuple[Powers, ...]:
         made = []
-        for beta in self.beta_at(step):
+        for beta in betas:
             a = 1 - beta if self.sampling is None else self.sampling
             b = beta if self.weighting is None else self.weighting
             made.append(Powers(a, b / self.source.temperature))
@@ -327,9 +363,11 @@ class Robust(Objective[States]):
         parts = E_model.split([len(n.x) for n in drawn])
         losses, watched = [], []
         for (_, b), n, E in zip(self.powers(context.step), drawn, parts, strict=True):
-            loss, weights = robust_loss(-E_data, -E, b, n.log_weight, self.variant)
-            losses.append(loss)
-            watched.append(gap_metrics(E_data.mean(), n.mean(E)) | watch(weights))
+            with torch.no_grad():
+                weights = weigh(-E_data, -E, b, n.log_weight, self.variant)
+                watched.append(gap_metrics(E_data.mean(), n.mean(E)) | watch(weights))
+            # without β bit for bit the source's
+            losses.append(pull(weights, E_data, E) if b else E_data.mean() - n.mean(E))
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
         if self.source.energy_l2:
             loss = loss + self.source.energy_l2 * (E_data.square().mean() + E_model.square().mean())
@@ -418,11 +456,11 @@ def watch(weights: Weights) -> Metrics:
     """The numbers that say what is believed, and what is ignored."""
     data, share = weights
     scale = data.mean()
-    each = (len(share) * scale) * share  # 1 in plain training
+    even = len(share) * scale  # times a share is what a negative counts for: 1 in plain training
     return {
         "grad_scale": scale,
         "weight_data_max": data.max(),
-        "weight_negatives_max": each.max(),
+        "weight_negatives_max": even * share.max(),
         "negatives_effective": (share @ share).reciprocal(),
-        "negatives_ignored": (each < IGNORED).to(data.dtype).mean(),
+        "negatives_ignored": (share < IGNORED / even).to(data.dtype).mean(),
     }

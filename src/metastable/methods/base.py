@@ -46,6 +46,7 @@ class Context:
         engine: how chains run, `eager` or `compile`.
         data_scale: the data's spread, which distances are measured in.
         slopes: whether chains also report the mean of ‖∇E‖ along their path, as `gradient_magnitude`.
+        views: what a method last made of this context, which it may find there again.
     """
 
     energy: Energy
@@ -58,6 +59,7 @@ class Context:
     data_scale: float = field(default=1.0)
     slopes: bool = False
     given: Tensor | None = None
+    views: Any = field(default=None, init=False, repr=False, compare=False)
 
     def seeing(self, energy: Energy) -> Context:
         """The same context with another energy in the place of the one in training."""

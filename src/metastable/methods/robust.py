@@ -209,6 +209,14 @@ class Powers(NamedTuple):
         return self == (1, 0)
 
 
+class Views(NamedTuple):
+    """The contexts of all β, what they were made from, and for which powers."""
+
+    energy: Energy
+    powers: tuple[Powers, ...]
+    contexts: list[Context]
+
+
 @dataclass(frozen=True)
 class Robust(Objective[States]):
     """Equation 8 on the negatives of any chain method.
@@ -335,8 +343,15 @@ class Robust(Objective[States]):
         return a * self.source.power(step) + b
 
     def _sampled(self, context: Context, step: int) -> list[Context]:
-        """What the chains of each β see."""
-        return [tempered(context, p.sampling) for p in self.powers(step)]
+        """What the chains of each β see; as long as β rests, the same ones."""
+        powers = self.powers(step)
+        made = context.views
+        if not (isinstance(made, Views) and made.energy is context.energy and made.powers == powers):
+            made = Views(context.energy, powers, [tempered(context, p.sampling) for p in powers])
+            context.views = made
+        for seen in made.contexts:
+            seen.step = context.step
+        return made.contexts
 
     def sampled(self, context: Context) -> Context:
         """What the chains of the first β see."""
@@ -364,7 +379,7 @@ class Robust(Objective[States]):
         losses, watched = [], []
         for (_, b), n, E in zip(self.powers(context.step), drawn, parts, strict=True):
             with torch.no_grad():
-                weights = weigh(-E_data, -E, b, n.log_weight, self.variant)
+                weights = weigh(E_data, E, -b, n.log_weight, self.variant)  # βf = −βE
                 watched.append(gap_metrics(E_data.mean(), n.mean(E)) | watch(weights))
             # without β bit for bit the source's
             losses.append(pull(weights, E_data, E) if b else E_data.mean() - n.mean(E))
@@ -462,5 +477,5 @@ def watch(weights: Weights) -> Metrics:
         "weight_data_max": data.max(),
         "weight_negatives_max": even * share.max(),
         "negatives_effective": (share @ share).reciprocal(),
-        "negatives_ignored": (share < IGNORED / even).to(data.dtype).mean(),
+        "negatives_ignored": (share < IGNORED / even).mean(dtype=data.dtype),
     }

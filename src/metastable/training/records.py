@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from metastable.core.errors import need
 Row = dict[str, float]
 
 
-EXTREMES = {"_min": torch.fmin, "_max": torch.fmax}
+EXTREMES = {"_min": np.fmin, "_max": np.fmax}
 """Metrics with these endings are gathered as extremes of a line; what is not a number does not count in them."""
 
 
@@ -48,12 +48,14 @@ class Gather:
 
     def read(self) -> Row:
         """All values, in one transfer from the device; starts the next line."""
-        joined = {name: _joined(name, values) for name, values in self.kept.items()} | self.latest
-        if not joined:
-            return {}
-        values = torch.stack([v.reshape(()).double() for v in joined.values()]).tolist()
+        kept = self.kept | {name: [value] for name, value in self.latest.items()}
         self.clear()
-        return dict(zip(joined, values, strict=True))
+        if not kept:
+            return {}
+        everything = _line_of([value for values in kept.values() for value in values]).double().cpu().numpy()
+        ends = np.cumsum([sum(value.numel() for value in values) for values in kept.values()])
+        lines = np.split(everything, ends[:-1])
+        return {name: _joined(name, line) for name, line in zip(kept, lines, strict=True)}
 
     def clear(self) -> None:
         """Forget the line so far."""
@@ -71,14 +73,13 @@ class Gather:
 
 
 def _line_of(values: list[Tensor]) -> Tensor:
-    """What was kept of one metric, as one tensor."""
-    return torch.cat([v.reshape(-1) for v in values])
+    """What was kept, as one tensor; whole numbers as float64, since a float32 beside them would not hold them."""
+    return torch.cat([(v if v.is_floating_point() else v.double()).reshape(-1) for v in values])
 
 
-def _joined(name: str, values: list[Tensor]) -> Tensor:
-    line = _line_of(values).double()
+def _joined(name: str, line: np.ndarray) -> float:
     join = EXTREMES.get(name[-4:])
-    return line.mean() if join is None else functools.reduce(join, line.unbind())
+    return float(line.mean() if join is None else join.reduce(line))
 
 
 def read_jsonl(path: Path) -> list[Row]:

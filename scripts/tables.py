@@ -1,7 +1,8 @@
 """Tables of README.md and docs/ from `results/NAME/SCALE/result.json`; numbers are never typed by hand.
 
 A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (one line for each
-experiment at its largest scale) or an experiment (every number at every scale, and its pictures). Words after an
+experiment, with the first numbers of its largest scale) or an experiment (every number at every scale, and its
+pictures, each of the largest scale that has it). Words after an
 experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one picture.
 
     python scripts/tables.py            write the tables
@@ -92,13 +93,15 @@ def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
 
 
 def summary(results: list[Result]) -> str:
-    """One line for each experiment at its largest scale: how many numbers are as required, and the first few."""
-    largest = {r.name: r for r in results}  # results come in the order of scales
-    head = ["experiment", "scale", "as required", "first numbers"]
-    rows = [[r.name, r.scale, _met(r), _first_numbers(r)] for r in largest.values()]
-    if not rows:
+    """One line for each experiment: how many numbers are as required at each scale, and the largest one's first."""
+    if not results:
         return "*No results are stored yet; `metastable reproduce --list` names the experiments.*"
-    return _markdown(head, rows)
+    rows = []
+    for name in dict.fromkeys(r.name for r in results):
+        own = [r for r in results if r.name == name]  # in the order of scales
+        scales, met = ("<br>".join(lines) for lines in ([r.scale for r in own], map(_met, own)))
+        rows.append([name, scales, met, _first_numbers(own[-1])])
+    return _markdown(["experiment", "scale", "as required", "first numbers"], rows)
 
 
 def _met(result: Result) -> str:
@@ -119,7 +122,7 @@ def _in_words(row: dict[str, Any]) -> str:
 
 
 def experiment(name: str, path: Path, results: list[Result], less: Sequence[str] = ()) -> str:
-    """Every number of one experiment at every scale that was run, and the pictures of the largest.
+    """Every number of one experiment at every scale that was run, and its pictures.
 
     `less` may hold `required`, for the numbers with a requirement only, and the names of the pictures to show.
     """
@@ -136,15 +139,20 @@ def experiment(name: str, path: Path, results: list[Result], less: Sequence[str]
         ]
         parts.append(f"**Scale {r.scale}.** {r.about()}\n\n{_markdown(head, rows)}")
     wanted = set(less) - {"required"}
-    for picture in (p for p in own[-1].pictures if not wanted or p.stem in wanted):
-        target = os.path.relpath(PICTURES / copied_name(own[-1], picture), path.parent)
-        parts.append(f"![{name}, {picture.stem}]({Path(target).as_posix()})")
+    for copied, picture in pictures_of(own).items():
+        if not wanted or picture.stem in wanted:
+            target = os.path.relpath(PICTURES / copied, path.parent)
+            parts.append(f"![{name}, {picture.stem}]({Path(target).as_posix()})")
     return "\n\n".join(parts)
 
 
-def copied_name(result: Result, picture: Path) -> str:
-    """The name under which a picture is kept for the site, which can only show what lies in docs/."""
-    return f"{result.name}-{result.scale}-{picture.name}"
+def pictures_of(own: Sequence[Result]) -> dict[str, Path]:
+    """The pictures of an experiment, each of the largest scale that has it.
+
+    Their names are those under which they are kept for the site, which can only show what lies in docs/.
+    """
+    largest = {picture.name: (r, picture) for r in own for picture in r.pictures}
+    return {f"{r.name}-{r.scale}-{p.name}": p for _, (r, p) in sorted(largest.items())}
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -211,8 +219,8 @@ def stale(root: Path = ROOT) -> list[Path]:
 
 
 def _wanted_pictures(results: list[Result]) -> dict[str, Path]:
-    largest = {r.name: r for r in results}
-    return {copied_name(r, p): p for r in largest.values() for p in r.pictures}
+    names = {r.name for r in results}
+    return {copied: p for n in names for copied, p in pictures_of([r for r in results if r.name == n]).items()}
 
 
 def _same(a: Path, b: Path) -> bool:

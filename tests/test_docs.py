@@ -270,18 +270,21 @@ def test_tables_without_results_say_so(tables, copy):
     assert tables.stale(copy) == []
 
 
-def test_summary_has_a_line_for_each_experiment_at_its_largest_scale(tables, copy):
+def test_summary_has_a_line_for_each_experiment_with_every_scale_and_the_largest_ones_numbers(tables, copy):
+    smoke = copy / "results/some-paper/smoke/result.json"
+    rows = [row | {"value": 0.01, "ok": True} for row in RESULT["rows"]]
+    smoke.write_text(json.dumps(RESULT | {"scale": "smoke", "rows": rows}))
     tables.write(copy)
     text = (copy / "README.md").read_text()
-    assert "| some-paper | cpu | 1 of 2 | `error/a` 0.01235 (≤ 0.02)<br>" in text
+    assert "| some-paper | smoke<br>cpu | 2 of 2<br>1 of 2 | `error/a` 0.01235 (≤ 0.02)<br>" in text
     assert "<br>`error/b` 0.5 (≥ 0.6, paper 0.7) **not met** |" in text
     assert "aside" not in text
-    assert "smoke" not in text
     assert "old" not in text
     assert text.endswith("<!-- end table -->\n\nafter\n")
 
 
-def test_an_experiments_table_has_every_scale_and_the_largest_ones_pictures(tables, copy):
+def test_an_experiments_table_has_every_scale_and_each_picture_of_the_largest_that_has_it(tables, copy):
+    (copy / "results/some-paper/smoke/figure-2.png").write_bytes(b"small")
     tables.write(copy)
     text = (copy / "docs/deep/page.md").read_text()
     assert text.index("**Scale smoke.**") < text.index("**Scale cpu.**")
@@ -290,6 +293,8 @@ def test_an_experiments_table_has_every_scale_and_the_largest_ones_pictures(tabl
     assert "![some-paper, figure-1](../images/results/some-paper-cpu-figure-1.png)" in text
     assert (copy / "docs/images/results/some-paper-cpu-figure-1.png").read_bytes() == b"cpu"
     assert not (copy / "docs/images/results/some-paper-smoke-figure-1.png").exists()
+    assert "![some-paper, figure-2](../images/results/some-paper-smoke-figure-2.png)" in text
+    assert (copy / "docs/images/results/some-paper-smoke-figure-2.png").read_bytes() == b"small"
 
 
 def test_words_after_the_experiment_say_less(tables, copy):

@@ -400,6 +400,26 @@ def test_plain_beta_follows_the_source_bit_for_bit():
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("beta", [None, 0.0, 0.5, (0.2, 0.7)], ids=str)
+def test_half_precision_stops_at_the_energies(beta):
+    """Under autocast sums over rows stay as they are: rounded to bfloat16 they would be off by parts in a thousand."""
+    rng = generator(0)
+    energy = Width(1.3).float()
+    data, x = (torch.randn((n, 2), generator=rng) for n in (300, 200))
+    drawn = Negatives(x, torch.randn(200, generator=rng))
+    context = Context(energy, {"energy": energy}, data, fit_gaussian(data), generator(0))
+    source = PersistentCD(walkers=200)
+    method = source if beta is None else Robust(source=source, beta=beta)
+    negatives = drawn if beta is None else (drawn,) * len(method.betas)
+    made = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss, metrics = method.loss(context, (), "energy", data, negatives)
+        made.append([loss, *metrics.values(), *torch.autograd.grad(loss, list(energy.parameters()))])
+    for exact, mixed in zip(*made, strict=True):
+        torch.testing.assert_close(mixed, exact, rtol=1e-6, atol=1e-7)
+
+
 def test_several_beta_are_the_average_of_each_on_its_own_negatives(batch: Batch):
     context = Context(
         batch.energy, {"energy": batch.energy}, batch.data, fit_gaussian(batch.data), generator(0)

@@ -83,7 +83,7 @@ class Negatives(NamedTuple):
         """The average of one value per negative, `(N,)`, under their weights."""
         if self.log_weight is None:
             return values.mean()
-        return torch.softmax(self.log_weight, 0).to(values.dtype) @ values
+        return torch.dot(torch.softmax(self.log_weight, 0).to(values.dtype), values)  # autocast would halve an @
 
 
 class Nothing(NamedTuple):
@@ -316,13 +316,17 @@ def contrast(
     energy: Energy, positives: Tensor, negatives: Negatives, energy_l2: float = 0.0
 ) -> tuple[Tensor, Metrics]:
     """E(x⁺) averaged minus E(x⁻) averaged with the negatives' weights: its gradient is (11), sign reversed."""
-    E_data = energy(positives)
-    E_model = energy(negatives.x)
+    E_data, E_model = precise(energy(positives)), precise(energy(negatives.x))
     mean_data, mean_model = E_data.mean(), negatives.mean(E_model)
     loss = mean_data - mean_model
     if energy_l2:
         loss = loss + energy_l2 * (E_data.square().mean() + E_model.square().mean())
     return loss, gap_metrics(mean_data, mean_model)
+
+
+def precise(E: Tensor) -> Tensor:
+    """At least float32, for what is made of energies: weights, means, and small differences of large ones."""
+    return E.float() if E.dtype in (torch.bfloat16, torch.float16) else E
 
 
 def gap_metrics(mean_data: Tensor, mean_model: Tensor) -> Metrics:

@@ -35,7 +35,7 @@ from metastable.core.parts import in_parts
 from metastable.core.types import Energy, EnergyGrad, LogPartition, Walkers, energy_and_grad, is_discrete
 from metastable.core.weights import ess_fraction, log_mean_exp
 
-from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics, without_log_z
+from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics, precise, without_log_z
 from .contrastive import ExactDraws, ShortRun
 from .mixed import Mixed, States, load_each, mean_metrics, save_each
 
@@ -84,7 +84,7 @@ def robust_loss(
     with torch.no_grad():
         weights = weigh(fp, fn, beta, log_weight, variant)
     if _is_zero(beta):  # line 2
-        mean = fn.mean(-1) if log_weight is None else torch.linalg.vecdot(weights.negatives, fn)
+        mean = fn.mean(-1) if log_weight is None else (weights.negatives * fn).sum(-1)
         return mean - fp.mean(-1), weights
     b = _per_row(beta)
     odds = torch.logsumexp(_log_w(b * fn, log_weight), -1, keepdim=True) - b * fp
@@ -118,7 +118,7 @@ def pull(weights: Weights, E_data: Tensor, E_model: Tensor) -> Tensor:
     The same gradient as `robust_loss`'s, without a second way through exponentials and back.
     """
     data, share = weights
-    return data @ E_data / len(data) - data.mean() * (share @ E_model)
+    return torch.dot(data, E_data) / len(data) - data.mean() * torch.dot(share, E_model)  # autocast would halve an @
 
 
 def _is_zero(beta: float | Tensor) -> bool:
@@ -374,7 +374,7 @@ class Robust(Objective[States]):
         """Algorithm 1, averaged over β."""
         drawn: Sequence[Negatives] = negatives
         x = drawn[0].x if len(drawn) == 1 else torch.cat([n.x for n in drawn])
-        E_data, E_model = _precise(context.energy(batch)), _precise(context.energy(x))
+        E_data, E_model = precise(context.energy(batch)), precise(context.energy(x))
         parts = E_model.split([len(n.x) for n in drawn])
         losses, watched = [], []
         for (_, b), n, E in zip(self.powers(context.step), drawn, parts, strict=True):
@@ -462,11 +462,6 @@ def _plain_numbers(value: Any) -> Any:
     return value.item() if isinstance(value, Real) and hasattr(value, "item") else value  # pyright: ignore
 
 
-def _precise(E: Tensor) -> Tensor:
-    """At least float32: weights are exponentials of differences of energies."""
-    return E.float() if E.dtype in (torch.bfloat16, torch.float16) else E
-
-
 def watch(weights: Weights) -> Metrics:
     """The numbers that say what is believed, and what is ignored."""
     data, share = weights
@@ -476,6 +471,6 @@ def watch(weights: Weights) -> Metrics:
         "grad_scale": scale,
         "weight_data_max": data.max(),
         "weight_negatives_max": even * share.max(),
-        "negatives_effective": (share @ share).reciprocal(),
+        "negatives_effective": torch.dot(share, share).reciprocal(),
         "negatives_ignored": (share < IGNORED / even).mean(dtype=data.dtype),
     }

@@ -220,7 +220,9 @@ def stale(root: Path = ROOT) -> list[Path]:
 
 def _wanted_pictures(results: list[Result]) -> dict[str, Path]:
     names = {r.name for r in results}
-    return {copied: p for n in names for copied, p in pictures_of([r for r in results if r.name == n]).items()}
+    return {
+        copied: p for n in names for copied, p in pictures_of([r for r in results if r.name == n]).items()
+    }
 
 
 def _same(a: Path, b: Path) -> bool:

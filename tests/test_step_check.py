@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import metastable as ms
+from metastable.core.errors import DivergenceError
 from metastable.core.parts import energies_of
 from metastable.kernels import HMC, MALA, ULA, Gibbs
 from metastable.methods import (
@@ -26,6 +30,7 @@ from metastable.methods import (
 )
 from metastable.proposals import fit_gaussian
 from metastable.step_check import CHAINS, LEAST_STEPS, Chains, enlarged, step_check
+from metastable.summary import keep_histograms
 from tests.conftest import assert_within, mean_and_error, z_scores
 
 
@@ -198,6 +203,129 @@ def test_a_run_keeps_the_energies_and_its_report_shows_them(tmp_path, monkeypatc
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Energies of data and negatives" in page
     assert "negatives at four times the step" in page
+
+
+class Breaking(Bell):
+    """A bell whose energies are of no use from the twelfth update on: far beyond any limit."""
+
+    def __init__(self, beyond: float = 1e9):
+        super().__init__()
+        self.register_buffer("made", torch.zeros(()))
+        self.beyond = beyond
+
+    def after_step(self) -> None:
+        self.made += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (self.beyond if self.made > 11 else 0.0)
+
+
+def broken(out, energy: nn.Module, method=None, **settings) -> Tensor:
+    """The data of a run that the guard stopped after its checkpoint of update 10."""
+    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    method = method or PersistentCD(walkers=400, batch=20, step_size=0.1)
+    with pytest.raises(DivergenceError, match=r"energy_limit|is nan"):
+        ms.fit(energy, x, method, 30, out=out, log_every=1, checkpoint_every=5, **settings)
+    return x
+
+
+def histograms_of(folder) -> dict[str, np.ndarray]:
+    with np.load(folder / "figures.npz") as stored:
+        return {k: stored[k] for k in stored.files}
+
+
+def test_a_run_that_diverged_keeps_the_energies_of_its_last_good_checkpoint(tmp_path):
+    energy = Breaking()
+    x = broken(tmp_path / "run", energy)
+    stored = histograms_of(tmp_path / "run")
+    assert int(stored["negatives_step"][0]) == 10
+    good = Breaking()
+    ms.load_run(tmp_path / "run", good)
+    expected = energies_of(good, x).numpy()
+    assert good.scale.item() != 1
+    np.testing.assert_allclose(np.sort(stored["energies_data"]), np.sort(expected))
+    assert stored["energies_negatives"].shape == stored["energies_larger_steps"].shape == (CHAINS,)
+    assert all(np.abs(stored[k]).max() < 1e3 for k in ("energies_negatives", "energies_larger_steps"))
+    # what training left is left alone
+    assert float(energy.made) > 11
+    assert energy.scale.item() != good.scale.item()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Energies of data and negatives" in page
+    assert "Seen at update 10, the last good checkpoint; training diverged by update 13." in page
+    assert "Nothing was learned by then" not in page
+
+
+class Bottomless(Breaking):
+    """Not a number wherever a chain of four times the step comes, and nowhere else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        far = x.square().sum(1) > 1e6
+        return super().forward(x) + torch.where(far, torch.nan, 0.0)
+
+
+def test_energies_that_are_not_finite_do_not_break_the_picture(tmp_path):
+    # at 4h = 4.8 every step ends 3.8 times as far out
+    broken(tmp_path / "far", Bottomless(), ShortRun(steps=40, kernel=ULA(1.2)))
+    stored = histograms_of(tmp_path / "far")
+    assert np.isnan(stored["energies_larger_steps"]).all()
+    assert np.isfinite(stored["energies_negatives"]).all()
+    page = (tmp_path / "far" / "report.html").read_text()
+    assert "Energies of data and negatives" in page
+    broken(tmp_path / "nan", Lost())
+    assert np.isnan(histograms_of(tmp_path / "nan")["energies_data"]).all()
+    page = (tmp_path / "nan" / "report.html").read_text()
+    assert "none of the data's is finite. Seen at update 10" in page.replace("&#x27;", "'")
+
+
+class Lost(Bell):
+    """Not a number for ever after its twelfth update, whatever weights are loaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = 0
+
+    def after_step(self) -> None:
+        self.made += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (torch.nan if self.made > 11 else 0.0)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_without_a_checkpoint_the_report_says_why_there_are_no_histograms(tmp_path, damaged):
+    def spoil(row) -> None:
+        if row["step"] != 11:
+            return
+        for folder in (tmp_path / "run" / "checkpoints").iterdir():
+            if damaged:
+                (folder / "manifest.json").write_text("{}")
+            else:
+                shutil.rmtree(folder)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # each damaged checkpoint is named
+        broken(tmp_path / "run", Breaking(), progress=spoil)
+    assert not (tmp_path / "run" / "figures.npz").exists()
+    why = json.loads((tmp_path / "run" / "summary.json").read_text())["no_negatives"]
+    assert ("none of 3 checkpoints is whole" if damaged else "holds none") in why
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"No energies of data and negatives to compare. {why.splitlines()[0]}" in page
+
+
+def test_histograms_of_before_do_not_stay_when_there_are_no_later_ones(tmp_path):
+    np.savez(tmp_path / "figures.npz", data=np.ones(3), energies_data=np.ones(3), negatives_step=np.ones(1))
+    keep_histograms(tmp_path, None, 7)
+    assert set(histograms_of(tmp_path)) == {"data"}
+    check = step_check(trained(ShortRun(steps=3)))
+    keep_histograms(tmp_path, check, 7)
+    assert int(histograms_of(tmp_path)["negatives_step"][0]) == 7
+    assert {"data", "energies_data", "energies_larger_steps"} < set(histograms_of(tmp_path))
+
+
+def test_a_method_without_chains_diverges_without_histograms(tmp_path):
+    broken(tmp_path / "run", Breaking(), ms.methods.NCE())
+    assert not (tmp_path / "run" / "figures.npz").exists()
+    assert "No energies of data" not in (tmp_path / "run" / "report.html").read_text()
 
 
 # -------------------------------------------------------------------------------------- events of many dimensions

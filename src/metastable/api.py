@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from metastable._version import __version__
 from metastable.conditional_summary import evaluate_conditional
 from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, DivergenceError, InputError, UnsupportedError, require_count
+from metastable.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    InputError,
+    UnsupportedError,
+    require_count,
+)
 from metastable.core.powered import without_rounding
 from metastable.core.random import derive, generator
 from metastable.core.types import (
@@ -39,8 +46,8 @@ from metastable.methods import METHODS, Context, Method
 from metastable.methods.jarzynski import fixed_parameters
 from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
 from metastable.run import Run, read_config, read_history, require_run_folder, write_json
-from metastable.step_check import Chains
-from metastable.summary import evaluate_run, load_summary
+from metastable.step_check import Chains, step_check
+from metastable.summary import evaluate_run, keep_histograms, load_summary
 from metastable.training.checkpoints import CheckpointStore, on_device
 from metastable.training.config import Adam, TrainerConfig
 from metastable.training.engine import Engine
@@ -234,8 +241,27 @@ def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method
     if isinstance(method, type) and issubclass(method, Method):
         return method()
     if isinstance(method, Mapping):
-        method = {k: _resolve_part(k, v, path) for k, v in method.items()}
+        method = {k: _resolve_part(k, _on_default(method, k, v), path) for k, v in method.items()}
     return build_tagged(METHODS, method, path)
+
+
+def _on_default(method: Mapping[str, Any], key: str, value: Any) -> Any:
+    """A table without a name changes settings of the part that the method has by default."""
+    kind = METHODS.get(method.get("name", ""))
+    if kind is None or not isinstance(value, Mapping) or "name" in value:
+        return value
+    default = next(
+        (f.default_factory for f in dataclasses.fields(kind) if f.name == key), dataclasses.MISSING
+    )
+    return value if default is dataclasses.MISSING else _changed(describe(default()), value)
+
+
+def _changed(settings: Any, changes: Mapping[str, Any]) -> Any:
+    """`settings` with `changes`, in which tables without a name are changes of their own."""
+    if not isinstance(settings, Mapping):
+        return changes
+    within = (k for k, v in changes.items() if isinstance(v, Mapping) and "name" not in v)
+    return {**settings, **changes, **{k: _changed(settings.get(k), changes[k]) for k in within}}
 
 
 def _resolve_part(key: str, value: Any, path: str) -> Any:
@@ -349,16 +375,33 @@ def _open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
 def _write_failure(
     folder: Path, settings: dict[str, Any], trainer: Trainer, method: Method, error: DivergenceError
 ) -> None:
-    """A run that diverged still gets a summary and a diagnosis, from what it logged."""
+    """A run that diverged still gets a summary, a diagnosis from what it logged, and a look at its negatives."""
     from metastable.evaluation.diagnosis import Facts, diagnose
     from metastable.report import write_report
 
     run = Run(trainer.energy, method.name, trainer.recorder.history, None, None, config=settings)
     run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
     run.power = _power(method, trainer.context.step)
-    run.diagnosis = diagnose(run.history, Facts(method=method.name, power=run.power))
-    write_json(folder / "summary.json", run.summary() | {"message": str(error)})
+    o = getattr(run.learned_energy, "output_scale", None)
+    run.diagnosis = diagnose(run.history, Facts(method=method.name, power=run.power, output_scale=o))
+    missing = _keep_last_good(folder, settings["seed"], trainer, method)
+    write_json(folder / "summary.json", run.summary() | {"message": str(error), "no_negatives": missing})
     write_report(folder)
+
+
+def _keep_last_good(folder: Path, seed: int, trainer: Trainer, method: Method) -> str:
+    """Histograms of negatives at the newest good checkpoint for the report; in words, why there are none."""
+    try:
+        with trainer.looking_back() as found:
+            if found is None:
+                keep_histograms(folder, None, 0)
+                return f"They are drawn from a checkpoint, and {folder / 'checkpoints'} holds none."
+            context, state = found
+            keep_histograms(folder, step_check(Chains(method, context, state), seed=seed), context.step)
+            return ""
+    except CheckpointError as error:  # of which the divergence must not be lost
+        keep_histograms(folder, None, 0)
+        return f"No checkpoint can be read: {error}"
 
 
 def _run_of(
@@ -599,6 +642,44 @@ def load_run(
     """
     folder = require_run_folder(folder)
     config = read_config(folder)
+    method, context, state = _chains_of(folder, config, energy, method, device)
+    run = Run(
+        energy=context.energy,
+        players=dict(context.players),
+        method=method.name,
+        trained_with=method,
+        history=read_history(folder),
+        walkers=method.current_walkers(context, state),
+        log_partition=method.log_partition(context, state),
+        config=config,
+        folder=folder,
+        power=_power(method, context.step),
+    )
+    return load_summary(run)
+
+
+def load_chains(run: Run, train: Dataset) -> Chains:
+    """The chains of a run at its newest good checkpoint, as they were in training.
+
+    Args:
+        run: from its folder, by `load_run`.
+        train: the rows that it was trained on.
+    """
+    assert run.folder is not None
+    home = run._home
+    device, trainer = str(home.device), run.config["trainer"]
+    method, context, state = _chains_of(run.folder, run.config, run.energy, run.trained_with, device)
+    rows = training_rows(train, method, Engine(device, trainer["precision"]))
+    x = events(rows)
+    given = rows.given if isinstance(rows, Pairs) else None
+    context = dataclasses.replace(context, data=x, given=given, noise=_noise(run.energy, x))
+    return Chains(method, context, state)
+
+
+def _chains_of(
+    folder: Path, config: dict[str, Any], energy: Any, method: Method | None, device: str
+) -> Chains:
+    """Method, modules and state at the newest good checkpoint, in a context without the run's data."""
     checkpoint = CheckpointStore(folder / "checkpoints").load()
     if checkpoint is None:
         raise InputError(f"run: {folder} holds no checkpoint")
@@ -608,20 +689,7 @@ def load_run(
     energy = cast(nn.Module, _reloaded(energy, config, method))
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
-    state = method.load(on_device(checkpoint.state["method"], context.data.device))
-    run = Run(
-        energy=energy,
-        players=dict(context.players),
-        method=method.name,
-        trained_with=method,
-        history=read_history(folder),
-        walkers=method.current_walkers(context, state),
-        log_partition=method.log_partition(context, state),
-        config=config,
-        folder=folder,
-        power=_power(method, checkpoint.step),
-    )
-    return load_summary(run)
+    return Chains(method, context, method.load(on_device(checkpoint.state["method"], context.data.device)))
 
 
 def _reread(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -297,6 +298,7 @@ def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> 
         separated=separated,
         steps=int(run.history[-1]["step"]) if run.history else None,
         power=run.power,
+        output_scale=getattr(run.learned_energy, "output_scale", None),
         **_sample_facts(run, train),
         **_held_out_facts(run, train, validation),
         **_energy_facts(run, train),
@@ -385,6 +387,33 @@ def _histograms(check: StepCheck | None) -> dict[str, Any]:
     if check.larger is not None:
         arrays |= {"energies_larger_steps": check.larger, "larger_steps": torch.tensor([check.steps])}
     return {name: values.cpu().numpy() for name, values in arrays.items()}
+
+
+HISTOGRAMS = (
+    "energies_data",
+    "energies_negatives",
+    "energies_larger_steps",
+    "larger_steps",
+    "negatives",
+    "negatives_step",
+)
+"""Arrays of a step check in `figures.npz`; the last is the update that they are of, where that is not the end."""
+
+
+def keep_histograms(folder: Path, check: StepCheck | None, step: int) -> None:
+    """Put the histograms of update `step` into a run's `figures.npz`, in the place of those from before.
+
+    For a run that ended without an evaluation: `evaluate_run` writes those of one that did.
+    """
+    path, before = folder / "figures.npz", {}
+    if path.is_file():
+        with np.load(path, allow_pickle=False) as stored:
+            before = {name: stored[name] for name in stored.files if name not in HISTOGRAMS}
+    made = _histograms(check)
+    if made:
+        made["negatives_step"] = np.array([step])
+    if made or before:
+        np.savez_compressed(path, **before, **made)
 
 
 def _grids(run: Run, train: Tensor, toy: ToySet | None) -> dict[str, Any]:

@@ -247,6 +247,56 @@ def test_divergence_exits_1_and_names_the_checkpoint(metastable, tmp_path):
     assert json.loads((out / "summary.json").read_text())["status"] == "diverged"
 
 
+def test_a_run_that_diverged_has_histograms_and_evaluate_makes_those_that_are_missing(metastable, tmp_path):
+    out = tmp_path / "run"
+    words = ["--method", "jem", "--data", "toy:digits", "--held-out", "0.2", "--set", "energy.name=joint-mlp"]
+    words += ["--set", "trainer.checkpoint_every=2", "--set", "trainer.optimiser.learning_rate=1e6", *TINY]
+    words += ["--set", "method.source.name=pcd", "--set", "method.source.walkers=40"]
+    words += ["--set", "method.source.step_size=5e-5"]
+    assert metastable("train", "--out", out, *words).exit_code == 1
+
+    def stored():
+        with np.load(out / "figures.npz") as found:
+            return {k: found[k] for k in found.files}
+
+    first = stored()
+    assert {"energies_data", "energies_negatives", "energies_larger_steps"} <= set(first)
+    assert first["energies_data"].shape == (1438,)  # without the rows that were held out
+    page = (out / "report.html").read_text()
+    step = int(first["negatives_step"][0])
+    assert f"Seen at update {step}, the last good checkpoint; training diverged by update" in page
+    (out / "figures.npz").unlink()
+    assert metastable("report", out).exit_code == 0
+    assert "metastable evaluate draws them from the last good checkpoint" in (out / "report.html").read_text()
+    result = metastable("evaluate", out)
+    assert result.exit_code == 0, result.output
+    again = stored()
+    np.testing.assert_array_equal(again["energies_data"], first["energies_data"])
+    np.testing.assert_array_equal(again["energies_negatives"], first["energies_negatives"])
+    assert f"Seen at update {step}, the last good" in (out / "report.html").read_text()
+    before = (out / "figures.npz").read_bytes()
+    assert metastable("evaluate", out, "--seed", 3).exit_code == 0
+    assert (out / "figures.npz").read_bytes() == before  # what is there is left alone
+
+
+def test_histograms_need_the_rows_of_training(metastable, tmp_path, monkeypatch):
+    monkeypatch.setattr("metastable.summary.affordable", lambda *_: False)  # log Z is not what is tested
+    data, other = (np.random.default_rng(k).normal(size=(60, 2)) for k in (0, 1))
+    np.save(tmp_path / "data.npy", data)
+    np.save(tmp_path / "other.npy", other)
+    out = tmp_path / "run"
+    words = ["--method", "pcd", "--set", "method.walkers=40", "--set", "method.step_size=1e12", *TINY]
+    assert metastable("train", "--data", tmp_path / "data.npy", "--out", out, *words).exit_code == 1
+    (out / "figures.npz").unlink()
+    (tmp_path / "data.npy").rename(tmp_path / "moved.npy")
+    result = metastable("evaluate", out, "--data", tmp_path / "other.npy")
+    assert result.exit_code == 0, result.output
+    assert "no histograms of negatives, which need the rows of training" in result.output.replace("\n", " ")
+    assert not (out / "figures.npz").exists()
+    assert metastable("evaluate", out, "--data", tmp_path / "moved.npy").exit_code == 0  # the same rows
+    assert (out / "figures.npz").is_file()
+
+
 def test_debug_shows_the_traceback_and_keeps_the_status(metastable):
     result = metastable("train", "--data", "toy:none", "--debug")
     assert result.exit_code == 2

@@ -263,6 +263,63 @@ def test_cross_entropy_of_labels_is_named_as_such() -> None:
     assert finding.text.startswith("Cross-entropy of the labels rose")
 
 
+def joint(seed: int, gap: object, o: float, **columns: object) -> list[dict]:
+    """A JEM whose classifier learns, with a gap of `gap` times o: a number, or a function of time."""
+    rng = np.random.default_rng(seed)
+    rows = changed(healthy(seed), energy_data=None, energy_negatives=None, cross_entropy=None, energy_gap=gap)
+    for row in rows:
+        row["energy_gap"] = o * (row["energy_gap"] + 0.1 * rng.normal())
+        row["label_cross_entropy"] = 0.1 + 2 * math.exp(-row["step"] / 400) + 0.02 * rng.normal()
+    return changed(rows, **columns)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("o", [2.0, 20_000.0])
+@pytest.mark.parametrize("gap", [6.0, -6.0, lambda t: 27 * (1 - math.exp(-3 * t))], ids=["+", "-", "opens"])
+def test_labels_that_are_learned_do_not_hide_a_density_that_is_not(seed: int, o: float, gap: object) -> None:
+    log = joint(seed, gap, o)
+    finding = only(diagnose(log, Facts("jem", output_scale=o)), "no-learning")
+    assert finding.severity == "warning"
+    assert finding.text.startswith("The labels are learned, but not the density")
+    assert finding.evidence["output_scale"] == o
+    assert abs(finding.evidence["gap_last_fifth"]) > 5 * o
+    assert "generative" in finding.advice
+    far = diagnose(log, Facts("jem", output_scale=o, sample_std_ratio=4.0))
+    assert only(far, "no-learning").severity == "problem"
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("o", [2.0, 20_000.0])
+def test_a_joint_model_that_learns_raises_no_alarm(seed: int, o: float) -> None:
+    facts = Facts("jem", output_scale=o)
+    quiet = [
+        joint(seed, 0.0, o),
+        joint(seed, 0.7, o),  # what chains of few steps and little noise leave open: thousands of nats
+        joint(seed, lambda t: -6 * math.exp(-4 * t), o),  # opened, and closes
+        joint(seed, lambda t: -8 + 3 * t, o),  # large still, but on its way
+        joint(seed, -6.0, o, beta_o=0.5),  # flatter negatives, as β means them
+        joint(seed, 0.0, o, energy_gap=None),  # a classifier alone
+    ]
+    assert [names(diagnose(log, facts)) for log in quiet] == [[]] * len(quiet)
+    plain = joint(seed, -6.0, o, beta_o=0.0)
+    assert names(diagnose(plain, facts)) == ["no-learning"]
+
+
+def test_the_gap_of_a_joint_model_is_not_judged_without_its_scale() -> None:
+    log = joint(0, -6.0, 20_000.0)
+    assert names(diagnose(log, Facts("jem"))) == []
+    assert names(diagnose(log, Facts("jem", output_scale=2e6))) == []
+    assert names(diagnose(log, Facts("robust", output_scale=20_000.0))) == []
+
+
+def test_labels_are_looked_at_beside_the_entropy_of_the_data() -> None:
+    log = changed(healthy(), label_cross_entropy=lambda t: 0.5 + t)
+    finding = only(diagnose(log, Facts("jem", output_scale=1.0)), "no-learning")
+    assert finding.text.startswith("Cross-entropy of the labels rose")
+    gap = joint(0, -6.0, 1.0, cross_entropy=lambda t: 4 - t)  # that of the data falls: the density is learned
+    assert names(diagnose(gap, Facts("jem", output_scale=1.0))) == []
+
+
 def test_a_gap_to_fixed_noise_is_what_nce_should_have() -> None:
     log = changed(flat(0, gap=-6.0), cross_entropy=None)
     assert names(diagnose(log, Facts("nce"))) == []

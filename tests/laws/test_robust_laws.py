@@ -402,7 +402,7 @@ def test_plain_beta_follows_the_source_bit_for_bit():
 
 @pytest.mark.parametrize("beta", [None, 0.0, 0.5, (0.2, 0.7)], ids=str)
 def test_half_precision_stops_at_the_energies(beta):
-    """Under autocast sums over rows stay as they are: rounded to bfloat16 they would be off by parts in a thousand."""
+    """Under autocast sums over rows stay as they are: in bfloat16 they would be off by parts in a thousand."""
     rng = generator(0)
     energy = Width(1.3).float()
     data, x = (torch.randn((n, 2), generator=rng) for n in (300, 200))

@@ -24,6 +24,7 @@ from metastable.energies import MLP, RBM, Tilted
 from metastable.evaluation.diagnosis import diagnose
 from metastable.kernels import MALA, ULA, Gibbs
 from metastable.methods import (
+    JEM,
     ChainMethod,
     Context,
     ContrastiveDivergence,
@@ -105,6 +106,19 @@ def test_settings_survive_a_file():
         )
 
 
+def test_a_source_without_a_name_is_the_default_with_other_settings():
+    made = resolve_method({"name": "robust", "beta": 0.2, "source": {"walkers": 77}})
+    assert made == Robust(source=ShortRun(steps=20, walkers=77), beta=0.2)
+    inner = resolve_method({"name": "jem", "source": {"beta": 0.3, "source": {"steps": 7}}})
+    assert isinstance(inner, JEM)
+    assert inner.source == replace(JEM().source, beta=0.3, source=replace(JEM().source.source, steps=7))
+    with pytest.raises(ConfigError, match="did you mean 'walkers'") as caught:
+        resolve_method({"name": "robust", "source": {"walker": 77}})
+    assert caught.value.path == "method.source.walker"
+    with pytest.raises(ConfigError, match="must have a 'name'"):  # the kernel is None by default
+        resolve_method({"name": "robust", "source": {"kernel": {"step_size": 0.1}}})
+
+
 @pytest.mark.parametrize(
     ("make", "field", "words"),
     [
@@ -151,7 +165,8 @@ def test_bad_settings_name_field_and_reason(make, field: str, words: str):
 def test_no_negatives_and_half_a_datum_are_refused():
     context = context_of()
     for method, drawn, rows, words in (
-        (Robust(), Negatives(context.data[:0]), 5, r"M = 0"),
+        (Robust(), Negatives(context.data[:0]), 5, "M = 0"),
+        (Robust(), Negatives(context.data), 0, "N = 0"),
         (Robust(variant="true-objective"), Negatives(context.data), 1, "needs two rows, got 1"),
     ):
         with pytest.raises(InputError, match=words):

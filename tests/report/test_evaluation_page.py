@@ -211,7 +211,45 @@ def test_without_energies_there_is_no_section(run_folder):
     run = read_run(run_folder)
     assert negatives(run) == ""
     nothing = np.full(5, np.nan)
-    assert negatives(replace(run, arrays={"energies_data": nothing, "energies_negatives": nothing})) == ""
+    text = str(negatives(replace(run, arrays={"energies_data": nothing, "energies_negatives": nothing})))
+    assert "is finite." in text
+    assert "<svg" not in text
+
+
+def test_the_update_of_the_histograms_is_named_where_training_went_on():
+    run = replace(with_energies(), metrics={"step": np.array([10.0, 400.0])})
+    assert "Seen at" not in str(negatives(run))
+
+    def words(step: int, status: str) -> str:
+        arrays = run.arrays | {"negatives_step": np.array([float(step)])}
+        return str(negatives(replace(run, arrays=arrays, summary={"status": status})))
+
+    seen = "Seen at update 350, the last good checkpoint; training diverged by update 400."
+    assert seen in words(350, "diverged")
+    assert "Seen at update 350, the last good checkpoint. 256 negatives" in words(350, "unfinished")
+    assert "a smaller checkpoint_every" in words(0, "diverged")
+    assert "Seen at" not in words(400, "finished")
+
+
+@pytest.mark.parametrize("status", ["diverged", "unfinished", "finished"])
+def test_a_run_cut_short_says_why_it_has_no_histograms(tmp_path, status):
+    metrics = {"step": np.arange(3.0), "displacement": np.ones(3)}
+    run = Run(tmp_path, metrics=metrics, summary={"status": status})
+    text = str(negatives(run))
+    assert ("holds none" in text) is (status != "finished")
+    (tmp_path / "checkpoints" / "step-00000000").mkdir(parents=True)
+    assert ("metastable evaluate draws them" in str(negatives(run))) is (status != "finished")
+    assert negatives(replace(run, config={"context_shape": [1]})) == ""  # of contexts there never are any
+    assert negatives(replace(run, metrics={"step": np.arange(3.0)})) == ""  # nor without chains
+    said = replace(run, summary={"status": "diverged", "no_negatives": "Because."})
+    assert "to compare. Because." in str(negatives(said))
+
+
+def test_huge_energies_are_drawn():
+    run = with_energies(0.0, 0.0)
+    for name in ("energies_data", "energies_negatives", "energies_larger_steps"):
+        run.arrays[name][:5] = [3e38, -3e38, np.inf, -np.inf, np.nan]
+    assert "<svg" in str(negatives(run))
 
 
 def test_pairs_are_counted_with_ties_half():

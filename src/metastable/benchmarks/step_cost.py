@@ -284,7 +284,9 @@ def time_contrast(
         for _ in range(warmup):
             update()
         cases = {"ours": lambda: _advance(training, 1), "hand": update}
-        times = by_turns(cases, 2 * rounds * updates)  # the limit is near: an update is short, and its time spreads
+        times = by_turns(
+            cases, 2 * rounds * updates
+        )  # the limit is near: an update is short, and its time spreads
     return {
         "ratio": times.ratio("ours", "hand"),
         "ours_ms": 1e3 * times.median("ours"),

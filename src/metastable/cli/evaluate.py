@@ -74,6 +74,8 @@ def evaluate(
     say_classifier(judged)
     step = int(found.history[-1]["step"]) if found.history else 0
     write(target, {"run": str(run), "step": step, "data": name, **result}, judged)
+    if target == run / "evaluation.json":
+        look_at_negatives(found, data, seed)
     write_figures(run, target, judged)
     say(f"wrote {target}")
 
@@ -84,6 +86,28 @@ def write(target: Path, result: dict[str, Any], judged: ClassifierSummary | None
 
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, result if judged is None else {**result, "classifier": judged.numbers})
+
+
+def look_at_negatives(run: Run, data: str | None, seed: int) -> None:
+    """Histograms of negatives for the page of a run without any, as it was killed or never evaluated."""
+    from metastable.api import load_chains
+    from metastable.core.errors import InputError
+    from metastable.report.read import read_arrays
+    from metastable.step_check import step_check
+    from metastable.summary import keep_histograms
+
+    from .console import say
+    from .runs import training_set
+
+    assert run.folder is not None
+    if "energies_negatives" in read_arrays(run.folder):
+        return
+    try:
+        chains = load_chains(run, training_set(run, data))
+    except InputError as error:  # rows of an array in memory, or of a file that is gone
+        say(f"no histograms of negatives, which need the rows of training: {error}")
+        return
+    keep_histograms(run.folder, step_check(chains, seed=seed), chains.context.step)
 
 
 def classifies(run: Run, dataset: Dataset) -> bool:

@@ -142,6 +142,23 @@ def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Datase
     return dataset.split(share, run.config["seed"])[1], f"{dataset.name}, held-out rows"
 
 
+def training_set(run: Run, source: str | None = None) -> Dataset:
+    """The rows that a run was trained on, without those that it held out.
+
+    Args:
+        run: the run.
+        source: where they may be found too, and are taken from if they are the same.
+    """
+    before = run.config["data"]
+    dataset, notes = data_of(before if source is None else {**before, "source": source})
+    if notes:
+        dataset, notes = data_of(before)
+    if notes:
+        raise InputError(notes[0])
+    share = run.config.get("held_out", 0.0)
+    return dataset.split(share, run.config["seed"])[0] if share else dataset
+
+
 def _check_shape(dataset: Dataset, run: Run, option: str) -> None:
     if dataset.event_shape != run.event_shape:
         raise InputError(

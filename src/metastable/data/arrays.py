@@ -93,7 +93,7 @@ class Dataset:
         return self.x.shape[0]
 
     def __str__(self) -> str:
-        return f"{self.name}: {len(self)} rows of shape {self.event_shape}, sha256 {self.digest}"
+        return f"{self.name.removesuffix(':')}: {len(self)} rows of shape {self.event_shape}, sha256 {self.digest}"
 
     def split(self, fraction: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
         """(train, held_out): `fraction` of the rows, chosen by `seed`, is held out.

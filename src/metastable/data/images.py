@@ -453,9 +453,10 @@ def _checked_labels(source: ImageSet, path: Path, labels: np.ndarray) -> Tensor:
     last = len(source.classes) - 1
     bad = np.flatnonzero(labels > last)
     if len(bad):
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise InputError(
-            f"{path}: labels must be from 0 to {last}, got {labels[bad[0]]} in record {bad[0]} (counting from 0) "
-            f"and {len(bad) - 1} more; the file is damaged or of another set"
+            f"{path}: labels must be from 0 to {last}, got {labels[bad[0]]} in record {bad[0]} (counting from 0)"
+            f"{more}; the file is damaged or of another set"
         )
     return torch.from_numpy(labels.astype(np.int64))
 

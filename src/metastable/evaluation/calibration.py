@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from ..core.errors import InputError, require_choice, require_count
+from ..core.labels import within
 
 BINS = 15
 WIDTHS = ("equal-width", "equal-mass")
@@ -179,9 +180,4 @@ def check_classified(logits: Tensor, labels: Tensor) -> Tensor:
     broken = int((~logits.isfinite()).any(1).sum())
     if broken:
         raise InputError(f"logits: must be finite, but {broken} of {len(logits)} rows hold NaN or infinity")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= logits.shape[1]:
-        raise InputError(
-            f"labels: must be classes 0 to {logits.shape[1] - 1}, of which there are logits, got {low} to {high}"
-        )
-    return labels.to(logits.device).long()
+    return within(labels, logits.shape[1], "labels").to(logits.device)

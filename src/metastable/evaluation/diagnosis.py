@@ -25,6 +25,7 @@ LEAST_ROWS = 20  # four rows in each fifth: below that no trend can be told from
 CLEAR = 5.0  # standard errors, with noise estimated from few rows, before a difference counts as real
 IMPROVED = 3.0  # standard errors by which learning must show
 GAP_FLOOR = 0.05  # nats: a smaller energy gap is no reason to say that samples are far from data
+JOINT_GAP_FLOOR = 2.0  # of log Σ e^h: densities of JEM that learn end below 1, others beyond 5
 WORSE_FLOOR = 0.05  # nats of cross-entropy
 WEIGHT_SE = 4.0  # standard errors
 WEIGHT_FLOOR = 0.03  # of the total mass
@@ -120,6 +121,8 @@ class Facts:
         negatives_per_datum: K of ranking NCE, whose objective ends at −log(K + 1) where all is matched.
         power: P, where what was learned is exp(−P·E). Energies of the log, which are E, are nats when multiplied
             with it, and so they are judged.
+        output_scale: o, where P·E is −o·log Σ e^h of a classifier's logits. Where labels are learned too, the gap
+            is judged in units of it, and not at all without it.
     """
 
     method: str | None = None
@@ -136,6 +139,7 @@ class Facts:
     energy_spread: float | None = None
     negatives_per_datum: int | None = None
     power: float = 1.0
+    output_scale: float | None = None
 
     def __post_init__(self) -> None:
         if self.data_mode_weights is None or self.sample_mode_weights is None:
@@ -179,7 +183,7 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
         history: rows of `metrics.jsonl`. Keys that are used where present: step, energy_data,
             energy_negatives, energy_gap, grad_norm, cross_entropy, label_cross_entropy, ess, ess_held_out,
             resamplings, displacement, acceptance, gradient_magnitude, pair_logit, pair_weight, saturated,
-            positive_weight, objective, grad_scale, negatives_ignored.
+            positive_weight, objective, grad_scale, negatives_ignored, beta_o.
         facts: what is known beside the log.
 
     >>> rows = [{"step": k, "energy_gap": 0.0, "acceptance": 0.02} for k in range(100)]
@@ -541,11 +545,17 @@ def _no_learning(history: Sequence[Row], facts: Facts) -> Finding | None:
         return _not_learning("problem", "The gradient is zero: no parameter can change.", {"grad_norm": 0.0})
     gap = _trend(_gap(history))
     open_gap = gap is not None and facts.gap_should_vanish and _is_open(gap)
-    for key in ENTROPIES:
-        entropy = _trend(_series(history, key))
-        if entropy is not None:
-            return _entropy_stalled(entropy, key, gap, open_gap or _far_from_data(facts))
-    if gap is not None and open_gap and abs(gap.first) - abs(gap.last) < IMPROVED * gap.change_se:
+    entropies = {key: e for key in ENTROPIES if (e := _trend(_series(history, key))) is not None}
+    for key, entropy in entropies.items():
+        stalled = _entropy_stalled(entropy, key, gap, open_gap or _far_from_data(facts))
+        if stalled is not None:
+            return stalled
+    if "cross_entropy" in entropies:  # of the data: the density is judged, whatever its gap
+        return None
+    labels = entropies.get("label_cross_entropy")
+    if labels is not None:  # so far only the classifier is judged
+        return _density_stalled(history, facts, gap, labels)
+    if gap is not None and open_gap and not _closes(gap):
         text = f"The energy gap stays open: {gap.first:.3g} early, {gap.last:.3g} at the end, not about 0."
         return _not_learning("problem" if _far_from_data(facts) else "warning", text, _gap_evidence(gap))
     if _far_from_data(facts) and _all_flat(history):
@@ -562,14 +572,46 @@ def _not_learning(severity: str, text: str, evidence: Evidence) -> Finding:
     return Finding("no-learning", severity, text, evidence, advice)
 
 
-def _is_open(gap: _Trend) -> bool:
+def _density_stalled(
+    history: Sequence[Row], facts: Facts, gap: _Trend | None, labels: _Trend
+) -> Finding | None:
+    """The gap of a classifier's density, which may stay open while the labels are learned.
+
+    In units of o, as log p(x) counts 1/o beside log p(y | x). A classifier alone has no gap, and that of β is not
+    meant to vanish: there `negatives-ignored` says whether the density is still trained.
+    """
+    o = facts.output_scale
+    if gap is None or o is None or not facts.gap_should_vanish or np.any(_series(history, "beta_o") != 0):
+        return None
+    if not _is_open(gap, JOINT_GAP_FLOOR * o) or _closes(gap):
+        return None
+    learned = labels.first - labels.last >= IMPROVED * labels.change_se
+    text = "The labels are learned, but not the density" if learned else "The density is not learned"
+    text += (
+        f": its energy gap does not close, {gap.first:.3g} early and {gap.last:.3g} at the end, which is "
+        f"{abs(gap.last) / o:.2g} times the output scale."
+    )
+    evidence = _gap_evidence(gap) | {"output_scale": float(o)}
+    advice = (
+        "Give chains more steps or a larger step_size, and log p(x) more weight (generative; 1/o where it is left "
+        "out). Labels need none of this: accuracy holds, but not log p(x), outliers found by it, or samples."
+    )
+    severity = "problem" if _far_from_data(facts) else "warning"
+    return Finding("no-learning", severity, text, evidence, advice)
+
+
+def _closes(gap: _Trend) -> bool:
+    return abs(gap.first) - abs(gap.last) >= IMPROVED * gap.change_se
+
+
+def _is_open(gap: _Trend, floor: float = GAP_FLOOR) -> bool:
     """A gap that is really not zero at the end, of a size that matters, and has long been about the same.
 
     The last three fifths must agree to a factor of two: what chains do slowly looks like a gap for a while.
     """
     largest = max(map(abs, gap.fifths))
     steady = all(gap.last * late > 0 and abs(late) > 0.5 * abs(gap.last) for late in gap.fifths[2:])
-    return steady and abs(gap.last) > max(CLEAR * gap.se, GAP_FLOOR, 0.5 * largest)
+    return steady and abs(gap.last) > max(CLEAR * gap.se, floor, 0.5 * largest)
 
 
 def _gap_evidence(gap: _Trend) -> Evidence:

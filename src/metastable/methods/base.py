@@ -83,7 +83,8 @@ class Negatives(NamedTuple):
         """The average of one value per negative, `(N,)`, under their weights."""
         if self.log_weight is None:
             return values.mean()
-        return torch.dot(torch.softmax(self.log_weight, 0).to(values.dtype), values)  # autocast would halve an @
+        weights = torch.softmax(self.log_weight, 0).to(values.dtype)
+        return torch.dot(weights, values)  # autocast would round what `@` is given
 
 
 class Nothing(NamedTuple):

@@ -118,7 +118,8 @@ def pull(weights: Weights, E_data: Tensor, E_model: Tensor) -> Tensor:
     The same gradient as `robust_loss`'s, without a second way through exponentials and back.
     """
     data, share = weights
-    return torch.dot(data, E_data) / len(data) - data.mean() * torch.dot(share, E_model)  # autocast would halve an @
+    # `dot`, as autocast would round what `@` is given
+    return torch.dot(data, E_data) / len(data) - data.mean() * torch.dot(share, E_model)
 
 
 def _is_zero(beta: float | Tensor) -> bool:
@@ -136,6 +137,8 @@ def _log_w(tilt: Tensor, log_weight: Tensor | None) -> Tensor:
 
 def _check_counts(N: int, M: int, variant: str) -> None:
     require_choice("robust.variant", variant, VARIANTS)
+    if N == 0:
+        raise InputError("batch: no data (N = 0), and there is nothing to weigh negatives against")
     if M == 0:
         raise InputError("negatives: none were drawn (M = 0), and there is nothing to weigh data against")
     if variant == "true-objective" and N < 2:
@@ -164,7 +167,7 @@ def _data_weights(scale: Tensor, variant: str) -> Tensor:
 
 
 class Tempered:
-    """a·E as an energy, made anew for every update.
+    """a·E as an energy.
 
     Attributes:
         energy: E.
@@ -210,11 +213,11 @@ class Powers(NamedTuple):
 
 
 class Views(NamedTuple):
-    """The contexts of all β, what they were made from, and for which powers."""
+    """The contexts of all β, what they were made from, and for which powers; None is the context itself."""
 
     energy: Energy
     powers: tuple[Powers, ...]
-    contexts: list[Context]
+    contexts: list[Context | None]
 
 
 @dataclass(frozen=True)
@@ -347,11 +350,13 @@ class Robust(Objective[States]):
         powers = self.powers(step)
         made = context.views
         if not (isinstance(made, Views) and made.energy is context.energy and made.powers == powers):
-            made = Views(context.energy, powers, [tempered(context, p.sampling) for p in powers])
+            seen = [tempered(context, p.sampling) for p in powers]
+            made = Views(context.energy, powers, [None if c is context else c for c in seen])
             context.views = made
-        for seen in made.contexts:
-            seen.step = context.step
-        return made.contexts
+        for view in made.contexts:
+            if view is not None:
+                view.step = context.step
+        return [context if view is None else view for view in made.contexts]
 
     def sampled(self, context: Context) -> Context:
         """What the chains of the first β see."""

@@ -21,7 +21,7 @@ def model(run: Run) -> Html:
     """Data beside samples in the way that suits the shape of one data point."""
     shape = run.event_shape
     if shape is None or not ({"data", "samples", "log_density"} & set(run.arrays)):
-        return empty("No pictures of the model: figures.npz and samples.npy are missing.")
+        return empty("No pictures of the model: neither figures.npz nor samples.npy holds any.")
     return _drawn(run, shape) or empty("The stored arrays do not fit the shape of a data point.")
 
 

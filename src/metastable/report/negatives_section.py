@@ -9,7 +9,7 @@ import numpy as np
 from . import plots
 from .figures import DATA, MODEL, palette
 from .formatting import count, is_number, number, sentence
-from .markup import Html
+from .markup import Html, empty
 from .parts import key, picture, pictures
 from .read import Run, mapping
 
@@ -20,17 +20,42 @@ _FLATTER = 0.01
 """β from which chains on (1 − β)E are visibly flatter."""
 _APART = 0.9
 """Share of pairs in one order from which two histograms count as apart."""
+_EVALUATE = "metastable evaluate draws them from the last good checkpoint."
 
 
 def negatives(run: Run) -> Html:
-    """The histograms, and in words what their places mean."""
+    """The histograms, and in words what their places mean; or why there are none."""
+    if DRAWN not in run.arrays or OF_DATA not in run.arrays:
+        return _none(run)
     clouds = energies(run)
-    if DRAWN not in run.arrays or OF_DATA not in clouds:
-        return Html()
+    if OF_DATA not in clouds:
+        return empty(f"No energies of data and negatives: none of the data's is finite. {_when(run)}".strip())
     shown = list(clouds.values())
     drawing = plots.overlaid("step-check", shown, "energy E(x), low is likely", reach=2)
     keys = [key(c.name, c.color, "block" if c.filled else "line") for c in shown]
     return pictures([picture("Energies of data and negatives", drawing, _caption(run, clouds), keys)], "full")
+
+
+def _none(run: Run) -> Html:
+    """Why a run with chains that did not come to its end has no histograms; nothing for any other run."""
+    if "context_shape" in run.config:  # of a conditional run there never are any
+        return Html()
+    why = run.summary.get("no_negatives")
+    if not why and "displacement" in run.metrics and run.status in ("diverged", "unfinished"):
+        kept = any((run.folder / "checkpoints").glob("step-*"))
+        why = _EVALUATE if kept else "They are drawn from a checkpoint, and the run's folder holds none."
+    return empty(f"No energies of data and negatives to compare. {why}") if why else Html()
+
+
+def _when(run: Run) -> str:
+    """The update that the energies are of, where training went on after it."""
+    stored, last = run.arrays.get("negatives_step"), run.last("step")
+    step = last if stored is None else float(np.ravel(stored)[0])
+    if step is None or last is None or step == last:
+        return ""
+    stopped = f"; training diverged by update {number(last)}" if run.status == "diverged" else ""
+    words = f"Seen at update {number(step)}, the last good checkpoint{stopped}."
+    return words if step else f"{words} Nothing was learned by then: a smaller checkpoint_every keeps more."
 
 
 def energies(run: Run) -> dict[str, plots.Cloud]:
@@ -48,11 +73,13 @@ def _caption(run: Run, clouds: dict[str, plots.Cloud]) -> str:
     data, drawn, longer = (clouds.get(k) for k in (OF_DATA, DRAWN, FURTHER))
     n = count(np.size(run.arrays[DRAWN]), "negative")
     if data is None or drawn is None:
-        return f"{n} as training draws them, none of finite energy: all chains ran away. Take shorter steps."
+        lost = f"{n} as training draws them, none of finite energy: all chains ran away. Take shorter steps."
+        return f"{_when(run)} {lost}".lstrip()
     words = [
-        f"{n} as training draws them: where the model fits and its chains reach it, they agree with data."
+        _when(run),
+        f"{n} as training draws them: where the model fits and its chains reach it, they agree with data.",
+        _gap(data, drawn),
     ]
-    words.append(_gap(data, drawn))
     if _beta(mapping(run.config.get("method"))) >= _FLATTER:
         words.append("Chains of β are flatter than the model, so that some of a gap is meant.")
     if longer is not None:

@@ -48,7 +48,7 @@ class Gather:
 
     def read(self) -> Row:
         """All values, in one transfer from the device; starts the next line."""
-        kept = self.kept | {name: [value] for name, value in self.latest.items()}
+        kept = self.kept | {name: [value.reshape(())] for name, value in self.latest.items()}
         self.clear()
         if not kept:
             return {}
@@ -79,7 +79,8 @@ def _line_of(values: list[Tensor]) -> Tensor:
 
 def _joined(name: str, line: np.ndarray) -> float:
     join = EXTREMES.get(name[-4:])
-    return float(line.mean() if join is None else join.reduce(line))
+    with np.errstate(all="ignore"):  # what diverges is the guard's to say
+        return float(line.mean() if join is None else join.reduce(line))
 
 
 def read_jsonl(path: Path) -> list[Row]:

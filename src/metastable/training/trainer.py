@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -357,6 +358,27 @@ class Trainer:
         self.gather.load(on_device(tree["gather"], self.engine.device))
         self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
         self.evaluations = tree["evaluations"]
+
+    @contextmanager
+    def looking_back(self) -> Iterator[tuple[Any, Any] | None]:
+        """Context and state of the newest good checkpoint, None where there is none; players are put back after.
+
+        What training left, of which a diverged energy may be looked at too, stays as it is.
+        """
+        checkpoint = None if self.store is None else self.store.load()
+        if checkpoint is None:
+            yield None
+            return
+        left = {name: copy.deepcopy(module.state_dict()) for name, module in self.players.items()}
+        try:
+            for name, module in self.players.items():
+                _load_weights(module, checkpoint.weights[name], name)
+            tree: Any = checkpoint.state
+            state = self.method.load(on_device(tree["method"], self.engine.device))
+            yield replace(self.context, step=checkpoint.step), state
+        finally:
+            for name, module in self.players.items():
+                module.load_state_dict(left[name])
 
     def _outcome(self, status: str) -> Outcome:
         return Outcome(

@@ -451,6 +451,7 @@ def _draw_buffers(bench: Bench, task: Task, courses: Courses, count: int = 10) -
             axis.imshow(shown if shown.shape[2] == 3 else shown[..., 0], cmap="gray", vmin=0, vmax=1)
             axis.set(xticks=[], yticks=[])
             axis.grid(False)
+            axis.spines[:].set_visible(False)
         row[0].set_ylabel(label, rotation=0, ha="right", va="center")
     save_figure(figure, bench.folder / f"chains-{task.name}.png")
 

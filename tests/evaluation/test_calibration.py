@@ -194,8 +194,8 @@ def test_the_error_agrees_with_torchmetrics():
 @pytest.mark.parametrize(
     ("logits", "labels", "words"),
     [
-        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "labels: must be classes 0 to 1.*got 0 to 2"),
-        (torch.zeros(3, 2), torch.tensor([0, -1, 1]), "got -1 to 1"),
+        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "labels: must be from 0 to 1, got 2 in row 2"),
+        (torch.zeros(3, 2), torch.tensor([0, -1, 1]), "got -1 in row 1"),
         (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), r"no rows .*N = 0"),
         (torch.tensor([[0.0, math.nan], [0, 1]]), torch.tensor([0, 1]), "1 of 2 rows hold NaN"),
         (torch.tensor([[0.0, math.inf], [0, 1]]), torch.tensor([0, 1]), "1 of 2 rows hold NaN or infinity"),

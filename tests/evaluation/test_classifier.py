@@ -89,7 +89,7 @@ def test_outsiders_of_another_shape_and_labels_out_of_range_are_refused():
     x, y = draws(10, 8)
     with pytest.raises(InputError, match=r"outside: o must have events of the shape \(2,\), got \(3,\)"):
         classifier_summary(joint(), x, y, {"o": torch.zeros(5, 3)})
-    with pytest.raises(InputError, match="labels: must be classes 0 to 2"):
+    with pytest.raises(InputError, match="labels: must be from 0 to 2, got 3 in row"):
         classifier_summary(joint(), x, y + 1)
 
 

@@ -195,3 +195,19 @@ def test_log_partition_interval_uses_students_t():
     low, high = z.interval(0.95)
     assert high - low == pytest.approx(2 * 2.3646 * 0.1, rel=1e-3)
     assert ms.LogPartition.from_json(z.as_json()) == ms.LogPartition(1.0, 0.1, z.ess, 7) or math.isnan(z.ess)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (
+            {"beta": 0.3},
+            r"^beta: is a setting of the method: fit\(…, method=\{'name': 'robust', 'beta': 0.3\}\)",
+        ),
+        ({"learning_rat": 1}, "trainer.learning_rat: unknown setting .did you mean 'learning_rate'"),
+        ({"lr": 1}, "trainer.lr: unknown setting .known: .*learning_rate"),
+    ],
+)
+def test_options_that_are_not_the_trainers_are_refused_and_placed(option, words):
+    with pytest.raises(ConfigError, match=words):
+        ms.fit(None, torch.zeros(5, 2), "robust", 1, **option)

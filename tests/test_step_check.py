@@ -21,6 +21,7 @@ from metastable.methods import (
     Context,
     ContrastiveDivergence,
     ExactDraws,
+    FDivergence,
     Jarzynski,
     Mixed,
     PersistentCD,
@@ -128,6 +129,8 @@ def test_short_chains_from_far_away_come_nearer_with_longer_steps():
         Robust(source=Jarzynski(walkers=200, populations=4), beta=0.3),
         Robust(source=ShortRun(steps=3), beta=(0.1, 0.5)),
         AdaptiveNCE(source=PersistentCD(walkers=40)),
+        FDivergence(source=PersistentCD(walkers=40)),
+        FDivergence(source=Jarzynski(walkers=200, populations=4)),
     ],
     ids=lambda m: m.name,
 )
@@ -144,6 +147,14 @@ def test_every_method_with_chains_is_looked_at_and_left_alone(method):
     assert again.larger is not None
     assert torch.equal(check.larger, again.larger)
     assert not torch.equal(check.larger[: len(check.negatives)], check.negatives[: len(check.larger)])
+
+
+def test_f_divergence_in_a_folder_comes_to_its_report(tmp_path):
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    ms.fit(None, x, "f-ebm", 3, out=tmp_path / "run")
+    with np.load(tmp_path / "run" / "figures.npz") as stored:
+        assert stored["energies_negatives"].shape == (CHAINS,)
+    assert "Energies of data and negatives" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_loss_on_a_loss_and_labels_are_looked_through():

@@ -21,6 +21,7 @@ from metastable.core.errors import (
     DivergenceError,
     InputError,
     UnsupportedError,
+    nearest,
     require_count,
 )
 from metastable.core.powered import without_rounding
@@ -107,8 +108,9 @@ def fit(
     dataset = data if isinstance(data, Dataset) else load_array(data)
     if labels is not None or given is not None:
         dataset = dataset.beside(labels=labels, given=given)
-    config = _trainer_config(trainer, steps, learning_rate, options)
     method = resolve_method(method)
+    _check_options(options, method)
+    config = _trainer_config(trainer, steps, learning_rate, options)
     if dataset.given is not None and not method.needs.startswith("given"):
         raise UnsupportedError(
             f"given: {method.name!r} does not look at contexts; use one that does, such as 'ranking-nce'"
@@ -225,13 +227,17 @@ def _trainer_config(
         options["optimiser"] = Adam(learning_rate)
     if steps is not None:
         options["steps"] = steps
-    known = {f.name for f in dataclasses.fields(TrainerConfig)}
-    for name in options:
-        if name not in known:
-            from metastable.core.errors import nearest
-
-            raise ConfigError(f"trainer.{name}", f"unknown setting{nearest(name, known)}")
     return dataclasses.replace(trainer or TrainerConfig(), **options)
+
+
+def _check_options(options: Mapping[str, Any], method: Method) -> None:
+    """What is neither the trainer's nor an argument of `fit` is refused; a method's setting is shown its place."""
+    known = {"learning_rate"} | {f.name for f in dataclasses.fields(TrainerConfig)}
+    for name in options.keys() - known:
+        if name in {f.name for f in dataclasses.fields(method)}:
+            table = f"{{'name': {method.name!r}, {name!r}: {options[name]!r}}}"
+            raise ConfigError(name, f"is a setting of the method: fit(…, method={table})")
+        raise ConfigError(f"trainer.{name}", f"unknown setting{nearest(name, known)}")
 
 
 def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method") -> Method:

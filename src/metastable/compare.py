@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metastable.api import fit, resolve_method
+from metastable.api import fit, resolve_method, training_rows
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
@@ -32,6 +32,7 @@ from metastable.report import write_report
 from metastable.run import Run, write_json
 from metastable.summary import exact_mode_weights
 from metastable.training.config import Schedule, TrainerConfig
+from metastable.training.engine import Engine
 from metastable.training.trainer import OnRow
 
 STEPS = 1500
@@ -221,6 +222,10 @@ def compare_methods(
         bar: progress of one training.
     """
     require_no_contexts(data)
+    for method in methods:
+        training_rows(
+            data, method, Engine("cpu")
+        )  # what one of them needs is asked for before the first is trained
     trainer = trainer_for(TrainerConfig(), None, None) if trainer is None else trainer
     folder, names = Path(out), [m.name for m in methods]
     found = Comparison(folder, data.name, _budget_words(trainer), names)

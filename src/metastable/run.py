@@ -298,7 +298,8 @@ class Run:
     def __str__(self) -> str:
         from metastable.evaluation.diagnosis import format_findings
 
-        lines = [f"{self.method}: {self.status} after {len(self.history)} lines, {self.seconds:.1f} s"]
+        steps = int(self.history[-1]["step"]) if self.history else 0
+        lines = [f"{self.method}: {self.status} after {steps} steps, {self.seconds:.1f} s"]
         if self.log_partition is not None:
             lines.append(str(self.log_partition))
         return "\n".join([*lines, format_findings(self.diagnosis)])

@@ -193,16 +193,13 @@ def _batch(context: Context, rows: Tensor) -> Any:
     return x if context.given is None else Pairs(x, context.given[rows])
 
 
-def _draw(method: Method, context: Context, state: Any) -> Tensor | None:
+def _draw(method: ChainMethod | Objective, context: Context, state: Any) -> Tensor | None:
     """Negatives of as many updates as it takes, of all sets that they have, equally weighted; None without any."""
     n, rounds = _at_once(context), []
     for _ in range(CHAINS // n):
-        drawn: Any = method.negatives(context, state, _batch(context, _rows(context, n)))[0]
-        if drawn is None:  # a classifier alone
-            return None
-        parts = [drawn] if isinstance(drawn, Negatives) else drawn
-        rounds += [_equal(part, n, context.rng) for part in parts]
-    return torch.cat(rounds)
+        made = method.negatives(context, state, _batch(context, _rows(context, n)))[0]
+        rounds += [_equal(part, n, context.rng) for part in method.drawn(made)]
+    return torch.cat(rounds) if rounds else None
 
 
 def _equal(negatives: Negatives, most: int, rng: torch.Generator) -> Tensor:

@@ -63,7 +63,9 @@ def test_one_table_with_a_row_for_each_method(compared):
         assert output.count(column) >= 1
     assert output.count(f"{DATA}, 4 steps each") == 1
     assert f"report: {out / 'report.html'}" in output
-    assert (out / "report.html").is_file()
+    page = (out / "report.html").read_text()
+    assert '<td class="truth">data</td>' in page  # whose shares they are; nobody knows the truth
+    assert "close to the data" in page
 
 
 def test_rows_hold_what_the_runs_say(compared):
@@ -130,6 +132,7 @@ def test_dry_run_writes_nothing(metastable, tmp_path):
         (["--methods", "cd,pdc"], "methods: unknown value 'pdc' (did you mean 'pcd'?)"),
         (["--methods", "cd,cd"], "each may be named once"),
         (["--methods", ","], "give at least one"),
+        (["--methods", "cd,jem"], "labels: 'jem' needs the class of each row"),
         (["--budget", "60"], "budget: must be a time above 0 such as 60s"),
         (["--budget", "-3s"], "budget: must be a time above 0"),
         (["--steps", "0"], "trainer.steps: must be an integer of at least 1, got 0"),

@@ -33,7 +33,7 @@ from metastable.methods import (
     Robust,
     ShortRun,
 )
-from metastable.methods.base import Negatives, contrast
+from metastable.methods.base import ChainMethod, Negatives, Objective, contrast
 from metastable.methods.conditional import ConditionalNCE
 from metastable.methods.interpolating import InterpolatingNCE
 from metastable.methods.ranking import ImplicitBC, RankingNCE
@@ -230,6 +230,20 @@ def update(method, context, state, rate=0.05):
     state, more = method.advance(context, state)
     context.step += 1
     return state, {**metrics, **more}
+
+
+WITH_CHAINS = {name: m for name, m in MEMBERS.items() if isinstance(m, (ChainMethod, Objective))}
+
+
+@pytest.mark.parametrize("method", WITH_CHAINS.values(), ids=WITH_CHAINS)
+def test_methods_with_chains_tell_their_samples(method, context):
+    context = with_companions(method, context)
+    negatives, _, _ = method.negatives(context, method.start(context), batch_of(method, context))
+    sets = method.drawn(negatives)
+    assert (len(sets) > 0) == (negatives is not None)
+    for drawn in sets:
+        assert isinstance(drawn, Negatives)
+        assert drawn.x.shape[1:] == context.data.shape[1:]
 
 
 @pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)

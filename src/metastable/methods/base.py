@@ -245,6 +245,10 @@ class ChainMethod(Method[State]):
         """The weighted negatives of this update."""
         raise NotImplementedError
 
+    def drawn(self, negatives: Any) -> tuple[Negatives, ...]:
+        """The sets of negatives in what `negatives` returned, for those who look at samples only."""
+        return (negatives,)
+
     def loss(
         self, context: Context, state: State, player: str, batch: Tensor, negatives: Any
     ) -> tuple[Tensor, Metrics]:
@@ -283,6 +287,10 @@ class Objective(Method[State]):
     def negatives(self, context: Context, state: State, batch: Any) -> tuple[Negatives, State, Metrics]:
         """The source's."""
         return self.source.negatives(self.sampled(context), state, batch)
+
+    def drawn(self, negatives: Any) -> tuple[Negatives, ...]:
+        """The sets of negatives in what `negatives` returned: one, unless the source or the loss has others."""
+        return self.source.drawn(negatives)
 
     def advance(self, context: Context, state: State) -> tuple[State, Metrics]:
         """The source's."""

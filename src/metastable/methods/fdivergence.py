@@ -208,6 +208,10 @@ class FDivergence(Objective[State]):
         x = torch.cat([batch, drawn.x])
         return Scored(drawn, x, context.energy(x)), state, metrics
 
+    def drawn(self, negatives: Scored) -> tuple[Negatives, ...]:
+        """Those that were scored."""
+        return super().drawn(negatives.drawn)
+
     def loss(
         self, context: Context, state: State, player: str, batch: Tensor, negatives: Any
     ) -> tuple[Tensor, Metrics]:

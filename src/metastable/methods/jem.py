@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from metastable.core.errors import InputError, require
 from metastable.core.types import Energy, LogPartition, Pairs, Proposal, Walkers
 
-from .base import ChainMethod, Context, Metrics, Objective
+from .base import ChainMethod, Context, Metrics, Negatives, Objective
 from .contrastive import PersistentCD
 from .fdivergence import FDivergence
 from .robust import Robust
@@ -127,6 +127,10 @@ class JEM(Objective[Any]):
         if self.generative == 0:
             return None, state, {}
         return self.source.negatives(context, state, batch.x)
+
+    def drawn(self, negatives: Any) -> tuple[Negatives, ...]:
+        """The source's; a classifier alone has none."""
+        return () if negatives is None else self.source.drawn(negatives)
 
     def loss(
         self, context: Context, state: Any, player: str, batch: Pairs, negatives: Any

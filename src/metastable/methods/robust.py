@@ -373,6 +373,10 @@ class Robust(Objective[States]):
         drawn = tuple(negatives for negatives, _, _ in made)
         return drawn, tuple(own for _, own, _ in made), mean_metrics([metrics for _, _, metrics in made])
 
+    def drawn(self, negatives: Any) -> tuple[Negatives, ...]:
+        """One set for each β."""
+        return tuple(part for own in negatives for part in self.source.drawn(own))
+
     def loss(
         self, context: Context, state: States, player: str, batch: Tensor, negatives: Any
     ) -> tuple[Tensor, Metrics]:

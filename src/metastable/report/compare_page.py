@@ -137,7 +137,8 @@ def method_table(comparison: Comparison, links_from: Path) -> Html:
     for i, row in enumerate(comparison.rows):
         cells = [_method_cell(comparison, i, links_from)]
         rows.append(cells + [_value_cell(c, row, i in best[c]) for c in named])
-    legend = "Bold on green: best of the column. ↓ low is good, ↑ high is good, → close to the truth."
+    near = reference(comparison)
+    legend = f"Bold on green: best of the column. ↓ low is good, ↑ high is good, → close to the {near}."
     head = ["method", *(_head(c, comparison) for c in named)]
     return join([table(head, rows, class_="numbers methods"), tag("p", legend, class_="caption")])
 
@@ -149,7 +150,12 @@ def _head(column: str, comparison: Comparison) -> str:
 
 def _truth_row(comparison: Comparison, named: Sequence[str]) -> list[Html]:
     cells = [_value_cell(c, {c: true_value(c, comparison)}, False, "truth") for c in named]
-    return [tag("td", "truth", class_="truth"), *cells]
+    return [tag("td", reference(comparison), class_="truth"), *cells]
+
+
+def reference(comparison: Comparison) -> str:
+    """What methods are held against: shares of modes are the data's, where nothing exact stands beside them."""
+    return "truth" if set(comparison.truth) - set(_MODE_KEYS) else "data"
 
 
 def _method_cell(comparison: Comparison, i: int, links_from: Path) -> Html:
@@ -247,7 +253,7 @@ def modes(comparison: Comparison) -> Html:
     if not runs:
         return Html()
     truth = next((numbers_of(comparison.truth.get(k)) for k in _MODE_KEYS if k in comparison.truth), [])
-    name, target = ("truth", truth) if truth else ("data", runs[0][2].get("data", []))
+    name, target = (reference(comparison), truth) if truth else ("data", runs[0][2].get("data", []))
     found = [plots.Weights(n, m["samples"], line_look(i)["color"], m.get("std_error")) for i, n, m in runs]
     drawing = plots.mode_weights("modes", target, INK, found, width=7.5)
     keys = [key(name, INK, "block")] if target else []

@@ -76,6 +76,14 @@ def read_results(root: Path = ROOT) -> list[Result]:
     return sorted(found, key=lambda r: (r.name, _rank(r.scale)))
 
 
+def by_name(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Those of each experiment, in the order of scales."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.name, []).append(result)
+    return found
+
+
 def _rank(scale: str) -> int:
     return SCALES.index(scale) if scale in SCALES else len(SCALES)
 
@@ -97,8 +105,7 @@ def summary(results: list[Result]) -> str:
     if not results:
         return "*No results are stored yet; `metastable reproduce --list` names the experiments.*"
     rows = []
-    for name in dict.fromkeys(r.name for r in results):
-        own = [r for r in results if r.name == name]  # in the order of scales
+    for name, own in by_name(results).items():
         scales, met = ("<br>".join(lines) for lines in ([r.scale for r in own], map(_met, own)))
         rows.append([name, scales, met, _first_numbers(own[-1])])
     return _markdown(["experiment", "scale", "as required", "first numbers"], rows)
@@ -126,7 +133,7 @@ def experiment(name: str, path: Path, results: list[Result], less: Sequence[str]
 
     `less` may hold `required`, for the numbers with a requirement only, and the names of the pictures to show.
     """
-    own = [r for r in results if r.name == name]
+    own = by_name(results).get(name)
     if not own:
         return f"*Not run yet: `metastable reproduce {name}` makes these numbers.*"
     head = ["number", "ours", "required", "paper", "holds"]
@@ -219,10 +226,7 @@ def stale(root: Path = ROOT) -> list[Path]:
 
 
 def _wanted_pictures(results: list[Result]) -> dict[str, Path]:
-    names = {r.name for r in results}
-    return {
-        copied: p for n in names for copied, p in pictures_of([r for r in results if r.name == n]).items()
-    }
+    return {copied: p for own in by_name(results).values() for copied, p in pictures_of(own).items()}
 
 
 def _same(a: Path, b: Path) -> bool:

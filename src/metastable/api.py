@@ -170,9 +170,16 @@ def fit(
 
 def training_rows(dataset: Dataset, method: Method, engine: Engine) -> Tensor | Pairs:
     """The rows as the method needs them: alone, or with their labels or contexts."""
-    x = engine.place(dataset.x)
-    if not method.needs or (method.needs == "given?" and dataset.given is None):
+    x, beside = engine.place(dataset.x), needed_beside(dataset, method)
+    if beside is None:
         return x
+    return Pairs(x, beside.to(x.device) if method.needs == "labels" else engine.place(beside))
+
+
+def needed_beside(dataset: Dataset, method: Method) -> Tensor | None:
+    """The labels or contexts that the method needs, which the rows must have; None where it needs neither."""
+    if not method.needs or (method.needs == "given?" and dataset.given is None):
+        return None
     beside = dataset.labels if method.needs == "labels" else dataset.given
     if beside is None:
         name, what = ("labels", "class") if method.needs == "labels" else ("given", "context")
@@ -183,7 +190,7 @@ def training_rows(dataset: Dataset, method: Method, engine: Engine) -> Tensor | 
             f"{method.needs}: {method.name!r} needs the {what} of each row, and {dataset.name} {none}; fit with "
             f"{name}=…, or give an .npz file with an array {name!r} of {kind} beside the rows"
         )
-    return Pairs(x, beside.to(x.device) if method.needs == "labels" else engine.place(beside))
+    return beside
 
 
 def _beside(rows: Tensor | Pairs, dataset: Dataset) -> dict[str, Any]:
@@ -397,16 +404,15 @@ def _write_failure(
 
 def _keep_last_good(folder: Path, seed: int, trainer: Trainer, method: Method) -> str:
     """Histograms of negatives at the newest good checkpoint for the report; in words, why there are none."""
+    keep_histograms(folder, None, 0)  # none of an earlier training in the same folder
     try:
         with trainer.looking_back() as found:
             if found is None:
-                keep_histograms(folder, None, 0)
                 return f"They are drawn from a checkpoint, and {folder / 'checkpoints'} holds none."
             context, state = found
             keep_histograms(folder, step_check(Chains(method, context, state), seed=seed), context.step)
             return ""
     except CheckpointError as error:  # of which the divergence must not be lost
-        keep_histograms(folder, None, 0)
         return f"No checkpoint can be read: {error}"
 
 

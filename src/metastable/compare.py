@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metastable.api import fit, resolve_method, training_rows
+from metastable.api import fit, needed_beside, resolve_method
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
@@ -32,7 +32,6 @@ from metastable.report import write_report
 from metastable.run import Run, write_json
 from metastable.summary import exact_mode_weights
 from metastable.training.config import Schedule, TrainerConfig
-from metastable.training.engine import Engine
 from metastable.training.trainer import OnRow
 
 STEPS = 1500
@@ -222,10 +221,8 @@ def compare_methods(
         bar: progress of one training.
     """
     require_no_contexts(data)
-    for method in methods:
-        training_rows(
-            data, method, Engine("cpu")
-        )  # what one of them needs is asked for before the first is trained
+    for method in methods:  # what one of them needs is asked for before the first is trained
+        needed_beside(data, method)
     trainer = trainer_for(TrainerConfig(), None, None) if trainer is None else trainer
     folder, names = Path(out), [m.name for m in methods]
     found = Comparison(folder, data.name, _budget_words(trainer), names)
@@ -336,7 +333,7 @@ def scores(run: Run, train: Tensor) -> dict[str, Any]:
         "log_z": None if z is None else z.value,
         "log_z_se": None if z is None else z.std_error,
         "log_z_exact": _exact_log_z(run, train) if exact else None,
-        "steps": int(run.history[-1]["step"]) if run.history else 0,
+        "steps": run.steps,
         "evaluations": int(run.history[-1]["evaluations"]) if run.history else 0,
         "seconds": run.seconds,
         "diagnosis": main_finding(run),

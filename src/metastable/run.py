@@ -63,6 +63,11 @@ class Run:
     power: float = 1.0
 
     @property
+    def steps(self) -> int:
+        """Updates at the last line of the log."""
+        return int(self.history[-1]["step"]) if self.history else 0
+
+    @property
     def learned_energy(self) -> Any:
         """P·E, whose exp(−P·E)/Z is the density that was learned: `energy` itself where P is 1."""
         return powered(self.energy, self.power)
@@ -282,7 +287,7 @@ class Run:
         return {
             "status": self.status,
             "message": "",
-            "steps": int(self.history[-1]["step"]) if self.history else 0,
+            "steps": self.steps,
             "seconds": self.seconds,
             "event_shape": list(self.event_shape),
             "method": self.method,
@@ -298,8 +303,7 @@ class Run:
     def __str__(self) -> str:
         from metastable.evaluation.diagnosis import format_findings
 
-        steps = int(self.history[-1]["step"]) if self.history else 0
-        lines = [f"{self.method}: {self.status} after {steps} steps, {self.seconds:.1f} s"]
+        lines = [f"{self.method}: {self.status} after {self.steps} steps, {self.seconds:.1f} s"]
         if self.log_partition is not None:
             lines.append(str(self.log_partition))
         return "\n".join([*lines, format_findings(self.diagnosis)])

@@ -27,7 +27,7 @@ from metastable.training.engine import Engine
 from metastable.training.trainer import Trainer
 
 from .memory import peak_of, returned_by
-from .timing import Timings, by_turns, machine, on_cores, pooled
+from .timing import Timings, by_turns, machine, on_cores, pooled, rotated
 
 PAPER = 36 / 34
 """Hours that the paper's CIFAR-10 training took: its method over PCD."""
@@ -177,9 +177,7 @@ def _beta_rows(
     """
     methods, parts = plain_and_robust(walkers), []
     for build in range(BUILDS):
-        names = list(methods)
-        names = names[build % 3 :] + names[: build % 3]
-        trainers = {label: make(methods[label]) for label in names}
+        trainers = {label: make(methods[label]) for label in rotated(methods, build)}
         for training in trainers.values():
             _advance(training, math.ceil(warmup / 4))
         cases = {label: lambda t=training: _advance(t, 1) for label, training in trainers.items()}
@@ -284,9 +282,8 @@ def time_contrast(
         for _ in range(warmup):
             update()
         cases = {"ours": lambda: _advance(training, 1), "hand": update}
-        times = by_turns(
-            cases, 2 * rounds * updates
-        )  # the limit is near: an update is short, and its time spreads
+        # the limit is near: an update is short, and its time spreads
+        times = by_turns(cases, 2 * rounds * updates)
     return {
         "ratio": times.ratio("ours", "hand"),
         "ours_ms": 1e3 * times.median("ours"),

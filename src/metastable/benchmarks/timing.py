@@ -50,14 +50,24 @@ def pooled(parts: Iterable[Timings]) -> Timings:
     return Timings({name: [s for part in parts for s in part.seconds[name]] for name in parts[0].seconds})
 
 
+def rotated(names: Iterable[str], by: int) -> list[str]:
+    """The same names, another one first.
+
+    >>> rotated("abc", 1), rotated("abc", 3)
+    (['b', 'c', 'a'], ['a', 'b', 'c'])
+    """
+    names = list(names)
+    first = by % len(names)
+    return names[first:] + names[:first]
+
+
 def by_turns(cases: Mapping[str, Callable[[], Any]], rounds: int) -> Timings:
     """Time every case `rounds` times; warming up is the caller's business."""
     require_count("rounds", rounds)
     names = list(cases)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
-        first = turn // 2 % len(cases)
-        order = names[first:] + names[:first]
+        order = rotated(names, turn // 2)
         for name in order if turn % 2 == 0 else order[::-1]:
             began = time.perf_counter()
             cases[name]()

@@ -72,8 +72,7 @@ def evaluate(
     if hasattr(found.energy, "logits") and judged is None:
         say(f"not judged as a classifier: {dataset.unlabelled or 'the data have no labels'}")
     say_classifier(judged)
-    step = int(found.history[-1]["step"]) if found.history else 0
-    write(target, {"run": str(run), "step": step, "data": name, **result}, judged)
+    write(target, {"run": str(run), "step": found.steps, "data": name, **result}, judged)
     if target == run / "evaluation.json":
         look_at_negatives(found, data, seed)
     write_figures(run, target, judged)

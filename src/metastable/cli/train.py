@@ -155,8 +155,7 @@ def print_run(run: Run) -> None:
 
     from .console import clock, console, plus_minus, say, table
 
-    steps = int(run.history[-1]["step"]) if run.history else 0
-    say(f"{run.method}: {run.status} after {steps} steps, {clock(run.seconds)}")
+    say(f"{run.method}: {run.status} after {run.steps} steps, {clock(run.seconds)}")
     if run.log_partition is not None:
         say(str(run.log_partition))
     scores = run.scores

@@ -71,6 +71,11 @@ def events(batch: Tensor | Pairs) -> Tensor:
     return batch.x if isinstance(batch, Pairs) else batch
 
 
+def precise(values: Tensor) -> Tensor:
+    """At least float32, for what is made of energies or logits: weights, means, small differences of large ones."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
 class Bound:
     """E(· | given) as a plain energy over rows, K of them for each of B contexts, in the contexts' order.
 

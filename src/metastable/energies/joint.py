@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, EnergyError, InputError, require_count, require_positive
 from metastable.core.labels import integers, within
-from metastable.core.types import Bound, bind
+from metastable.core.types import Bound, bind, precise
 
 OUTPUT_SCALE = 20_000.0
 """o of the paper's runs."""
@@ -70,7 +70,7 @@ class JointEnergy(nn.Module):
         """h(x), `(B, C)`, in single precision at least: o times a rounding error of bfloat16 is no energy."""
         h = self.network(x)
         _check_logits(h, len(x), self.classes)
-        return h.float() if h.dtype in (torch.bfloat16, torch.float16) else h
+        return precise(h)
 
     def marginal(self, logits: Tensor) -> Tensor:
         """E(x) = −o·log Σ_y e^{h(x)[y]} from the logits, `(B, C)` to `(B,)`."""

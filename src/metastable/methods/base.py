@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, require
-from metastable.core.types import Energy, LogPartition, Proposal, Walkers
+from metastable.core.types import Energy, LogPartition, Proposal, Walkers, precise
 from metastable.kernels import ULA, Kernel
 
 Metrics = dict[str, Tensor]
@@ -331,11 +331,6 @@ def contrast(
     if energy_l2:
         loss = loss + energy_l2 * (E_data.square().mean() + E_model.square().mean())
     return loss, gap_metrics(mean_data, mean_model)
-
-
-def precise(E: Tensor) -> Tensor:
-    """At least float32, for what is made of energies: weights, means, and small differences of large ones."""
-    return E.float() if E.dtype in (torch.bfloat16, torch.float16) else E
 
 
 def gap_metrics(mean_data: Tensor, mean_model: Tensor) -> Metrics:

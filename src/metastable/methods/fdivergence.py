@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require, require_choice, require_count, require_positive
 from metastable.core.random import uniform_rows
-from metastable.core.types import Proposal
+from metastable.core.types import Proposal, precise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics
 from .contrastive import PersistentCD
@@ -117,8 +117,7 @@ class LogRatio(nn.Module):
         H = self.network(x)
         if self.first is not None:
             H = H + self.first(x)
-        exponent = H + E if self.with_energy else H
-        return exponent.float() if exponent.dtype in (torch.bfloat16, torch.float16) else exponent
+        return precise(H + E if self.with_energy else H)
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,18 @@ from torch.nn.functional import logsigmoid
 
 from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
 from metastable.core.parts import in_parts
-from metastable.core.types import Energy, EnergyGrad, LogPartition, Walkers, energy_and_grad, is_discrete
+from metastable.core.types import (
+    Energy,
+    EnergyGrad,
+    LogPartition,
+    Walkers,
+    energy_and_grad,
+    is_discrete,
+    precise,
+)
 from metastable.core.weights import ess_fraction, log_mean_exp
 
-from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics, precise, without_log_z
+from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics, without_log_z
 from .contrastive import ExactDraws, ShortRun
 from .mixed import Mixed, States, load_each, mean_metrics, save_each
 

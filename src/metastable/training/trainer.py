@@ -345,19 +345,24 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         tree: Any = checkpoint.state
-        for name, module in self.players.items():
-            _load_weights(module, checkpoint.weights[name], name)
+        self.state = self._reload(checkpoint)
         if self.ema is not None:
             self.ema.load_state_dict(dict(checkpoint.weights["ema"]))
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(tree["optimisers"][name])
             self.schedules[name].load_state_dict(tree["schedules"][name])
-        self.state = self.method.load(on_device(tree["method"], self.engine.device))
         self.context.rng.set_state(tree["rng"])
         self.context.step = checkpoint.step
         self.gather.load(on_device(tree["gather"], self.engine.device))
         self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
         self.evaluations = tree["evaluations"]
+
+    def _reload(self, checkpoint: Checkpoint) -> Any:
+        """The players as they were then; returns the method's state."""
+        for name, module in self.players.items():
+            _load_weights(module, checkpoint.weights[name], name)
+        tree: Any = checkpoint.state
+        return self.method.load(on_device(tree["method"], self.engine.device))
 
     @contextmanager
     def looking_back(self) -> Iterator[tuple[Any, Any] | None]:
@@ -371,10 +376,7 @@ class Trainer:
             return
         left = {name: copy.deepcopy(module.state_dict()) for name, module in self.players.items()}
         try:
-            for name, module in self.players.items():
-                _load_weights(module, checkpoint.weights[name], name)
-            tree: Any = checkpoint.state
-            state = self.method.load(on_device(tree["method"], self.engine.device))
+            state = self._reload(checkpoint)
             yield replace(self.context, step=checkpoint.step), state
         finally:
             for name, module in self.players.items():

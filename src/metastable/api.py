@@ -14,17 +14,14 @@ from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.conditional_summary import evaluate_conditional
-from metastable.core.configure import build_tagged, describe
+from metastable.core.configure import build_tagged
 from metastable.core.errors import (
     CheckpointError,
-    ConfigError,
     DivergenceError,
     InputError,
     UnsupportedError,
-    nearest,
     require_count,
 )
-from metastable.core.powered import without_rounding
 from metastable.core.random import derive, generator
 from metastable.core.types import (
     Bound,
@@ -37,20 +34,34 @@ from metastable.core.types import (
     events,
     is_discrete,
 )
+from metastable.core.units import Coordinates
 from metastable.data import Dataset, load_array
-from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
-from metastable.energies.build import ENERGIES, default_config
-from metastable.energies.joint import JointEnergy, as_joint
+from metastable.data.columns import dequantised
+from metastable.energies import check_energy
+from metastable.energies.build import ENERGIES
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
-from metastable.kernels import KERNELS, MALA, ULA, Gibbs, Kernel, run_chain, warm_up
-from metastable.methods import METHODS, Context, Method
+from metastable.kernels import MALA, ULA, Gibbs, Kernel, run_chain, warm_up
+from metastable.methods import Context, Method
 from metastable.methods.jarzynski import fixed_parameters
-from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
+from metastable.plan import (
+    Plan,
+    built,
+    check_options,
+    make_plan,
+    noise_around,
+    players_of,
+    power_of,
+    reloaded,
+    resolve_method,
+    trainer_config,
+    training_rows,
+)
+from metastable.proposals import Signs
 from metastable.run import Run, read_config, read_history, require_run_folder, write_json
 from metastable.step_check import Chains, step_check
-from metastable.summary import evaluate_run, keep_histograms, load_summary
+from metastable.summary import evaluate_run, keep_histograms, load_summary, toy_within
 from metastable.training.checkpoints import CheckpointStore, on_device
-from metastable.training.config import Adam, TrainerConfig
+from metastable.training.config import TrainerConfig
 from metastable.training.engine import Engine
 from metastable.training.trainer import OnRow, Outcome, Trainer
 
@@ -70,6 +81,9 @@ def fit(
     given: Any = None,
     held_out: float = 0.0,
     learning_rate: float | None = None,
+    units: str = "auto",
+    dequantise: bool = False,
+    reference: str | None = None,
     trainer: TrainerConfig | None = None,
     evaluate: bool = True,
     progress: bool | OnRow = False,
@@ -85,14 +99,22 @@ def fit(
             default output scale 20,000, and the classifier its `.network`.
         data: an array or tensor `(n, *event)`, a file, or `toy:NAME`.
         method: a method (`ms.methods.Jarzynski(...)`) or its name.
-        steps: updates, 2000 by default.
+        steps: updates; by default as many as rows and columns ask for, 2000 at most.
         seed: of every random number.
         out: a folder for metrics, checkpoints, samples and the report; None keeps the run in memory.
         resume: go on from the newest good checkpoint in `out`, if there is one.
         labels: the class of each row, integers `(n,)`, for a method that needs it (`jem`).
         given: the context of each row, `(n, *context)`, for conditional energies E(x | given).
-        held_out: share of the rows kept from training, on which scores are then computed.
-        learning_rate: of the default optimiser, Adam.
+        held_out: share of the rows kept from training, on which scores are then computed. Where the method knows
+            log Z while it trains, training ends when their likelihood no longer grows, and the best is kept.
+        learning_rate: of the default optimiser, Adam, held constant; by default what rows and columns ask for,
+            falling to zero along a cosine.
+        units: what training measures events in: `none`, the data's own units; `scale`, every column in its
+            standard deviation; `whiten`, correlations undone as well; `auto` whitens vectors and leaves images
+            alone. Samples, densities and log Z come back in the data's units. An energy of your own still sees
+            those: only its chains move in the others, so that a step size means the same for every data set.
+        dequantise: spread columns of few values, such as codes, evenly between the midpoints to their neighbours.
+        reference: `gaussian` puts the energy on a Gaussian fitted to the data, so that exp(−E) has an integral.
         trainer: all training settings at once, instead of `options`.
         evaluate: compute scores, samples and the diagnosis when training ends.
         progress: show a progress bar, or call this with each row of metrics.
@@ -108,262 +130,66 @@ def fit(
     dataset = data if isinstance(data, Dataset) else load_array(data)
     if labels is not None or given is not None:
         dataset = dataset.beside(labels=labels, given=given)
+    if dequantise:
+        dataset = dequantised(dataset, seed)
     method = resolve_method(method)
-    _check_options(options, method)
-    config = _trainer_config(trainer, steps, learning_rate, options)
-    if dataset.given is not None and not method.needs.startswith("given"):
-        raise UnsupportedError(
-            f"given: {method.name!r} does not look at contexts; use one that does, such as 'ranking-nce'"
-        )
-    engine = Engine(config.device, config.precision)
-    train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
-    rows = training_rows(train, method, engine)
-    x = events(rows)
-    module, energy_settings = _resolve_energy(energy, rows, seed, method, dataset)
-    if isinstance(module, nn.Module):
-        engine.place_module(module)
-    _check_energy(module, method, rows)
-    _check_discrete(module, method)
+    check_options(options, method)
+    config = trainer_config(trainer, steps, learning_rate, options)
+    plan = make_plan(
+        energy, dataset, method, config, seed=seed, held_out=held_out, units=units, reference=reference
+    )
+    settings = plan.settings(__version__) | ({"dequantise": True} if dequantise else {})
     folder = None if out is None else Path(out)
-    settings = {
-        "version": __version__,
-        "seed": seed,
-        "held_out": held_out,
-        "event_shape": list(dataset.event_shape),
-        **_beside(rows, dataset),
-        "data": {"source": dataset.name, "rows": len(dataset), "sha256": dataset.digest},
-        "energy": energy_settings,
-        "method": describe(method),
-        "trainer": describe(config) | {"device": str(engine.device)},
-    }
     if folder is not None:
         _open_folder(folder, settings, resume)
-    noise = _noise(module, x)
-    trainer_ = Trainer(
-        module,
-        _players(module, method, rows, noise, seed, engine),
-        rows,
-        method,
-        config,
-        noise=noise,
-        engine=engine,
-        make_context=Context,
-        seed=seed,
-        folder=folder,
-    )
-    with _shown(progress, config.steps, method.name) as on_row:
+    trainer_ = _trainer(plan, folder)
+    with _shown(progress, trainer_.config.steps, method.name) as on_row:
         trainer_.on_row = on_row
         try:
             outcome = trainer_.run(resume)
         except DivergenceError as error:
             if folder is not None:
-                _write_failure(folder, settings, trainer_, method, error)
+                _write_failure(folder, settings, trainer_, plan, error)
             raise
     run = _run_of(trainer_.players, method, outcome, settings, folder)
-    if evaluate and run.conditional:
-        evaluate_conditional(run, rows, training_rows(validation, method, engine), seed=seed)  # pyright: ignore
-    elif evaluate:
-        chains = Chains(method, trainer_.context, trainer_.state)
-        evaluate_run(run, x, engine.place(validation.x), dataset.toy, seed=seed, chains=chains)
-    return run
+    return _judged(run, plan, trainer_) if evaluate else run.outward(plan.coordinates)
 
 
-def training_rows(dataset: Dataset, method: Method, engine: Engine) -> Tensor | Pairs:
-    """The rows as the method needs them: alone, or with their labels or contexts."""
-    x, beside = engine.place(dataset.x), needed_beside(dataset, method)
-    if beside is None:
-        return x
-    return Pairs(x, beside.to(x.device) if method.needs == "labels" else engine.place(beside))
-
-
-def needed_beside(dataset: Dataset, method: Method) -> Tensor | None:
-    """The labels or contexts that the method needs, which the rows must have; None where it needs neither."""
-    if not method.needs or (method.needs == "given?" and dataset.given is None):
-        return None
-    beside = dataset.labels if method.needs == "labels" else dataset.given
-    if beside is None:
-        name, what = ("labels", "class") if method.needs == "labels" else ("given", "context")
-        kind = "integers" if name == "labels" else "numbers"
-        why = dataset.unlabelled if name == "labels" else ""
-        none = f"holds an array that was not taken ({why})" if why else "has none"
-        raise InputError(
-            f"{method.needs}: {method.name!r} needs the {what} of each row, and {dataset.name} {none}; fit with "
-            f"{name}=…, or give an .npz file with an array {name!r} of {kind} beside the rows"
-        )
-    return beside
-
-
-def _beside(rows: Tensor | Pairs, dataset: Dataset) -> dict[str, Any]:
-    """What a run's settings keep of labels or contexts, so that its modules can be built again."""
-    if not isinstance(rows, Pairs):
-        return {}
-    if not rows.given.is_floating_point():
-        return {"classes": _classes(dataset)}
-    return {"context_shape": list(rows.given.shape[1:])}
-
-
-def _classes(dataset: Dataset) -> int:
-    """One more than the largest label of all rows: those of a rare class may all be held out."""
-    assert dataset.labels is not None
-    return int(dataset.labels.max()) + 1
-
-
-def with_classes(config: Any, method: Method, dataset: Dataset) -> Any:
-    """The settings of an energy, with the number of classes where they leave it to the labels."""
-    if method.needs != "labels" or getattr(config, "classes", 0) is not None:
-        return config
-    return dataclasses.replace(config, classes=max(_classes(dataset), 2))
-
-
-def _check_energy(energy: Any, method: Method, rows: Tensor | Pairs) -> None:
-    """One value per row, finite, differentiable; given its context where the method has those."""
-    if isinstance(energy, AsEnergy):
-        energy.check(rows)
-    elif isinstance(rows, Pairs) and method.needs != "labels":
-        check_conditional(energy, rows)
-    else:
-        check_energy(energy, events(rows))
-
-
-def _trainer_config(
-    trainer: TrainerConfig | None, steps: int | None, learning_rate: float | None, options: dict[str, Any]
-) -> TrainerConfig:
-    if learning_rate is not None:
-        if "optimiser" in options:
-            raise ConfigError("learning_rate", "give either learning_rate or optimiser, not both")
-        options["optimiser"] = Adam(learning_rate)
-    if steps is not None:
-        options["steps"] = steps
-    return dataclasses.replace(trainer or TrainerConfig(), **options)
-
-
-def _check_options(options: Mapping[str, Any], method: Method) -> None:
-    """What is neither the trainer's nor an argument of `fit` is refused; a method's setting is shown its place."""
-    known = {"learning_rate"} | {f.name for f in dataclasses.fields(TrainerConfig)}
-    for name in options.keys() - known:
-        if name in {f.name for f in dataclasses.fields(method)}:
-            table = f"{{'name': {method.name!r}, {name!r}: {options[name]!r}}}"
-            raise ConfigError(name, f"is a setting of the method: fit(…, method={table})")
-        raise ConfigError(f"trainer.{name}", f"unknown setting{nearest(name, known)}")
-
-
-def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method") -> Method:
-    """A method from itself, its name, or a mapping with a `name` and settings."""
-    if isinstance(method, Method):
-        return method
-    if isinstance(method, type) and issubclass(method, Method):
-        return method()
-    if isinstance(method, Mapping):
-        method = {k: _resolve_part(k, _on_default(method, k, v), path) for k, v in method.items()}
-    return build_tagged(METHODS, method, path)
-
-
-def _on_default(method: Mapping[str, Any], key: str, value: Any) -> Any:
-    """A table without a name changes settings of the part that the method has by default."""
-    kind = METHODS.get(method.get("name", ""))
-    if kind is None or not isinstance(value, Mapping) or "name" in value:
-        return value
-    default = next(
-        (f.default_factory for f in dataclasses.fields(kind) if f.name == key), dataclasses.MISSING
+def _trainer(plan: Plan, folder: Path | None) -> Trainer:
+    held = None if plan.validation is plan.train else plan.validation_rows()
+    return Trainer(
+        plan.energy,
+        players_of(plan),
+        plan.rows,
+        plan.method,
+        plan.trainer,
+        noise=plan.noise,
+        engine=plan.engine,
+        make_context=Context,
+        seed=plan.seed,
+        folder=folder,
+        held_out=held,
+        coordinates=plan.coordinates,
+        power=plan.power,
     )
-    return value if default is dataclasses.MISSING else _changed(describe(default()), value)
 
 
-def _changed(settings: Any, changes: Mapping[str, Any]) -> Any:
-    """`settings` with `changes`, in which tables without a name are changes of their own."""
-    if not isinstance(settings, Mapping):
-        return changes
-    within = (k for k, v in changes.items() if isinstance(v, Mapping) and "name" not in v)
-    return {**settings, **changes, **{k: _changed(settings.get(k), changes[k]) for k in within}}
-
-
-def _resolve_part(key: str, value: Any, path: str) -> Any:
-    """A kernel, or the method that negatives come from, given by name or as a table."""
-    if value is None or isinstance(value, (Kernel, Method)):
-        return value
-    if key == "kernel":
-        return build_tagged(KERNELS, value, f"{path}.kernel")
-    if key == "sources" and isinstance(value, (list, tuple)):
-        return tuple(resolve_method(v, f"{path}.sources.{i}") for i, v in enumerate(value))
-    return resolve_method(value, f"{path}.source") if key == "source" else value
-
-
-def _resolve_energy(
-    energy: Any, rows: Tensor | Pairs, seed: int, method: Method, dataset: Dataset
-) -> tuple[Any, Any]:
-    """The energy, and its description: settings for a built-in one, a name for any other."""
-    if energy is None:
-        config = default_config(tuple(events(rows).shape[1:]), _kind(rows), method.timed)
-    elif isinstance(energy, (str, Mapping)):
-        config = build_tagged(ENERGIES, energy, "energy")
-    elif dataclasses.is_dataclass(energy) and hasattr(energy, "build"):
-        config = energy
-    else:
-        module = _own_energy(energy, rows, method)
-        return module, {"name": "custom", "class": type(energy).__qualname__} | _wrapping(module, energy)
-    return built(with_classes(config, method, dataset), rows, seed), describe(config)
-
-
-def _own_energy(energy: Any, rows: Tensor | Pairs, method: Method) -> Any:
-    """An energy of the user's own: a density or, where the method needs labels, a classifier is made one."""
-    return as_joint(energy, events(rows)) if method.needs == "labels" else as_energy(energy)
-
-
-def _reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:
-    """What `load_run` was handed, made an energy as it was for training: a classifier of the same output scale."""
-    kept = config["energy"].get("joint")
-    if kept and not hasattr(energy, "logits"):
-        return JointEnergy(energy, event_shape=tuple(config["event_shape"]), **kept)
-    return energy if method.needs == "labels" else as_energy(energy)
-
-
-def _wrapping(module: Any, energy: Any) -> dict[str, Any]:
-    """What a run's settings keep of a classifier that was made an energy."""
-    if module is energy or not isinstance(module, JointEnergy):
-        return {}
-    return {"joint": {"output_scale": module.output_scale, "classes": module.classes}}
-
-
-def built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:
-    """The energy of these settings; those that are `paired` also look at labels or contexts."""
-    return config.build(rows if getattr(config, "paired", False) else events(rows), seed)
-
-
-def _kind(rows: Tensor | Pairs) -> str:
-    if not isinstance(rows, Pairs):
-        return ""
-    return "given" if rows.given.is_floating_point() else "labels"
-
-
-def _noise(energy: Any, x: Tensor) -> Gaussian | Signs:
-    """Noise around the data: Gaussian, or independent units with the data's means for a discrete energy."""
-    return fit_signs(x) if is_discrete(energy) else fit_gaussian(x)
-
-
-def _check_discrete(energy: Any, method: Method) -> None:
-    """Refuse a method that would leave the states of a discrete energy."""
-    if not is_discrete(energy) or is_discrete(method):
-        return
-    kernel = getattr(getattr(method, "source", method), "moves", None)
-    if kernel is None or not kernel.discrete:
-        kind = "works on" if kernel is None else f"with kernel {kernel.name!r} moves in"
-        raise UnsupportedError(
-            f"method: {method.name!r} {kind} continuous space, but the energy is over units coded −1 and +1; use "
-            "cd, pcd or jarzynski with kernel=ms.kernels.Gibbs() (method.kernel=gibbs)"
-        )
-
-
-def _players(
-    energy: Any, method: Method, rows: Tensor | Pairs, noise: Proposal, seed: int, engine: Engine
-) -> dict[str, nn.Module]:
-    """The energy, and the modules that the method brings."""
-    if not isinstance(energy, nn.Module):
-        raise InputError(
-            "energy: to be trained it must be an nn.Module with parameters; a plain function can be sampled "
-            "(ms.sample) and normalised (ms.log_partition)"
-        )
-    companions = method.companions(energy, rows, noise, derive(seed, "companions"))
-    return {"energy": energy} | {name: engine.place_module(m) for name, m in companions.items()}
+def _judged(run: Run, plan: Plan, trainer: Trainer) -> Run:
+    """What the run is worth, found in the units of training and told in the data's own."""
+    held = plan.validation_rows()
+    if run.conditional:
+        return evaluate_conditional(run, plan.rows, held, seed=plan.seed, coordinates=plan.coordinates)  # pyright: ignore
+    chains = Chains(plan.method, trainer.context, trainer.state)
+    toy = None if plan.dataset.toy is None else toy_within(plan.dataset.toy, plan.coordinates)
+    return evaluate_run(
+        run,
+        events(plan.rows),
+        events(held),
+        toy,
+        seed=plan.seed,
+        chains=chains,
+        coordinates=plan.coordinates,
+    )
 
 
 def _open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
@@ -373,8 +199,8 @@ def _open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
         if not resume:
             raise InputError(f"out: {folder} already holds a run; give --resume to go on, or another folder")
         before = read_config(folder)
-        for key in ("seed", "data", "method", "energy", "held_out"):
-            if before.get(key) != settings[key]:
+        for key in ("seed", "data", "method", "energy", "held_out", "units"):
+            if before.get(key, "none" if key == "units" else None) != settings[key]:
                 raise InputError(
                     f"resume: {key} differs from the run in {folder}: it was {before.get(key)!r}, "
                     f"now {settings[key]!r}"
@@ -386,23 +212,24 @@ def _open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
 
 
 def _write_failure(
-    folder: Path, settings: dict[str, Any], trainer: Trainer, method: Method, error: DivergenceError
+    folder: Path, settings: dict[str, Any], trainer: Trainer, plan: Plan, error: DivergenceError
 ) -> None:
     """A run that diverged still gets a summary, a diagnosis from what it logged, and a look at its negatives."""
     from metastable.evaluation.diagnosis import Facts, diagnose
     from metastable.report import write_report
 
+    method = plan.method
     run = Run(trainer.energy, method.name, trainer.recorder.history, None, None, config=settings)
     run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
-    run.power = _power(method, trainer.context.step)
+    run.power = power_of(method, trainer.context.step)
     o = getattr(run.learned_energy, "output_scale", None)
     run.diagnosis = diagnose(run.history, Facts(method=method.name, power=run.power, output_scale=o))
-    missing = _keep_last_good(folder, settings["seed"], trainer, method)
+    missing = _keep_last_good(folder, trainer, plan)
     write_json(folder / "summary.json", run.summary() | {"message": str(error), "no_negatives": missing})
     write_report(folder)
 
 
-def _keep_last_good(folder: Path, seed: int, trainer: Trainer, method: Method) -> str:
+def _keep_last_good(folder: Path, trainer: Trainer, plan: Plan) -> str:
     """Histograms of negatives at the newest good checkpoint for the report; in words, why there are none."""
     keep_histograms(folder, None, 0)  # none of an earlier training in the same folder
     try:
@@ -410,7 +237,8 @@ def _keep_last_good(folder: Path, seed: int, trainer: Trainer, method: Method) -
             if found is None:
                 return f"They are drawn from a checkpoint, and {folder / 'checkpoints'} holds none."
             context, state = found
-            keep_histograms(folder, step_check(Chains(method, context, state), seed=seed), context.step)
+            check = step_check(Chains(plan.method, context, state), seed=plan.seed)
+            keep_histograms(folder, check, context.step, plan.coordinates)
             return ""
     except CheckpointError as error:  # of which the divergence must not be lost
         return f"No checkpoint can be read: {error}"
@@ -436,13 +264,9 @@ def _run_of(
         folder=folder,
         ema=outcome.ema,
         seconds=outcome.seconds,
-        power=_power(method, outcome.step),
+        power=power_of(method, outcome.step),
+        ended=outcome.message,
     )
-
-
-def _power(method: Method, step: int) -> float:
-    """P of exp(−P·E), which is what the method was learning after `step` updates."""
-    return without_rounding(method.power(step))
 
 
 class _shown:  # noqa: N801
@@ -655,6 +479,7 @@ def load_run(
     folder = require_run_folder(folder)
     config = read_config(folder)
     method, context, state = _chains_of(folder, config, energy, method, device)
+    coordinates = Coordinates.from_json(config.get("coordinates"))
     run = Run(
         energy=context.energy,
         players=dict(context.players),
@@ -665,9 +490,9 @@ def load_run(
         log_partition=method.log_partition(context, state),
         config=config,
         folder=folder,
-        power=_power(method, context.step),
+        power=power_of(method, context.step),
     )
-    return load_summary(run)
+    return load_summary(run.outward(coordinates))
 
 
 def load_chains(run: Run, train: Dataset) -> Chains:
@@ -680,11 +505,15 @@ def load_chains(run: Run, train: Dataset) -> Chains:
     assert run.folder is not None
     home = run._home
     device, trainer = str(home.device), run.config["trainer"]
-    method, context, state = _chains_of(run.folder, run.config, run.energy, run.trained_with, device)
-    rows = training_rows(train, method, Engine(device, trainer["precision"]))
+    own = run.config["energy"]["name"] == "custom"
+    energy = run.energy if own else run.within().energy
+    method, context, state = _chains_of(run.folder, run.config, energy, run.trained_with, device)
+    rows = training_rows(
+        train, method, Engine(device, trainer["precision"]), run.coordinates, run.config["seed"]
+    )
     x = events(rows)
     given = rows.given if isinstance(rows, Pairs) else None
-    context = dataclasses.replace(context, data=x, given=given, noise=_noise(run.energy, x))
+    context = dataclasses.replace(context, data=x, given=given, noise=noise_around(context.energy, x))
     return Chains(method, context, state)
 
 
@@ -698,7 +527,7 @@ def _chains_of(
     if energy is None:
         energy = _rebuilt_energy(config, folder)
     method = resolve_method(_method_settings(config["method"])) if method is None else method
-    energy = cast(nn.Module, _reloaded(energy, config, method))
+    energy = cast(nn.Module, reloaded(energy, config, method))
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
     return Chains(method, context, method.load(on_device(checkpoint.state["method"], context.data.device)))
@@ -711,7 +540,7 @@ def _reread(
     dtype = next(iter(weights["energy"].values())).dtype
     rows = _probe(config, dtype)
     probe = events(rows)
-    noise = _noise(energy, probe)
+    noise = noise_around(energy, probe)
     players = {
         "energy": energy,
         **method.companions(

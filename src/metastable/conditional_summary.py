@@ -13,13 +13,14 @@ from torch import Tensor
 from metastable.core.errors import InputError
 from metastable.core.random import derive, generator
 from metastable.core.types import Bound, Energy, Pairs, bind
+from metastable.core.units import Coordinates
 from metastable.evaluation.conditional import ConditionalLogProb, LogPartitions, conditional_log_prob
 from metastable.evaluation.diagnosis import Facts, Finding, diagnose
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.quadrature import bounding_box, grid_density
 from metastable.methods.base import Method
 from metastable.proposals.given import finely, log_prob_of
-from metastable.run import Run, write_json
+from metastable.run import Run, outward_scores, write_json
 from metastable.walkers.starts import random_rows
 
 ROWS = 2000
@@ -39,17 +40,20 @@ SHOWN, SHOWN_EVENTS = 4, 500
 GRID = 101
 
 
-def evaluate_conditional(run: Run, train: Pairs, validation: Pairs, *, seed: int) -> Run:
-    """Fill in what a conditional run is worth, and write it to its folder where it has one.
+def evaluate_conditional(
+    run: Run, train: Pairs, validation: Pairs, *, seed: int, coordinates: Coordinates | None = None
+) -> Run:
+    """What a conditional run is worth, in the data's units, written to its folder where it has one.
 
     The conditional log-likelihood of held-out pairs is −E(x | c) − log Z(c), with log Z(c) by importance sampling
     from the proposal that was trained beside the energy. A model without such a proposal has none.
 
     Args:
-        run: what training gave.
-        train: the pairs it was trained on.
-        validation: pairs for scores.
+        run: what training gave, in its own units.
+        train: the pairs it was trained on, likewise.
+        validation: pairs for scores, likewise.
         seed: of every random number.
+        coordinates: the units of training; None where they are the data's own.
     """
     judged = likelihoods(run, validation, seed)
     own = likelihoods(run, train, seed) if judged is not None and not _same(train, validation) else None
@@ -58,17 +62,34 @@ def evaluate_conditional(run: Run, train: Pairs, validation: Pairs, *, seed: int
     run.contexts = shown.table if shown else None
     run.scores = _scores(sampler, judged, validation, seed)
     run.diagnosis = _diagnosis(run, judged, own) + sampler.findings
+    run = run.outward(coordinates)
+    if shown is not None and coordinates is not None:
+        shown = _outward(shown, coordinates)
+        run.contexts = shown.table
     if run.folder is not None:
-        _write(run, train, shown)
+        _write(run, shown)
     return run
 
 
 def conditional_scores(run: Run, pairs: Pairs, seed: int) -> dict[str, Any]:
     """The scores of a run on other pairs, and what speaks against its log Z there, as `warnings`."""
+    if run.coordinates is not None:
+        return _outward_scores(run, pairs, seed)
     judged, sampler = likelihoods(run, pairs, seed), Sampler(run)
     scores = _scores(sampler, judged, pairs, seed)
     warnings = [] if judged is None else [f"log Z: {text}" for text in judged.log_partition.warnings]
     return {**scores, "warnings": [*warnings, *(finding.text for finding in sampler.findings)]}
+
+
+def _outward_scores(run: Run, pairs: Pairs, seed: int) -> dict[str, Any]:
+    """The same of a run that was trained in other units: found in those, told in the data's."""
+    coordinates = run.coordinates
+    assert coordinates is not None
+    assert coordinates.given is not None
+    x, given = coordinates.events.forward(pairs.x), coordinates.given.forward(pairs.given)
+    home = run._home
+    found = conditional_scores(run.within(), Pairs(x.to(home), given.to(home)), seed)
+    return outward_scores(found, coordinates.events.log_det)
 
 
 # ---- likelihoods
@@ -169,6 +190,27 @@ def _shown(sampler: Sampler, train: Pairs, validation: Pairs, seed: int) -> Show
     table = {"given": given.flatten(1).tolist(), **_partitions(run, given, seed)}
     grids = _grids(run, train, given, table)
     return Shown(arrays | grids, table)
+
+
+def _outward(shown: Shown, coordinates: Coordinates) -> Shown:
+    """What is shown, in the data's units. Densities on a grid stay on one where no axis is turned."""
+    units, contexts = coordinates.events, coordinates.given
+    arrays = dict(shown.arrays)
+    for name in ("samples_given", "data_given"):
+        arrays[name] = units.inverse(torch.from_numpy(arrays[name])).numpy()
+    table = dict(shown.table)
+    if contexts is not None:
+        given = contexts.inverse(torch.from_numpy(arrays["given_shown"]))
+        arrays["given_shown"], table["given"] = given.numpy(), given.flatten(1).tolist()
+    axes = [name for name in ("grid_given_x", "grid_given_y") if name in arrays]
+    if axes and units.matrix.dim() > 1:
+        for name in (*axes, "log_density_given"):
+            del arrays[name]
+    elif axes:
+        for i, name in enumerate(axes):
+            arrays[name] = arrays[name] * float(units.inverse_matrix[i]) + float(units.mean[i])
+        arrays["log_density_given"] = arrays["log_density_given"] + units.log_det
+    return Shown(arrays, table)
 
 
 def _some_contexts(pairs: Pairs, seed: int) -> Tensor:
@@ -286,7 +328,7 @@ def _held_out(judged: ConditionalLogProb | None, own: ConditionalLogProb | None)
 # ---- files
 
 
-def _write(run: Run, train: Pairs, shown: Shown | None) -> None:
+def _write(run: Run, shown: Shown | None) -> None:
     from metastable.report import write_report
 
     assert run.folder is not None

@@ -15,9 +15,12 @@ from metastable.core.errors import InputError, options_of, require_options
 from metastable.core.powered import powered
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
+from metastable.core.units import Coordinates, Units
+from metastable.energies.in_units import in_data_units
 from metastable.evaluation.classifier import given_label
 from metastable.evaluation.conditional import LogPartitions, conditional_log_prob, log_partition_given
 from metastable.evaluation.diagnosis import Finding
+from metastable.proposals.in_units import DensityInDataUnits
 from metastable.training.records import Row, read_jsonl
 
 
@@ -42,6 +45,10 @@ class Run:
         contexts: of a conditional run, log Z with its error for a few contexts.
         power: P, where what was learned is exp(−P·E)/Z: 1, unless its chains had another temperature (P = 1/T) or
             its method weighed them so. log Z, scores, walkers and the diagnosis are of that density.
+        ended: in words, how training ended, where that was before its last step.
+        coordinates: the units that it was trained in; None where they are the data's own. Everything here is in the
+            data's units; `within()` is the run in those of its training.
+        inside: every module as it was trained, in those units; the same as `players` where there are none.
     """
 
     energy: Energy
@@ -61,6 +68,45 @@ class Run:
     trained_with: Any = None
     contexts: dict[str, Any] | None = None
     power: float = 1.0
+    ended: str = ""
+    coordinates: Coordinates | None = None
+    inside: dict[str, nn.Module] = field(default_factory=dict)
+
+    def outward(self, coordinates: Coordinates | None) -> Run:
+        """A run in the units of its training as one in the data's own; log Z is the same number in both."""
+        if coordinates is None or coordinates.trivial:
+            return self
+        energy = in_data_units(self.energy, coordinates, self.power)
+        densities = {
+            name: DensityInDataUnits(player, coordinates)
+            for name, player in self.players.items()
+            if name != "energy" and isinstance(player, Proposal)
+        }
+        ema = None if self.ema is None else in_data_units(self.ema, coordinates, self.power)
+        walkers = None if self.walkers is None else in_units(self.walkers, coordinates.events)
+        return replace(
+            self,
+            energy=energy,
+            walkers=walkers,
+            players={**self.players, **densities, "energy": energy},
+            inside=dict(self.players),
+            coordinates=coordinates,
+            ema=ema,
+            scores=outward_scores(self.scores, coordinates.events.log_det),
+            modes=_outward_modes(self.modes, coordinates.events),
+        )
+
+    def within(self) -> Run:
+        """The same run in the units of its training."""
+        if self.coordinates is None:
+            return self
+        walkers = self.walkers
+        if walkers is not None:
+            u = self.coordinates.events.forward(walkers.x).to(self._home)
+            walkers = replace(walkers, x=u)
+        inner: Any = self.inside["energy"]
+        kept = {"players": dict(self.inside), "inside": {}, "coordinates": None, "ema": None}
+        return replace(self, energy=inner, walkers=walkers, **kept)
 
     @property
     def steps(self) -> int:
@@ -93,6 +139,10 @@ class Run:
             options: `draws` or `std_error`, of `evaluation.conditional.log_partition_given`.
         """
         x = self._events(x)
+        if self.coordinates is not None:
+            u = self.coordinates.events.forward(x).to(self._home)
+            c = None if given is None else self._contexts(given)
+            return self.within().log_prob(u, c, **options) + self.coordinates.events.log_det
         if given is not None or self.conditional:
             x, given = x.to(self._home), self._contexts(given)
             require_options(options, options_of(conditional_log_prob))
@@ -136,6 +186,11 @@ class Run:
         """
         from metastable.api import continue_sampling
 
+        if self.coordinates is not None:
+            c = None if given is None else self._contexts(given)
+            kept = {"steps": steps, "step_size": step_size, "seed": seed, "corrected": corrected}
+            drawn = self.within().sample(n, given=c, label=label, **kept, **options)
+            return in_units(drawn, self.coordinates.events)
         if label is not None and self.conditional:
             raise InputError("label: this is a conditional run, which has no classes; give contexts, given=…")
         if given is not None or self.conditional:
@@ -166,6 +221,8 @@ class Run:
             options: of `evaluation.conditional.log_partition_given`: `draws`, `std_error`, `most`, `rng`.
         """
         given = self._contexts(given)
+        if self.coordinates is not None:
+            return self.within().log_partition_given(given, **options)
         require_options(options, options_of(log_partition_given))
         if self.normalised:
             zero = torch.zeros(len(given), dtype=torch.float64)
@@ -212,6 +269,8 @@ class Run:
         from metastable.proposals import Gaussian, Uniform
         from metastable.proposals.given import finely
 
+        if self.coordinates is not None:
+            return DensityInDataUnits(self.within().importance_density(), self.coordinates)
         proposal: Any = self.players.get("proposal", self._own_draws)
         if proposal is None:
             raise InputError(
@@ -224,7 +283,8 @@ class Run:
 
     def _events(self, x: Any) -> Tensor:
         """Events as the energy needs them, `(B, *event)`; of one number each, `(B,)` will do, as for `fit`."""
-        x = x if isinstance(x, Tensor) else torch.as_tensor(x).to(self._home)
+        x = torch.as_tensor(x)
+        x = x.to(self._home.device if self.coordinates is not None else self._home)
         if "event_shape" not in self.config:
             return x
         x = x[:, None] if x.dim() == 1 and self.event_shape == (1,) else x
@@ -242,14 +302,16 @@ class Run:
         if not self.conditional:
             hint = "; samples of one class: label=…" if hasattr(self.energy, "logits") else ""
             raise InputError(f"given: this run of {self.method!r} was trained without contexts{hint}")
-        given = torch.as_tensor(given).to(self._home)
+        given = torch.as_tensor(given)
+        units = None if self.coordinates is None else self.coordinates.given
+        given = given.to(self._home.device if units is not None else self._home)
         shape = tuple(self.config["context_shape"])
         given = given[:, None] if given.dim() == 1 and shape == (1,) else given  # as `fit` takes them
         if tuple(given.shape[1:]) != shape or given.dim() == 0:
             raise InputError(
                 f"given: must have shape (B, {', '.join(map(str, shape))}), got {tuple(given.shape)}"
             )
-        return given
+        return given if units is None else units.forward(given).to(self._home)
 
     def log_ratio(self, x: Tensor) -> Tensor:
         """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.
@@ -258,6 +320,8 @@ class Run:
         normalise. How near to that it is can be seen from the mean of e^{log_ratio} over the model, which should
         be 1.
         """
+        if self.coordinates is not None:
+            return self.within().log_ratio(self.coordinates.events.forward(x).to(self._home))
         ratio = self.players.get("ratio")
         if ratio is None:
             raise InputError(f"ratio: a run of {self.method!r} learns no density ratio; train with 'f-ebm'")
@@ -298,15 +362,36 @@ class Run:
             "modes": self.modes,
             "contexts": self.contexts,
             "scores": self.scores,
+            "ended": self.ended,
         }
 
     def __str__(self) -> str:
         from metastable.evaluation.diagnosis import format_findings
 
         lines = [f"{self.method}: {self.status} after {self.steps} steps, {self.seconds:.1f} s"]
+        lines += [self.ended] if self.ended else []
         if self.log_partition is not None:
             lines.append(str(self.log_partition))
         return "\n".join([*lines, format_findings(self.diagnosis)])
+
+
+def in_units(walkers: Walkers, units: Units) -> Walkers:
+    """Walkers of training's units in the data's own: float64 where those need it."""
+    trace = None if walkers.trace is None else units.inverse(walkers.trace)
+    return replace(walkers, x=units.inverse(walkers.x), trace=trace)
+
+
+def outward_scores(scores: dict[str, Any], log_det: float) -> dict[str, Any]:
+    """Scores in the data's units: log-densities change by the Jacobian, everything else stays."""
+    shifts = {"log_likelihood": log_det, "cross_entropy": -log_det, "proposal_log_likelihood": log_det}
+    return {name: value + shifts[name] if name in shifts else value for name, value in scores.items()}
+
+
+def _outward_modes(modes: dict[str, Any] | None, units: Units) -> dict[str, Any] | None:
+    if modes is None or modes.get("centers") is None:
+        return modes
+    centers = torch.tensor(modes["centers"], dtype=torch.float64).view(-1, *units.event_shape)
+    return {**modes, "centers": units.inverse(centers).flatten(1).tolist()}
 
 
 def _options_given() -> set[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from metastable.core.parts import energies_of, in_parts
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Walkers, is_discrete
+from metastable.core.units import Coordinates, Units
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import Facts, Finding, diagnose
 from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, median_distance, mmd2
@@ -55,8 +56,12 @@ def evaluate_run(
     *,
     seed: int,
     chains: Chains | None = None,
+    coordinates: Coordinates | None = None,
 ) -> Run:
-    """Fill in what the run is worth, and write it to its folder where it has one.
+    """What a run is worth, in the data's units, written to its folder where it has one.
+
+    Everything is found in the units of training, where no column counts for more than another, and then told in the
+    data's own.
 
     log Z and samples come from the method's own walkers where it has weighted ones (Jarzynski). For the others
     both come from sequential Monte Carlo on the trained energy: chains that start at the data would show the
@@ -67,12 +72,13 @@ def evaluate_run(
     the method's own walkers, where it has any, and a finding says that log Z was not estimated.
 
     Args:
-        run: what training gave.
-        train: the rows it was trained on.
-        validation: rows for scores.
-        toy: where the rows were drawn from, if that is known.
+        run: what training gave, in its own units.
+        train: the rows it was trained on, likewise.
+        validation: rows for scores, likewise.
+        toy: where the rows were drawn from, if that is known, likewise.
         seed: of every random number.
         chains: the method as training left it, for a look at its negatives.
+        coordinates: the units of training; None where they are the data's own.
     """
     second, known = None, run.normalised
     if known:  # a density has log Z = 0, and draws for itself
@@ -88,10 +94,55 @@ def evaluate_run(
     run.diagnosis = _diagnosis(run, train, validation, separated)
     if second is None and not known:
         run.diagnosis.append(_skipped(run, train))
+    check = None if chains is None or run.folder is None else step_check(chains, seed=seed)
+    run = run.outward(coordinates)
     if run.folder is not None:
-        check = None if chains is None else step_check(chains, seed=seed)
-        _write(run, train, toy, seed, check)
+        units = None if coordinates is None else coordinates.events
+        rows = train if units is None else units.inverse(train)
+        _write(run, rows, toy_outside(toy, coordinates), seed, _in_data_units(check, units))
     return run
+
+
+def toy_within(toy: ToySet, coordinates: Coordinates | None) -> ToySet:
+    """What is known of the rows' law, in the units of training."""
+    if coordinates is None:
+        return toy
+    units, log_density = coordinates.events, toy.log_density
+
+    def within(u: Tensor) -> Tensor:
+        assert log_density is not None
+        return log_density(units.inverse(u).float()) - units.log_det
+
+    centers = None if toy.centers is None else units.forward(toy.centers).float()
+    return dataclasses.replace(toy, centers=centers, log_density=None if log_density is None else within)
+
+
+def toy_outside(toy: ToySet | None, coordinates: Coordinates | None) -> ToySet | None:
+    """The same in the data's units again."""
+    if toy is None or coordinates is None:
+        return toy
+    units, log_density = coordinates.events, toy.log_density
+
+    def outside(x: Tensor) -> Tensor:
+        assert log_density is not None
+        return log_density(units.forward(x)) + units.log_det
+
+    centers = None if toy.centers is None else units.inverse(toy.centers)
+    return dataclasses.replace(toy, centers=centers, log_density=None if log_density is None else outside)
+
+
+def _in_data_units(check: StepCheck | None, units: Units | None) -> StepCheck | None:
+    """Negatives where the data are, with their energies there."""
+    if check is None or units is None:
+        return check
+    larger = None if check.larger is None else check.larger - units.log_det
+    return dataclasses.replace(
+        check,
+        x=units.inverse(check.x),
+        data=check.data - units.log_det,
+        negatives=check.negatives - units.log_det,
+        larger=larger,
+    )
 
 
 def _weighted_draws(run: Run) -> Walkers | None:
@@ -400,7 +451,9 @@ HISTOGRAMS = (
 """Arrays of a step check in `figures.npz`; the last is the update that they are of, where that is not the end."""
 
 
-def keep_histograms(folder: Path, check: StepCheck | None, step: int) -> None:
+def keep_histograms(
+    folder: Path, check: StepCheck | None, step: int, coordinates: Coordinates | None = None
+) -> None:
     """Put the histograms of update `step` into a run's `figures.npz`, in the place of those from before.
 
     For a run that ended without an evaluation: `evaluate_run` writes those of one that did.
@@ -409,7 +462,7 @@ def keep_histograms(folder: Path, check: StepCheck | None, step: int) -> None:
     if path.is_file():
         with np.load(path, allow_pickle=False) as stored:
             before = {name: stored[name] for name in stored.files if name not in HISTOGRAMS}
-    made = _histograms(check)
+    made = _histograms(_in_data_units(check, None if coordinates is None else coordinates.events))
     if made:
         made["negatives_step"] = np.array([step])
     if made or before:
@@ -444,6 +497,7 @@ def load_summary(run: Run) -> Run:
     run.status = kept.get("status", "unfinished")
     run.scores = kept.get("scores", {})
     run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
+    run.ended = kept.get("ended", "")
     run.seconds = kept.get("seconds", 0.0)
     if kept:  # numbers of a run from before there was a power are those of exp(−E)
         run.power = kept.get("power", 1.0)

@@ -29,6 +29,8 @@ BESIDE = ("labels", "given")
 """Arrays of an `.npz` file that are not the rows."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 READABLE = (".npy", ".npz", ".csv", ".tsv")
+BLURRED = 1e-5
+"""Share of a column's spread that rounding may take from it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,7 @@ class Dataset:
         classes: names of the classes by label, where they have names.
         given: the context of each row where events are learned given one, `(n, *context)`.
         unlabelled: why an array of labels that lay beside the rows was not taken, where there was one.
+        columns: names of the columns of a table, where it has a header.
     """
 
     x: Tensor
@@ -54,6 +57,7 @@ class Dataset:
     classes: tuple[str, ...] = ()
     given: Tensor | None = None
     unlabelled: str = ""
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -66,6 +70,7 @@ class Dataset:
         classes: Sequence[str] = (),
         given: Any = None,
         unlabelled: str = "",
+        columns: Sequence[str] = (),
     ) -> Dataset:
         """A dataset of rows that are known to be good, with its digest; the labels are checked.
 
@@ -76,8 +81,11 @@ class Dataset:
         if labels is not None:
             labels = check_labels(labels, len(x), len(classes) or None).to(x.device)
         if given is not None:
-            given = check_given(given, len(x), dtype=x.dtype).to(x.device)
-        return cls(x, name, _digest(x, labels, given), toy, labels, tuple(classes), given, unlabelled)
+            given = check_given(given, len(x), dtype=None if x.dtype == torch.float32 else x.dtype).to(
+                x.device
+            )
+        digest = _digest(x, labels, given)
+        return cls(x, name, digest, toy, labels, tuple(classes), given, unlabelled, tuple(columns))
 
     def beside(self, *, labels: Any = None, given: Any = None) -> Dataset:
         """The same rows with these labels or contexts beside them."""
@@ -115,11 +123,15 @@ class Dataset:
         return self._with(self.x[rows], f"{self.name} ({what})", labels, given)
 
     def _with(self, x: Tensor, name: str, labels: Any, given: Any) -> Dataset:
-        kept: dict[str, Any] = {"classes": self.classes, "unlabelled": self.unlabelled}
+        kept: dict[str, Any] = {
+            "classes": self.classes,
+            "unlabelled": self.unlabelled,
+            "columns": self.columns,
+        }
         return Dataset.of(x, name, self.toy, labels=labels, given=given, **kept)
 
 
-def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype = torch.float32) -> Dataset:
+def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype | None = None) -> Dataset:
     """Read and check rows from memory, a file or a toy set.
 
     Args:
@@ -131,20 +143,24 @@ def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype =
             `data`; the class or the context of each row may lie beside it, named `labels` or `given`), `.csv` or
             `.tsv` file, with or without a header. Pickled files are refused: reading one runs whatever code is in
             it.
-        dtype: floating dtype of the rows.
+        dtype: floating dtype of the rows; by default float64 for what comes with more digits than float32 holds,
+            such as the seconds of a date, and float32 for everything else.
 
     Example:
         >>> print(load_array("toy:eight-gaussians?n=100").event_shape)
         (2,)
         >>> print(load_array(np.arange(6).reshape(3, 2)).x.dtype)
         torch.float32
+        >>> print(load_array(np.array([1700000000, 1700000001])).x.dtype)
+        torch.float64
     """
     if not isinstance(source, (str, Path)):
         return Dataset.of(check_data(source, dtype=dtype), "array")
+    narrow = torch.float32 if dtype is None else dtype
     if str(source).startswith("toy:"):
-        return _load_toy(str(source), dtype)
+        return _load_toy(str(source), narrow)
     if image_source(str(source)):
-        return load_images(**parse_images(str(source)), dtype=dtype)
+        return load_images(**parse_images(str(source)), dtype=narrow)
     path = Path(source).expanduser()
     arrays = _read(path)
     x = check_data(arrays.pop("x"), path.name, dtype=dtype)
@@ -216,7 +232,9 @@ def check_labels(labels: Any, n: int, classes: int | None = None, name: str = "l
     return within(values, classes, name)
 
 
-def check_given(given: Any, n: int, name: str = "given", *, dtype: torch.dtype = torch.float32) -> Tensor:
+def check_given(
+    given: Any, n: int, name: str = "given", *, dtype: torch.dtype | None = torch.float32
+) -> Tensor:
     """Contexts as a finite floating tensor, `(n, *context)`, or an `InputError` that says why.
 
     >>> check_given([1, 2, 3], 3).shape
@@ -228,21 +246,24 @@ def check_given(given: Any, n: int, name: str = "given", *, dtype: torch.dtype =
     return check_data(given, name, dtype=dtype)
 
 
-def check_data(x: Any, name: str = "data", *, dtype: torch.dtype = torch.float32) -> Tensor:
+def check_data(x: Any, name: str = "data", *, dtype: torch.dtype | None = torch.float32) -> Tensor:
     """`x` as a finite floating tensor `(n, *event)` with at least two rows, or an `InputError` that says why.
 
     A one-dimensional array is n rows of one number, `(n, 1)`. Integers and booleans become floating. Memory
-    is shared with `x` where nothing had to change.
+    is shared with `x` where nothing had to change. With `dtype=None` rows that float32 would blur stay float64.
 
     >>> check_data([1, 2, 3]).shape
     torch.Size([3, 1])
     """
-    require(dtype.is_floating_point, "dtype", "a floating dtype such as torch.float32", dtype)
+    asked = torch.float32 if dtype is None else dtype
+    require(asked.is_floating_point, "dtype", "a floating dtype such as torch.float32", dtype)
     values = _tensor(x, name)
     if values.dim() == 1:
         values = values[:, None]
     _check_shape(values, name)
     _check_finite(values, name)
+    if dtype is None:
+        dtype = _needed_dtype(values)
     narrow = values.to(dtype)
     if not bool(torch.isfinite(narrow).all()):
         largest = float(values.abs().max())
@@ -251,6 +272,18 @@ def check_data(x: Any, name: str = "data", *, dtype: torch.dtype = torch.float32
             "dtype=torch.float64"
         )
     return narrow.contiguous()
+
+
+def _needed_dtype(values: Tensor) -> torch.dtype:
+    """float64 for columns whose spread float32 would round by more than a millionth, else float32."""
+    if values.dtype != torch.float64:
+        return torch.float32
+    flat = values.flatten(1)
+    blur = torch.finfo(torch.float32).eps * flat.abs().amax(0)
+    spread = flat.std(0, correction=0)
+    coarse = (blur > BLURRED * spread) & (spread > 0)
+    too_large = flat.abs().amax() > torch.finfo(torch.float32).max
+    return torch.float64 if bool(coarse.any() | too_large) else torch.float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,7 +436,8 @@ def _read(path: Path) -> dict[str, Any]:
     _check_path(path)
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
-        return {"x": _read_table(path, DELIMITERS[suffix])}
+        table, header = _read_table(path, DELIMITERS[suffix])
+        return {"x": table} | ({} if header is None else {"columns": tuple(c.strip() for c in header)})
     return _read_numpy(path)
 
 
@@ -474,8 +508,8 @@ def _pick_key(path: Path, keys: list[str]) -> str:
     )
 
 
-def _read_table(path: Path, delimiter: str) -> np.ndarray:
-    """Numbers of a delimited file; its first row is a header when no cell of it is a number."""
+def _read_table(path: Path, delimiter: str) -> tuple[np.ndarray, list[str] | None]:
+    """Numbers of a delimited file, and its header: the first row, when no cell of it is a number."""
     rows = _table_rows(path, delimiter)
     line, first = next(rows, (0, []))
     header = first if first and not any(map(_is_number, first)) else None
@@ -486,7 +520,7 @@ def _read_table(path: Path, delimiter: str) -> np.ndarray:
         table.append(_numbers(path, line, row, header))
     array = np.array(table, dtype=np.float64).reshape(len(table), len(first))
     _refuse_row_index(path, array, header)
-    return array
+    return array, header
 
 
 def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:

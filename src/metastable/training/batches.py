@@ -6,17 +6,20 @@ import torch
 from torch import Tensor
 
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.types import Pairs
+from metastable.core.types import Pairs, events
+from metastable.core.units import Units
 
 
 class Batches:
     """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None.
 
-    Of `Pairs` the rows are shuffled together, and noise is added to the events only.
+    Of `Pairs` the rows are shuffled together, and noise is added to the events only: in the data's units, where
+    `units` are others.
     """
 
-    def __init__(self, data: Tensor | Pairs, size: int | None, seed: int):
+    def __init__(self, data: Tensor | Pairs, size: int | None, seed: int, units: Units | None = None):
         self.data = data
+        self.units = units
         self.device = data.x.device if isinstance(data, Pairs) else data.device
         self.size = len(data) if size is None else min(size, len(data))
         self.seed = seed
@@ -40,6 +43,7 @@ class Batches:
 
     def _noisy(self, batch: Tensor | Pairs, step: int, noise: float) -> Tensor | Pairs:
         rng = generator(derive(self.seed, "data-noise", step), self.device)
-        if isinstance(batch, Pairs):
-            return Pairs(batch.x + noise * normal_like(batch.x, rng), batch.given)
-        return batch + noise * normal_like(batch, rng)
+        x = events(batch)
+        drawn = noise * normal_like(x, rng)
+        x = x + (drawn if self.units is None else self.units.turn(drawn))
+        return Pairs(x, batch.given) if isinstance(batch, Pairs) else x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from metastable.core.errors import require, require_choice, require_count, require_positive
+
+from .defaults import default_learning_rate, default_steps
 
 OptimiserFactory = Callable[[Iterable], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
@@ -125,7 +127,7 @@ class TrainerConfig:
     """How training runs, whatever the method.
 
     Attributes:
-        steps: updates.
+        steps: updates; None for as many as rows and columns ask for (`training.defaults`).
         max_seconds: stop after this many seconds of training, even before `steps`; None has no limit.
         max_evaluations: stop after this many energy evaluations (a gradient counts as one); None has no limit.
         batch_size: data rows per update; None takes all of them.
@@ -133,10 +135,15 @@ class TrainerConfig:
             that have none, such as pixels, and smooths the one that is learned.
         data_noise_final: where the noise ends, in a straight line over `steps`; None keeps it constant.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
-            `per_module = True` is given the module instead, to make parameter groups.
+            `per_module = True` is given the module instead, to make parameter groups. None for Adam at a rate that
+            rows and columns ask for (`training.defaults`), which falls to zero along a cosine.
         optimisers: by name, for players that should not share `optimiser` (a method's page names its players).
-        schedule: `Schedule`, or any callable from an optimiser to a torch scheduler.
+        schedule: `Schedule`, or any callable from an optimiser to a torch scheduler; None for a constant rate, or a
+            cosine where the optimiser was left out too.
         clip_grad_norm: cut the gradient's norm at this value.
+        patience: share of `steps` after which training ends where held-out rows have not become more likely, and
+            the model that made them most likely is kept; for methods that know log Z while they train. None trains
+            to the last step.
         ema: decay of an exponential moving average of the weights; None keeps none.
         log_every: updates between lines of metrics (and guard checks).
         checkpoint_every: updates between checkpoints.
@@ -151,16 +158,17 @@ class TrainerConfig:
         tensorboard: also write TensorBoard event files.
     """
 
-    steps: int = 2000
+    steps: int | None = None
     max_seconds: float | None = None
     max_evaluations: int | None = None
     batch_size: int | None = 512
     data_noise: float = 0.0
     data_noise_final: float | None = None
-    optimiser: Adam | SGD | OptimiserFactory = field(default_factory=Adam)
+    optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
-    schedule: Schedule | ScheduleFactory = field(default_factory=Schedule)
+    schedule: Schedule | ScheduleFactory | None = None
     clip_grad_norm: float | None = None
+    patience: float | None = 0.2
     ema: float | None = None
     log_every: int = 10
     checkpoint_every: int = 500
@@ -174,7 +182,8 @@ class TrainerConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        require_count("trainer.steps", self.steps)
+        if self.steps is not None:
+            require_count("trainer.steps", self.steps)
         if self.max_seconds is not None:
             require_positive("trainer.max_seconds", self.max_seconds)
         if self.max_evaluations is not None:
@@ -191,12 +200,28 @@ class TrainerConfig:
             require_positive("trainer.clip_grad_norm", self.clip_grad_norm)
         if self.ema is not None:
             require(0 < self.ema < 1, "trainer.ema", "above 0 and below 1", self.ema)
+        if self.patience is not None:
+            require(0 < self.patience <= 1, "trainer.patience", "above 0 and at most 1", self.patience)
         require_positive("trainer.energy_limit", self.energy_limit)
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
         require_choice("trainer.engine", self.engine, ("eager", "compile"))
+
+    def resolved(self, rows: int, numbers: int) -> TrainerConfig:
+        """The same with everything filled in that follows from `rows` of `numbers` each."""
+        schedule = Schedule("cosine" if self.optimiser is None else "constant")
+        return replace(
+            self,
+            steps=default_steps(rows, numbers) if self.steps is None else self.steps,
+            optimiser=Adam(default_learning_rate(rows, numbers))
+            if self.optimiser is None
+            else self.optimiser,
+            schedule=schedule if self.schedule is None else self.schedule,
+        )
 
     def noise_at(self, step: int) -> float:
         """Standard deviation of the data noise of update `step`."""
         if self.data_noise_final is None:
             return self.data_noise
-        return self.data_noise + (self.data_noise_final - self.data_noise) * min(1.0, step / self.steps)
+        return self.data_noise + (self.data_noise_final - self.data_noise) * min(
+            1.0, step / (self.steps or 1)
+        )

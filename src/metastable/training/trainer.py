@@ -21,6 +21,7 @@ from metastable.core.denormals import flushed
 from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
+from metastable.core.units import Coordinates
 from metastable.core.waiting import unwatched
 
 from .batches import Batches
@@ -28,6 +29,7 @@ from .checkpoints import Checkpoint, CheckpointStore, on_device
 from .config import Schedule, TrainerConfig
 from .engine import Engine
 from .guard import Guard
+from .patience import Patience
 from .records import Gather, Recorder, Row
 
 OnRow = Callable[[Row], None]
@@ -86,6 +88,10 @@ class Trainer:
         seed: of every random number in the run.
         folder: where to write metrics and checkpoints; None keeps everything in memory.
         on_row: told of every line of metrics.
+        held_out: rows that say when to end, like `data`; None trains to the last step.
+        coordinates: the units that `data` are in, where they are not the data's own: noise is given in those, and
+            energies are logged in them.
+        power: P of exp(−P·E), which is what is learned.
     """
 
     def __init__(
@@ -102,11 +108,17 @@ class Trainer:
         seed: int = 0,
         folder: Path | None = None,
         on_row: OnRow | None = None,
+        held_out: Tensor | Pairs | None = None,
+        coordinates: Coordinates | None = None,
+        power: float = 1.0,
     ):
+        x = events(data)
+        config = config.resolved(len(x), x[0].numel())
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
-        self.batches = Batches(data, config.batch_size, seed)
-        x = events(data)
+        units = None if coordinates is None else coordinates.events
+        self.batches = Batches(data, config.batch_size, seed, units)
+        self.offsets = {} if units is None else _offsets(units.log_det, power)
         self.context = make_context(
             energy=energy,
             players=self.players,
@@ -133,7 +145,14 @@ class Trainer:
         self.evaluations = 0
         self.rollbacks = 0
         self.row: Row = {}
+        self.patience = self._patience(held_out, power)
         self._interrupted = False
+
+    def _patience(self, held_out: Tensor | Pairs | None, power: float) -> Patience | None:
+        if held_out is None or isinstance(held_out, Pairs) or self.config.patience is None:
+            return None
+        assert self.config.steps is not None
+        return Patience(held_out, power, self.config.steps, self.config.patience)
 
     def _optimisers(self) -> dict[str, Optimizer]:
         unknown = set(self.config.optimisers) - set(self.players)
@@ -180,6 +199,7 @@ class Trainer:
                 self._update()
                 self.seconds = time.perf_counter() - began
                 self._after_update()
+        self._keep_best()
         if self.store is not None and self.store.latest_step() != self.context.step:
             self._checkpoint()
         self.recorder.close()
@@ -190,7 +210,10 @@ class Trainer:
         seconds, evaluations = self.config.max_seconds, self.config.max_evaluations
         late = seconds is not None and self.seconds >= seconds
         spent = evaluations is not None and self.evaluations >= evaluations
-        return late or spent or self._interrupted or self.context.step >= self.config.steps
+        done = self.context.step >= (self.config.steps or 0) or (
+            self.patience is not None and self.patience.spent
+        )
+        return late or spent or self._interrupted or done
 
     def _update(self) -> None:
         """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
@@ -248,6 +271,8 @@ class Trainer:
 
     def _after_update(self) -> None:
         step, config = self.context.step, self.config
+        if self.patience is not None and self.patience.due(step):
+            self._look_at_held_out()
         last = self._is_last()
         save = self.store is not None and (step % config.checkpoint_every == 0 or last)
         if (step % config.log_every == 0 or save or last) and not self._log():
@@ -266,7 +291,7 @@ class Trainer:
                 "seconds": self.seconds,
                 "learning_rate": rate,
                 "evaluations": self.evaluations,
-                **values,
+                **{name: value + self.offsets.get(name, 0.0) for name, value in values.items()},
             }
             reason = self.guard.reason(self.row)
             if reason is not None:
@@ -276,6 +301,30 @@ class Trainer:
             if self.on_row is not None:
                 self.on_row(self.row)
         return True
+
+    # ---- when to end
+
+    def _look_at_held_out(self) -> None:
+        """Score the held-out rows, and remember everything where they have never been as likely."""
+        assert self.patience is not None
+        z = self.method.log_partition(self.context, self.state)
+        if z is None:  # a method that does not know log Z cannot say when likelihood stops to grow
+            self.patience = None
+            return
+        if self.patience.better(self.energy, z.value, self.context.step):
+            weights = {name: copy.deepcopy(m.state_dict()) for name, m in self.players.items()}
+            self.patience.best = {"weights": weights, "method": self.method.save(self.state)}
+
+    def _keep_best(self) -> None:
+        """Go back to where held-out rows were most likely."""
+        patience = self.patience
+        if patience is None or patience.best is None or patience.at == self.context.step:
+            return
+        if not patience.ended_well(self.context.step):
+            return
+        for name, module in self.players.items():
+            module.load_state_dict(patience.best["weights"][name])
+        self.state = self.method.load(patience.best["method"])
 
     # ---- divergence
 
@@ -331,6 +380,7 @@ class Trainer:
             "seconds": self.seconds,
             "evaluations": self.evaluations,
             "rollbacks": self.rollbacks,
+            "patience": None if self.patience is None else self.patience.save(),
         }
 
     def _resume(self) -> bool:
@@ -355,6 +405,8 @@ class Trainer:
         self.context.step = checkpoint.step
         self.gather.load(on_device(tree["gather"], self.engine.device))
         self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
+        if self.patience is not None and tree.get("patience") is not None:
+            self.patience.load(on_device(tree["patience"], self.engine.device))
         self.evaluations = tree["evaluations"]
 
     def _reload(self, checkpoint: Checkpoint) -> Any:
@@ -392,6 +444,7 @@ class Trainer:
             log_partition=self.method.log_partition(self.context, self.state),
             ema=None if self.ema is None else self.ema.module,
             state=self.state,
+            message="" if self.patience is None else self.patience.words(self.context.step),
             refused=[] if self.store is None else self.store.refused,
         )
 
@@ -412,6 +465,12 @@ class Trainer:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+def _offsets(log_det: float, power: float) -> dict[str, float]:
+    """What turns logged energies of the units of training into those of the data's own."""
+    energies = ("energy_data", "energy_negatives", "energy_noisy")
+    return {name: -log_det / power for name in energies} | {"cross_entropy": -log_det}
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

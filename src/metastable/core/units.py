@@ -1,0 +1,242 @@
+"""Units: coordinates in which every column has the same scale, and the way back.
+
+Columns in dollars, years and codes differ by factors of thousands, and a step size, a network's first layer and a
+float32 number all mean something else in each. Training therefore happens in
+
+    u = (x − m)A,    log p(x) = log p(u) + log|det A|,    E(x) = E(u) − log|det A|,
+
+so that log Z of E is the same number in both. Rows are brought there in float64, before anything is cast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import require, require_choice
+from .random import generator
+
+KINDS = ("none", "scale", "whiten")
+WHITEN_LIMIT = 128
+"""Coordinates up to which correlations are undone; beyond, the matrix costs more than it brings."""
+LEAST_VARIANCE = 1e-6
+"""Variance that a direction is given at least, where that of a column is one."""
+EMPTY = 0.01
+"""Directions with less than this share of the variance they should have hold nothing but rounding."""
+FOLDS = 5
+MOST_ROWS = 20_000
+"""Rows behind the shrinkage of correlations: more would not change it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """u = (x − mean)·A for events of one shape, and back.
+
+    Attributes:
+        kind: `none`; `scale`, every number in its own standard deviation; `whiten`, correlations undone as well.
+        event_shape: shape of one event.
+        mean: m, float64 `(D,)`, of the flattened event.
+        matrix: A, float64: `(D,)` where it is diagonal, else `(D, D)`.
+        inverse_matrix: A⁻¹, likewise.
+
+    >>> units = Units.fit(torch.tensor([[0.0, 10.0], [2.0, 30.0]]), "scale")
+    >>> units.forward(torch.tensor([[3.0, 20.0]])).tolist(), round(units.log_det, 4)
+    ([[2.0, 0.0]], -2.3026)
+    """
+
+    kind: str
+    event_shape: tuple[int, ...]
+    mean: Tensor
+    matrix: Tensor
+    inverse_matrix: Tensor
+
+    @classmethod
+    def none(cls, event_shape: tuple[int, ...]) -> Units:
+        """u = x."""
+        D = math.prod(event_shape)
+        one = torch.ones(D, dtype=torch.float64)
+        return cls("none", tuple(event_shape), torch.zeros_like(one), one, one)
+
+    @classmethod
+    def fit(cls, x: Tensor, kind: str) -> Units:
+        """Units of the rows of `x`, `(n, *event)`.
+
+        For `whiten`, A = diag(1/σ)·T^{−1/2} with T = (1 − α)R + αI, R the correlations and α their shrinkage. The
+        symmetric root keeps columns where they were and, unlike principal axes, hardly moves when the rows hardly
+        move.
+        """
+        require_choice("units", kind, KINDS)
+        shape = tuple(x.shape[1:])
+        if kind == "none":
+            return cls.none(shape)
+        flat = x.detach().flatten(1).cpu().double()
+        mean, scale, varies = column_scales(flat)
+        if kind == "scale":
+            return cls(kind, shape, mean, 1 / scale, scale)
+        T = torch.eye(len(mean), dtype=torch.float64)
+        if bool(varies.any()):
+            places = varies.nonzero()[:, 0]
+            T[places[:, None], places] = _shrunk_correlations(((flat - mean) / scale)[:, varies])
+        variances, axes = torch.linalg.eigh(T)
+        matrix = (axes / variances.sqrt()) @ axes.T / scale[:, None]
+        return cls(kind, shape, mean, matrix, (axes * variances.sqrt()) @ axes.T * scale)
+
+    @property
+    def trivial(self) -> bool:
+        """Whether u is x."""
+        return self.kind == "none"
+
+    @cached_property
+    def log_det(self) -> float:
+        """log|det A|, the log-Jacobian of u in x, the same for every row."""
+        if self.matrix.dim() == 1:
+            return float(self.matrix.log().sum())
+        return float(torch.linalg.slogdet(self.matrix).logabsdet)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From x to u, float64, `(…, *event)`."""
+        if self.trivial:
+            return x
+        flat, lead = self._flat(x)
+        return self._turn(flat - self.mean.to(flat), self.matrix).view(*lead, *self.event_shape)
+
+    def inverse(self, u: Tensor) -> Tensor:
+        """From u to x, float64, `(…, *event)`."""
+        if self.trivial:
+            return u
+        flat, lead = self._flat(u)
+        back = self._turn(flat, self.inverse_matrix) + self.mean.to(flat)
+        return back.view(*lead, *self.event_shape)
+
+    def turn(self, noise: Tensor) -> Tensor:
+        """Differences of x as differences of u, in their own dtype, `(…, *event)`."""
+        if self.trivial:
+            return noise
+        lead = noise.shape[: noise.dim() - len(self.event_shape)]
+        return self._turn(noise.reshape(*lead, -1), self.matrix.to(noise.dtype)).view(noise.shape)
+
+    def _flat(self, x: Tensor) -> tuple[Tensor, torch.Size]:
+        lead = x.shape[: x.dim() - len(self.event_shape)]
+        wide = torch.float32 if x.device.type == "mps" else torch.float64  # the one device without float64
+        return x.reshape(*lead, -1).to(wide), lead
+
+    def _turn(self, flat: Tensor, matrix: Tensor) -> Tensor:
+        matrix = matrix.to(flat)
+        return flat * matrix if matrix.dim() == 1 else flat @ matrix
+
+    def enter(self, x: Tensor, seed: int) -> Tensor:
+        """Rows to train on: u, with normal noise along directions in which the rows do not vary.
+
+        A column that never changes, or follows from others, has no density. It is given one: a spread of about a
+        thousandth of its unit, which in u is 1, so that nothing is narrower than anything else.
+        """
+        u = self.forward(x)
+        if self.trivial:
+            return u
+        flat = u.flatten(1)
+        if self.matrix.dim() == 1:
+            held = flat.var(0, correction=0) > EMPTY
+            if bool(held.all()):
+                return u
+            missing = torch.diag((~held).to(flat))
+        else:
+            variances, axes = torch.linalg.eigh(flat.T @ flat / len(flat))
+            empty = (variances < EMPTY).to(flat)
+            if not bool(empty.any()):
+                return u
+            missing = (axes * empty) @ axes.T
+        noise = torch.randn(flat.shape, generator=generator(seed), dtype=torch.float64).to(flat.device)
+        return (flat + noise @ missing).view(u.shape)
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers, as a run's settings keep them."""
+        numbers = {name: getattr(self, name).tolist() for name in ("mean", "matrix", "inverse_matrix")}
+        return {"kind": self.kind, "event_shape": list(self.event_shape), **numbers}
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Units:
+        """The inverse of `as_json`."""
+        numbers = [torch.tensor(kept[n], dtype=torch.float64) for n in ("mean", "matrix", "inverse_matrix")]
+        return cls(kept["kind"], tuple(kept["event_shape"]), *numbers)
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Units of the events, and of the contexts that they are given where there are some."""
+
+    events: Units
+    given: Units | None = None
+
+    @property
+    def trivial(self) -> bool:
+        """Whether nothing is changed."""
+        return self.events.trivial and (self.given is None or self.given.trivial)
+
+    def as_json(self) -> dict[str, Any] | None:
+        """As a run's settings keep them; None where nothing is changed."""
+        if self.trivial:
+            return None
+        return {
+            "events": self.events.as_json(),
+            "given": None if self.given is None else self.given.as_json(),
+        }
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any] | None) -> Coordinates | None:
+        """The inverse of `as_json`."""
+        if kept is None:
+            return None
+        given = kept.get("given")
+        return cls(Units.from_json(kept["events"]), None if given is None else Units.from_json(given))
+
+
+def column_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, standard deviations, and which columns change by more than rounding, each `(D,)`.
+
+    One that does not keeps a scale of its own: a thousandth of its value, or of 1 where that is zero.
+    """
+    mean, scale = x.mean(0), x.std(0, correction=0)
+    largest = x.abs().amax(0)
+    varies = scale > 10 * torch.finfo(x.dtype).eps * largest
+    still = 1e-3 * torch.where(largest > 0, largest, 1.0)
+    return mean, torch.where(varies, scale, still), varies
+
+
+def _shrunk_correlations(z: Tensor) -> Tensor:
+    """(1 − α)R + αI for standardised rows, with the α that `_shrinkage` finds."""
+    alpha = _shrinkage(z)
+    return (1 - alpha) * (z.T @ z / len(z)) + alpha * torch.eye(z.shape[1], dtype=z.dtype)
+
+
+def _shrinkage(z: Tensor) -> float:
+    """α in [`LEAST_VARIANCE`, 1] at which a Gaussian with covariance (1 − α)R + αI predicts held-out rows best."""
+    z = z[:: -(-len(z) // MOST_ROWS)]
+    candidates = torch.logspace(math.log10(LEAST_VARIANCE), 0, 25, dtype=z.dtype)
+    total = torch.zeros_like(candidates)
+    fold = torch.arange(len(z)) % FOLDS
+    for k in range(min(FOLDS, len(z))):
+        kept, out = z[fold != k], z[fold == k]
+        centred = kept - kept.mean(0)
+        variances, axes = torch.linalg.eigh(centred.T @ centred / max(len(kept), 1))
+        shrunk = torch.outer(1 - candidates, variances.clamp(min=0)) + candidates[:, None]
+        squares = ((out - kept.mean(0)) @ axes).square()
+        total -= 0.5 * (squares.sum(0) / shrunk + len(out) * shrunk.log()).sum(1)
+    return float(candidates[int(total.argmax())])
+
+
+def default_kind(event_shape: tuple[int, ...]) -> str:
+    """What `auto` means: vectors are whitened, or scaled where they are long; pixels share a unit already."""
+    if len(event_shape) != 1:
+        return "none"
+    return "whiten" if event_shape[0] <= WHITEN_LIMIT else "scale"
+
+
+def require_kind(kind: str) -> None:
+    """Refuse a word that names no units."""
+    require(kind in ("auto", *KINDS), "units", f"one of auto, {', '.join(KINDS)}", kind)

@@ -1,0 +1,201 @@
+"""Energies in other units: what was learned in u as an energy of x, and an energy of x as training sees it.
+
+With u = (x − m)A and P the power of the density exp(−P·E) that is learned, E(x) = E(u) − log|det A|/P, so that
+log Z is the same number in both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.types import EnergyGrad, Proposal, energy_and_grad
+from metastable.core.units import Coordinates
+from metastable.proposals.in_units import DensityInDataUnits, DensityInTrainingUnits
+
+CARRIED = ("context_shape", "time", "costly", "normalised", "output_scale", "classes")
+"""What is known of an energy and does not depend on units."""
+
+
+class InDataUnits(nn.Module):
+    """E(x) in the data's own units, from an energy that was trained in others; x may be float64.
+
+    Attributes:
+        inner: the energy of u, as it was trained.
+        coordinates: the units of training.
+        power: P.
+    """
+
+    def __init__(self, inner: nn.Module, coordinates: Coordinates, power: float = 1.0):
+        super().__init__()
+        self.inner, self.coordinates, self.power = inner, coordinates, power
+        self.event_shape = coordinates.events.event_shape
+        self.offset = -coordinates.events.log_det / power
+        for name in CARRIED:
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
+
+    def forward(self, x: Tensor, *given: Any) -> Tensor:
+        """E(x), `(B, *event)` to `(B,)`; with contexts, and a time, as the energy inside takes them."""
+        if not given:
+            return self.inner(self.to_inner(x)) + self.offset
+        context, *time = given
+        return self.inner(self.to_inner(x), self.contexts(context), *time) + self.offset
+
+    def to_inner(self, x: Tensor) -> Tensor:
+        """u of x, in the dtype and on the device of the energy inside."""
+        return self.coordinates.events.forward(x).to(_home(self.inner))
+
+    def contexts(self, given: Any) -> Any:
+        """Contexts as the energy inside takes them; labels have no units."""
+        units = self.coordinates.given
+        if units is None or not isinstance(given, Tensor) or not given.is_floating_point():
+            return given
+        return units.forward(given).to(_home(self.inner))
+
+    @property
+    def reference(self) -> Any:
+        """The reference of the energy inside, in the data's units, where it has one."""
+        own = getattr(self.inner, "reference", None)
+        if not isinstance(own, Proposal):
+            raise AttributeError("reference")
+        return DensityInDataUnits(own, self.coordinates)
+
+
+class EncodedInDataUnits(InDataUnits):
+    """The same for an energy that encodes its contexts once."""
+
+    def encode(self, given: Any) -> Any:
+        """What the energy inside makes of the contexts."""
+        return self.inner.encode(self.contexts(given))  # pyright: ignore
+
+    def score(self, x: Tensor, code: Any, t: Tensor | None = None) -> Tensor:
+        """E for encoded contexts, `(B, K, *event)` to `(B, K)`."""
+        return self.inner.score(self.to_inner(x), code, t) + self.offset  # pyright: ignore
+
+
+class JointInDataUnits(EncodedInDataUnits):
+    """The same for a classifier that is an energy."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        """h(x), `(B, C)`."""
+        return self.inner.logits(self.to_inner(x))  # pyright: ignore
+
+    def log_prob_labels(self, x: Tensor) -> Tensor:
+        """log p(y | x), `(B, C)`."""
+        return self.inner.log_prob_labels(self.to_inner(x))  # pyright: ignore
+
+    def given(self, labels: Any) -> Any:
+        """An energy of p(x | y) for every kernel."""
+        from metastable.core.types import bind
+
+        return bind(self, self.encode(labels))
+
+    def powered(self, power: float) -> Any:
+        """The energy of exp(−P·E), whose p(y | x) no power changes."""
+        return JointInDataUnits(self.inner.powered(power), self.coordinates, self.power / power)  # pyright: ignore
+
+
+class InTrainingUnits(nn.Module):
+    """E(u) as training sees it, from an energy of one's own that expects x.
+
+    Chains then move in units of the data, and a step size means the same for every data set. The checkpoint is that
+    of the module inside.
+
+    Attributes:
+        inner: the energy of x.
+        coordinates: the units of training.
+        power: P.
+    """
+
+    def __init__(self, inner: nn.Module, coordinates: Coordinates, power: float = 1.0):
+        super().__init__()
+        self.inner, self.coordinates = inner, coordinates
+        units = coordinates.events
+        self.event_shape = units.event_shape
+        self.offset = units.log_det / power
+        like = _home(inner)
+        self.register_buffer("mean", units.mean.to(like.dtype), persistent=False)
+        self.register_buffer("matrix", units.inverse_matrix.to(like.dtype), persistent=False)
+        if hasattr(inner, "output_scale"):
+            self.output_scale = inner.output_scale
+
+    def to_data(self, u: Tensor) -> Tensor:
+        """x of u, in the dtype of u."""
+        flat, mean, matrix = u.flatten(1), self.mean.to(u), self.matrix.to(u)
+        back = flat * matrix if matrix.dim() == 1 else flat @ matrix
+        return (back + mean).view(u.shape)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """E(u), `(B, *event)` to `(B,)`."""
+        return self.inner(self.to_data(u)) + self.offset
+
+    def exact_start(self, probe: Tensor) -> Proposal | None:
+        """The density that the energy inside equals now, in the units of training; None where it says none."""
+        own = getattr(self.inner, "exact_start", None)
+        density = None if own is None else own(self.to_data(probe))
+        return None if density is None else DensityInTrainingUnits(density, self.coordinates)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the energy inside, so that its checkpoint is its own."""
+        return self.inner.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Into the energy inside."""
+        return self.inner.load_state_dict(*args, **kwargs)
+
+
+class GradientInTrainingUnits(InTrainingUnits):
+    """The same for an energy with a gradient of its own."""
+
+    def value_and_grad(self, u: Tensor) -> EnergyGrad:
+        """E(u) and ∇E(u)."""
+        value, grad = energy_and_grad(self.inner, self.to_data(u))
+        flat, matrix = grad.flatten(1), self.matrix.to(u)
+        turned = flat * matrix if matrix.dim() == 1 else flat @ matrix.T
+        return EnergyGrad(value + self.offset, turned.view(u.shape))
+
+
+class DrawnInTrainingUnits(GradientInTrainingUnits):
+    """The same for an energy that draws for itself and knows its log Z."""
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        """Draws of u, `(n, *event)`."""
+        drawn = self.inner.sample(n, rng)  # pyright: ignore
+        return self.coordinates.events.forward(drawn).to(drawn.dtype)
+
+    def log_partition(self) -> Tensor:
+        """The same number in both units."""
+        return self.inner.log_partition()  # pyright: ignore
+
+
+def in_data_units(energy: Any, coordinates: Coordinates | None, power: float = 1.0) -> Any:
+    """What was learned in `coordinates` as an energy of x."""
+    if coordinates is None or coordinates.trivial:
+        return energy
+    if isinstance(energy, InTrainingUnits):
+        return energy.inner
+    kind = InDataUnits
+    if hasattr(energy, "logits"):
+        kind = JointInDataUnits
+    elif hasattr(energy, "encode"):
+        kind = EncodedInDataUnits
+    return kind(energy, coordinates, power)
+
+
+def in_training_units(energy: nn.Module, coordinates: Coordinates | None, power: float = 1.0) -> nn.Module:
+    """An energy of x as training in `coordinates` sees it."""
+    if coordinates is None or coordinates.trivial:
+        return energy
+    kind = GradientInTrainingUnits if hasattr(energy, "value_and_grad") else InTrainingUnits
+    if hasattr(energy, "sample") and hasattr(energy, "log_partition"):
+        kind = DrawnInTrainingUnits
+    return kind(energy, coordinates, power)
+
+
+def _home(module: nn.Module) -> Tensor:
+    """A tensor with the dtype and device that a module works in."""
+    tensors = (*module.parameters(), *module.buffers())
+    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))

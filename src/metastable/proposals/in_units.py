@@ -1,0 +1,74 @@
+"""A normalised density in other units: the same law, with the Jacobian."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.units import Coordinates
+
+
+class DensityInDataUnits(nn.Module):
+    """p(x | given) of the data's own units, from a density that was trained in others.
+
+    log p(x) = log p(u) + log|det A| with u = (x − m)A.
+
+    Attributes:
+        inner: the density of u.
+        coordinates: the units of training.
+    """
+
+    def __init__(self, inner: Any, coordinates: Coordinates):
+        super().__init__()
+        self.inner, self.coordinates = inner, coordinates
+        self.event_shape = tuple(inner.event_shape)
+
+    def sample(self, n: int, rng: torch.Generator, *given: Tensor, **options: Any) -> Tensor:
+        """Draws in the data's units, float64: `(n, *event)`, or `(B, n, *event)` for B contexts."""
+        with torch.no_grad():
+            drawn = self.inner.sample(n, rng, *map(self._contexts, given), **options)
+        return self.coordinates.events.inverse(drawn)
+
+    def log_prob(self, x: Tensor, *given: Tensor, **options: Any) -> Tensor:
+        """Normalised log-density in the data's units."""
+        u = self.coordinates.events.forward(x).to(_home(self.inner))
+        return (
+            self.inner.log_prob(u, *map(self._contexts, given), **options) + self.coordinates.events.log_det
+        )
+
+    def _contexts(self, given: Tensor) -> Tensor:
+        units = self.coordinates.given
+        return (given if units is None else units.forward(given)).to(_home(self.inner))
+
+
+class DensityInTrainingUnits(nn.Module):
+    """The other way round: p(u) from a density of x, so that walkers can start from it.
+
+    Attributes:
+        inner: the density of x.
+        coordinates: the units of training.
+    """
+
+    def __init__(self, inner: Any, coordinates: Coordinates):
+        super().__init__()
+        self.inner, self.coordinates = inner, coordinates
+        self.event_shape = tuple(inner.event_shape)
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        """Draws of u, `(n, *event)`."""
+        with torch.no_grad():
+            drawn = self.inner.sample(n, rng)
+        return self.coordinates.events.forward(drawn).to(drawn.dtype)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Normalised log-density of u, `(B, *event)` to `(B,)`."""
+        units = self.coordinates.events
+        return self.inner.log_prob(units.inverse(u).to(u.dtype)) - units.log_det
+
+
+def _home(module: Any) -> Tensor:
+    """A tensor with the dtype and device that a module works in."""
+    tensors = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metastable.api import fit, needed_beside, resolve_method
+from metastable.api import fit
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
-from metastable.evaluation.modes import find_modes, nearest_center
 from metastable.evaluation.quadrature import bounding_box, log_partition_quadrature
-from metastable.methods import METHODS, ChainMethod, Method, Mixed, Objective
+from metastable.methods import METHODS, Method
+from metastable.plan import needed_beside, resolve_method
 from metastable.report import write_report
 from metastable.run import Run, write_json
 from metastable.summary import exact_mode_weights
@@ -56,11 +56,6 @@ COLUMNS = (
     "seconds",
     "diagnosis",
 )
-CAREFUL = 0.05
-FLAT = 1e-3
-"""Directions with less than this share of the mean variance do not set the step size."""
-FEWEST_ROWS = 20
-MOST_DIRECTIONS = 512
 SEVERITIES = ("problem", "warning", "note")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -129,7 +124,7 @@ def trainer_for(
     if seconds is not None or evaluations is not None:
         most = 10**9 if steps is None else steps
         return replace(trainer, steps=most, max_seconds=seconds, max_evaluations=evaluations)
-    if trainer.schedule == Schedule():
+    if trainer.schedule in (None, Schedule()):
         trainer = replace(trainer, schedule=Schedule("cosine"))
     return replace(trainer, steps=STEPS if steps is None else steps)
 
@@ -139,32 +134,10 @@ def compact(energy: Any) -> Any:
     return replace(energy, hidden=HIDDEN) if isinstance(energy, MLPConfig) else energy
 
 
-def step_size_for(x: Tensor) -> float:
-    """A step h that is small beside the data's narrowest direction inside a mode: `CAREFUL`·(its variance).
-
-    Where the data have thin parts that no centres tell apart, such as rings, a tenth of that.
-    """
-    flat = x.flatten(1).double()
-    if len(x) < FEWEST_ROWS:
-        return CAREFUL * float(flat.var(0).mean().clamp(min=1e-12))
-    modes = find_modes(x)
-    inside = flat - modes.centers.flatten(1).double()[nearest_center(x, modes.centers)]
-    small = flat.shape[1] <= MOST_DIRECTIONS
-    variance = (
-        torch.linalg.eigvalsh(torch.cov(inside.T).reshape(len(inside.T), -1)) if small else inside.var(0)
-    )
-    narrow = max(float(variance.min()), FLAT * float(variance.mean()), 1e-12)
-    return CAREFUL * narrow * (0.1 if modes.separated and len(modes) == 1 else 1.0)
-
-
 def methods_for(
-    names: Sequence[str],
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-    step_size: float | None = None,
+    names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[Method]:
     """Methods by name, with `DEFAULTS` and then `settings` (by method) on top.
-
-    `step_size` is for those that are given neither a step size nor a kernel.
 
     >>> [m.walkers for m in methods_for(["pcd", "cd"], {"pcd": {"walkers": 64}})]
     [64, None]
@@ -175,23 +148,8 @@ def methods_for(
         require_choice("methods", name, METHODS)
     if len(set(names)) < len(names):
         raise InputError(f"methods: each may be named once, got {', '.join(names)}")
-    return [_method(name, dict((settings or {}).get(name, {})), step_size) for name in names]
-
-
-def _method(name: str, given: dict[str, Any], step_size: float | None) -> Method:
-    method = resolve_method({"name": name, **DEFAULTS.get(name, {}), **given})
-    return method if step_size is None else with_step_size(method, step_size)
-
-
-def with_step_size(method: Method, step_size: float) -> Method:
-    """The method, or the source of its negatives, with this step size where it was given no other."""
-    if isinstance(method, Objective):
-        return replace(method, source=with_step_size(method.source, step_size))
-    if isinstance(method, Mixed):
-        return replace(method, sources=tuple(with_step_size(s, step_size) for s in method.sources))
-    if not isinstance(method, ChainMethod) or method.kernel is not None or method.step_size is not None:
-        return method
-    return replace(method, step_size=step_size)
+    own = settings or {}
+    return [resolve_method({"name": name, **DEFAULTS.get(name, {}), **own.get(name, {})}) for name in names]
 
 
 def compare_methods(
@@ -203,6 +161,7 @@ def compare_methods(
     trainer: TrainerConfig | None = None,
     seed: int = 0,
     held_out: float = 0.1,
+    units: str = "auto",
     overwrite: bool = False,
     bar: Bar | None = None,
 ) -> Comparison:
@@ -217,6 +176,7 @@ def compare_methods(
         trainer: settings that all share; see `trainer_for`.
         seed: of every random number.
         held_out: share of the rows kept for scores.
+        units: what training measures columns in, see `fit`.
         overwrite: replace an earlier comparison.
         bar: progress of one training.
     """
@@ -231,7 +191,7 @@ def compare_methods(
     train = data.split(held_out, seed)[0] if held_out > 0 else data
     for method in methods:
         with bar(method.name, trainer) if bar else nullcontext(False) as on_row:
-            row, run = _train(energy, data, method, trainer, folder, seed, held_out, on_row)
+            row, run = _train(energy, data, method, trainer, folder, seed, held_out, units, on_row)
         if run is not None:
             found.truth |= _truth(run)
             row |= scores(run, train.x)
@@ -293,6 +253,7 @@ def _train(
     folder: Path,
     seed: int,
     held_out: float,
+    units: str,
     on_row: OnRow | bool,
 ) -> tuple[dict[str, Any], Run | None]:
     """One training; a method that diverges gets a row that says so, and the others go on."""
@@ -305,6 +266,7 @@ def _train(
             seed=seed,
             out=folder / method.name,
             held_out=held_out,
+            units=units,
             trainer=trainer,
             progress=on_row,
         )

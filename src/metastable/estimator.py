@@ -18,7 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from metastable.api import fit, log_partition, resolve_method
+from metastable.api import fit, log_partition
 from metastable.core.errors import ConfigError, require, require_count
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
@@ -26,6 +26,7 @@ from metastable.core.types import Energy, Proposal
 from metastable.energies.build import EnergyConfig
 from metastable.kernels import MALA, run_chain
 from metastable.methods import Jarzynski, Method
+from metastable.plan import resolve_method
 from metastable.proposals import Gaussian
 from metastable.run import Run
 from metastable.training.config import Schedule
@@ -199,6 +200,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
             schedule=Schedule("cosine"),
             batch_size=settings.batch_size,
             device=self.device,
+            units="none",
             evaluate=False,
             progress=bool(self.verbose),
         )

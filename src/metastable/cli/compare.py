@@ -58,7 +58,6 @@ def compare(
         methods_for,
         parse_budget,
         require_no_contexts,
-        step_size_for,
         trainer_for,
     )
     from metastable.methods import METHODS
@@ -78,7 +77,7 @@ def compare(
     require_no_contexts(job.dataset)
     if "hidden" not in tree.get("energy", {}):
         job = replace(job, energy=compact(job.energy))
-    chosen = methods_for(names, own, step_size_for(job.dataset.x))
+    chosen = methods_for(names, own)
     trainer = trainer_for(job.trainer, steps, seconds, evaluations)
     if dry_run:
         _print_plan(job, chosen, trainer, out)
@@ -91,6 +90,7 @@ def compare(
         trainer=trainer,
         seed=job.seed,
         held_out=job.held_out,
+        units=job.units,
         overwrite=overwrite,
         bar=lambda name, config: training_bar(name, config, progress),
     )

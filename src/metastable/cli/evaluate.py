@@ -132,10 +132,17 @@ def scores(run: Run, dataset: Dataset, seed: int, log_z: bool = False) -> dict[s
 
     Events of many dimensions get no estimate of log Z unless it is asked for.
     """
+    from dataclasses import replace
+
     from metastable.summary import affordable
 
     from .runs import home_of, kept_walkers, model_walkers, normalised
 
+    shift = 0.0
+    if run.coordinates is not None:  # found in the units of training, where no column outweighs another
+        units = run.coordinates.events
+        dataset = replace(dataset, x=units.forward(dataset.x), toy=_toy_within(dataset.toy, run.coordinates))
+        run, shift = run.within(), units.log_det
     x = dataset.x.to(**home_of(run.energy))
     may_take_long = log_z or affordable(run.learned_energy, x)
     walkers, origin = model_walkers(run, x, seed) if may_take_long else kept_walkers(run)
@@ -146,7 +153,7 @@ def scores(run: Run, dataset: Dataset, seed: int, log_z: bool = False) -> dict[s
         "samples": origin,
         "power": run.power,
         "log_partition": None if z is None else z.as_json(),
-        **likelihood(run, x, z),
+        **likelihood(run, x, z, shift),
         **(none if walkers is None else against(run, dataset, x, walkers, seed)),
     }
 
@@ -160,8 +167,14 @@ def against(run: Run, dataset: Dataset, x: Tensor, walkers: Walkers, seed: int) 
     }
 
 
-def likelihood(run: Run, x: Tensor, z: LogPartition | None) -> dict[str, float | None]:
-    """Mean of −P·E − log Z over the rows; its standard error holds that of log Z."""
+def _toy_within(toy: Any, coordinates: Any) -> Any:
+    from metastable.summary import toy_within
+
+    return None if toy is None else toy_within(toy, coordinates)
+
+
+def likelihood(run: Run, x: Tensor, z: LogPartition | None, shift: float = 0.0) -> dict[str, float | None]:
+    """Mean of −P·E − log Z + `shift` over the rows; its standard error holds that of log Z."""
     import math
 
     from metastable.core.parts import energies_of
@@ -170,7 +183,7 @@ def likelihood(run: Run, x: Tensor, z: LogPartition | None) -> dict[str, float |
         return {"log_likelihood": None, "log_likelihood_se": None}
     energies = energies_of(run.learned_energy, x)
     return {
-        "log_likelihood": float(-energies.mean()) - z.value,
+        "log_likelihood": float(-energies.mean()) - z.value + shift,
         "log_likelihood_se": math.hypot(float(energies.std()) / math.sqrt(len(x)), z.std_error),
     }
 

@@ -9,47 +9,71 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.api import built, training_rows, with_classes
 from metastable.core.types import Energy, Pairs, bind, events
-from metastable.energies import check_conditional, check_energy
+from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
-from metastable.training.engine import Engine
+from metastable.plan import make_plan
 
-from .console import say
+from .console import console, say, table
 from .settings import Job
 
+MOST_COLUMNS = 40
 COPIES = 4  # of each parameter: itself, its gradient and Adam's two averages
 PROBE = 7  # rows; no layer is as narrow, so that a parameter is not taken for an activation
 
 
 def print_plan(job: Job, folder: Path) -> None:
-    """The resolved settings, the size of everything, and whether the energy is one."""
-    engine = Engine(job.trainer.device, job.trainer.precision)
-    train = job.dataset.split(job.held_out, job.seed)[0] if job.held_out > 0 else job.dataset
-    rows = training_rows(train, job.method, engine)
-    x = events(rows)
-    energy = engine.place_module(built(with_classes(job.energy, job.method, job.dataset), rows, job.seed))
-    seen = energy
-    if isinstance(rows, Pairs) and job.method.needs != "labels":
-        check_conditional(energy, rows)
-        seen = bind(energy, rows.given[:PROBE])
-    else:
-        check_energy(energy, x)
-    if isinstance(rows, Pairs) and job.method.needs == "labels":
+    """The resolved settings, the size of everything, what the columns are, and whether the energy is one."""
+    dataset = dequantised(job.dataset, job.seed) if job.dequantise else job.dataset
+    plan = make_plan(
+        job.energy,
+        dataset,
+        job.method,
+        job.trainer,
+        seed=job.seed,
+        held_out=job.held_out,
+        units=job.units,
+    )
+    rows, energy, x = plan.rows, plan.energy, events(plan.rows)
+    paired = isinstance(rows, Pairs)
+    seen = bind(energy, rows.given[:PROBE]) if paired and job.method.needs != "labels" else energy
+    if paired and job.method.needs == "labels":
         check_joint(energy, rows.given)
-    say(json.dumps(job.described(), indent=2), "")
+    say(json.dumps(job.described() | {"units": plan.units}, indent=2), "")
+    if columns := columns_of(plan.train):
+        console().print(column_table(columns))
     parameters = sum(p.numel() for p in energy.parameters())
     limit = "" if job.trainer.max_seconds is None else f", at most {job.trainer.max_seconds:g} s"
     say(
         f"data        {job.dataset}",
         f"rows        {len(x)} to train on, {len(job.dataset) - len(x)} held out",
+        f"units       {UNITS[plan.units]}",
         f"energy      {type(energy).__name__}, {parameters:,} parameters, checked on the data",
-        f"device      {engine.device}, {engine.precision}",
-        f"steps       {job.trainer.steps}{limit}",
+        f"device      {plan.engine.device}, {plan.engine.precision}",
+        f"steps       {plan.trainer.steps}{limit}",
         f"memory      about {_size(memory(job, energy, x, seen))}",
         f"folder      {folder}{_state(folder)}",
         *job.notes,
         "dry run: nothing was written",
+    )
+
+
+UNITS = {
+    "none": "none: training sees the data as they are",
+    "scale": "scale: training sees every number in its column's standard deviation",
+    "whiten": "whiten: training sees standard deviations of the columns, their correlations undone",
+}
+
+
+def column_table(columns: list[Column]) -> Any:
+    """What each column is, in its own units."""
+    rows = [
+        (c.name, f"{c.mean:.6g}", f"{c.scale:.4g}", f"{c.low:.6g} … {c.high:.6g}", f"{c.distinct}", c.note)
+        for c in columns[:MOST_COLUMNS]
+    ]
+    more = len(columns) - len(rows)
+    return table(
+        ["column", "mean", "unit (sd)", "range", "values", ""], rows, "", f"and {more} more" if more else ""
     )
 
 

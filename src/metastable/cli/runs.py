@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +19,7 @@ from metastable.evaluation.log_partition import log_partition
 from metastable.methods.base import Objective
 from metastable.methods.contrastive import FreshChains
 from metastable.proposals import Gaussian, fit_gaussian
-from metastable.run import Run
+from metastable.run import Run, in_units
 from metastable.summary import why_costly
 from metastable.training.engine import Engine
 
@@ -34,7 +33,7 @@ STARTS = 1000
 def open_run(folder: Path, device: str = "cpu") -> Run:
     """A run whose energy and walkers are on the same device."""
     run = load_run(folder, device=str(Engine(device).device))
-    if run.walkers is not None:
+    if run.walkers is not None and run.coordinates is None:
         run.walkers = _placed(run.walkers, run.energy)
     return run
 
@@ -114,9 +113,9 @@ def kept_walkers(run: Run) -> tuple[Walkers | None, str]:
     if run.walkers is not None and bool((run.walkers.log_weight != 0).any()):
         return run.walkers, "the run's own weighted walkers"
     kept = run.folder / "samples.npy" if run.folder is not None else None
-    if kept is None or not kept.is_file():
+    if kept is None or not kept.is_file() or run.walkers is None:
         return None, "none were kept"
-    x = _placed(Walkers.equal(torch.from_numpy(np.load(kept, allow_pickle=False))), run.energy)
+    x = run.walkers  # which were read from that file
     if any(finding.name == "log-z-not-estimated" for finding in run.diagnosis):
         return x, "the method's own chains when training ended"
     return x, "samples drawn from the finished energy when training ended"
@@ -124,7 +123,13 @@ def kept_walkers(run: Run) -> tuple[Walkers | None, str]:
 
 def normalised(run: Run, data: Tensor | None = None, seed: int = 0) -> LogPartition:
     """log Z of what was learned, by sequential Monte Carlo from a Gaussian fitted to `data` or the energy's own."""
-    return log_partition(run.learned_energy, event_shape=run.event_shape, data=data, seed=seed)
+    inner = run.within()
+    if run.coordinates is not None and data is not None:
+        data = run.coordinates.events.forward(data)
+    z = log_partition(inner.learned_energy, event_shape=run.event_shape, data=data, seed=seed)
+    if run.coordinates is None or z.walkers is None:
+        return z
+    return replace(z, walkers=in_units(z.walkers, run.coordinates.events))
 
 
 def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Dataset, str]:

@@ -15,18 +15,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from metastable.api import resolve_method
 from metastable.core.configure import build, build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, nearest, require
+from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
+from metastable.data.columns import oddities
 from metastable.energies.build import ENERGIES, default_config
 from metastable.methods import Method
+from metastable.plan import resolve_method
 from metastable.training.config import OPTIMISERS, Schedule, TrainerConfig
 
 Settings = dict[str, Any]
 
-SECTIONS = ("data", "energy", "method", "trainer", "seed", "held_out")
-FACTS = ("about", "version", "event_shape", "context_shape", "classes")
+SECTIONS = ("data", "energy", "method", "trainer", "seed", "held_out", "units", "dequantise")
+FACTS = ("about", "version", "event_shape", "context_shape", "classes", "coordinates", "columns")
 """What a run or a preset says about itself; nothing is read from these."""
 HELD_OUT = 0.1
 STILL = 0.05
@@ -43,6 +45,8 @@ class Job:
     trainer: TrainerConfig
     seed: int
     held_out: float
+    units: str = "auto"
+    dequantise: bool = False
     notes: tuple[str, ...] = ()
 
     def described(self) -> Settings:
@@ -54,6 +58,8 @@ class Job:
             "trainer": describe(self.trainer),
             "seed": self.seed,
             "held_out": self.held_out,
+            "units": self.units,
+            "dequantise": self.dequantise,
         }
 
 
@@ -174,12 +180,18 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     require(isinstance(seed, int) and not isinstance(seed, bool), "seed", "an integer", seed)
     is_share = isinstance(held_out, (int, float)) and not isinstance(held_out, bool) and 0 <= held_out < 1
     require(is_share, "held_out", "a share of at least 0 and below 1", held_out)
+    units, dequantise = settings.get("units", "auto"), settings.get("dequantise", False)
+    require_kind(units)
+    require(isinstance(dequantise, bool), "dequantise", "true or false", dequantise)
     trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
     dataset, notes = data_of(settings.get("data"))
+    trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel())
     beside = "" if method.needs == "given?" and dataset.given is None else method.needs.rstrip("?")
     energy = energy_of(settings.get("energy"), dataset.event_shape, beside, method.timed)
     notes += _still_pixels(dataset, energy)
-    return Job(dataset, energy, method, trainer, seed, float(held_out), notes)
+    if not dequantise:
+        notes += tuple(f"data: {words}" for words in oddities(dataset))
+    return Job(dataset, energy, method, trainer, seed, float(held_out), units, dequantise, notes)
 
 
 def _still_pixels(dataset: Dataset, energy: Any) -> tuple[str, ...]:

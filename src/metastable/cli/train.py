@@ -35,6 +35,13 @@ def train(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     precision: Annotated[str | None, typer.Option(help="32-true, 64-true or bf16-mixed.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share of the rows kept for scores; 0.1.")] = None,
+    units: Annotated[
+        str | None, typer.Option(help="What training measures columns in: auto, none, scale or whiten.")
+    ] = None,
+    dequantise: Annotated[
+        bool | None,
+        typer.Option("--dequantise", help="Spread columns of few values (codes) between their neighbours."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A settings file, e.g. the config.json of a run.")
     ] = None,
@@ -63,6 +70,8 @@ def train(
         "trainer.precision": precision,
         "seed": seed,
         "held_out": held_out,
+        "units": units,
+        "dequantise": dequantise,
     }
     job = resolve(with_assignments(with_flags(settings, flags), assign or []))
     folder = out or next_free(Path("runs"), _name(preset, config, job))
@@ -129,6 +138,8 @@ def _train(job: Job, folder: Path, resume: bool, progress: bool) -> None:
                 out=folder,
                 resume=resume,
                 held_out=job.held_out,
+                units=job.units,
+                dequantise=job.dequantise,
                 trainer=job.trainer,
                 progress=on_row,
             )
@@ -156,6 +167,8 @@ def print_run(run: Run) -> None:
     from .console import clock, console, plus_minus, say, table
 
     say(f"{run.method}: {run.status} after {run.steps} steps, {clock(run.seconds)}")
+    if run.ended:
+        say(run.ended)
     if run.log_partition is not None:
         say(str(run.log_partition))
     scores = run.scores

@@ -80,6 +80,7 @@ def train(bench: Bench, toy: ToySet, data: Tensor, interval: int, seed: int) -> 
         method_of(bench, interval),
         bench.steps,
         seed=seed,
+        units="none",
         batch_size=bench.walkers,
         optimiser=Adam(bench.rate),
         schedule=Schedule("cosine"),

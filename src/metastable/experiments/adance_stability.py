@@ -151,6 +151,7 @@ def train(bench: Bench, data: Digits, kind: str, rejuvenation: float) -> tuple[C
             AdaptiveNCE(source, interval=bench.interval),
             bench.steps,
             seed=bench.seed,
+            units="none",
             batch_size=bench.batch,
             optimiser=Adam(bench.rate, betas=(0.0, 0.999)),
             log_every=max(1, bench.steps // 100),

@@ -222,6 +222,7 @@ def train(
         method,
         steps,
         seed=seed,
+        units="none",
         batch_size=setting.data * bench.batch,
         optimiser=Adam(setting.learning_rate, setting.betas),
         schedule=Schedule("cosine"),

@@ -67,6 +67,7 @@ def train(
         method_of(bench, name, threshold),
         steps or bench.steps,
         seed=seed,
+        units="none",
         batch_size=None,
         optimiser=rates(factor * bench.rate_means, factor * bench.rate_z),
         log_every=max(1, bench.steps // 100),

@@ -105,6 +105,7 @@ def train(bench: Bench, scheme: Scheme | None, lag: int, seed: int, source: Teac
         method_of(bench, scheme, lag),
         bench.steps,
         seed=seed,
+        units="none",
         batch_size=None,
         optimiser=rates(bench.rate_means, bench.rate_z),
         log_every=bench.log_every,

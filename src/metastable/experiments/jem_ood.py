@@ -74,6 +74,7 @@ def train(bench: Bench, data: Dataset, generative: float) -> Run:
         method(bench, generative),
         steps=bench.steps,
         seed=bench.seed,
+        units="none",
         batch_size=bench.batch_size,
         optimiser=Adam(bench.learning_rate),
         schedule=Schedule("cosine", warmup=bench.warmup, final=0.01),

@@ -221,6 +221,7 @@ def train(bench: Bench, task: Task, scenario: Scenario, beta_o: float, seed: int
             method_of(bench, scenario, beta_o),
             bench.steps,
             seed=seed,
+            units="none",
             batch_size=bench.batch,
             optimiser=Adam(bench.rate / scenario.slower),
             schedule=schedule_of(bench),

@@ -128,6 +128,7 @@ def train(bench: Bench, kind: str, K: int, seed: int) -> Course:
         method_of(kind, K),
         bench.steps,
         seed=seed,
+        units="none",
         batch_size=bench.batch,
         optimiser=Adam(bench.rate),
         schedule=Schedule("cosine"),

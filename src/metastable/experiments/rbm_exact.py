@@ -185,6 +185,7 @@ def learn(
         method,
         steps=steps,
         seed=seed,
+        units="none",
         evaluate=False,
         batch_size=256,
         optimiser=Adam(rate),

@@ -144,6 +144,7 @@ def train(job: Job, pairs: Pairs) -> Run:
         method,
         updates(job),
         seed=job.seed,
+        units="none",
         batch_size=job.batch * (job.times if job.model in DENSITIES else 1),
         optimiser=Adam(job.rate),
         schedule=Schedule(job.schedule),

@@ -132,6 +132,7 @@ def train(bench: Bench, name: str) -> Outcome:
         method,
         bench.steps + before,
         seed=seed,
+        units="none",
         batch_size=bench.batch,
         optimiser=Adam(bench.rate),
         schedule=Schedule("cosine"),

@@ -10,6 +10,7 @@ import numpy as np
 from . import plots
 from .classifier_section import classifier
 from .conditional_section import contexts, is_conditional, objective, ranked_among
+from .data_section import data
 from .figures import DATA, INK, MODEL, palette
 from .formatting import clock, count, is_number, label, method_title, number, plus_minus, sentence, share
 from .markup import Html, card, document, empty, join, number_cell, section, table, tag
@@ -48,6 +49,7 @@ def run_page(run: Run) -> str:
     """The whole page."""
     sections = [
         section("diagnosis", "Diagnosis", findings(run)),
+        section("data", "Data", data(run)),
         section("training", "Training", training(run)),
         section("weights", "Weights and log Z", weights(run)),
         section("negatives", "Negatives", negatives(run)),
@@ -56,7 +58,7 @@ def run_page(run: Run) -> str:
         section("modes", "Mode weights", modes(run)),
         section("scores", "Scores", scores(run)),
         section("other", "Other metrics", other_metrics(run)),
-        settings(run.config),
+        settings({k: v for k, v in run.config.items() if k not in ("coordinates", "columns")}),
     ]
     return document(f"{title(run)} · metastable", header(run), contents(sections), cards(run), *sections)
 
@@ -82,7 +84,9 @@ def header(run: Run) -> Html:
     ]
     message = run.summary.get("message")
     words = tag("p", message, class_=f"message {run.status}") if message else None
-    return join([masthead("run", title(run), status_badge(run.status), facts), words])
+    ended = run.summary.get("ended")
+    how = tag("p", ended, class_="message") if ended else None
+    return join([masthead("run", title(run), status_badge(run.status), facts), words, how])
 
 
 def cards(run: Run) -> Html:

@@ -57,8 +57,9 @@ class Patience:
         """Whether the score has not risen for too long."""
         return bool(self.scores) and self.scores[-1][0] - self.at >= self.wait * self.every
 
-    def ended_well(self, step: int) -> bool:
-        """Whether going back is worth it: the rows are less likely now than they were, by more than noise."""
+    @property
+    def past_its_best(self) -> bool:
+        """Whether the rows are less likely now than they were, by more than noise."""
         recent = [score for _, score in self.scores[-SMOOTH:]]
         return bool(recent) and sum(recent) / len(recent) < self.highest - self.noise
 
@@ -72,13 +73,15 @@ class Patience:
 
     def words(self, step: int) -> str:
         """How training ended; empty where it went to its last step and nothing better was left behind."""
-        if self.at == step or self.best is None or not self.ended_well(step):
-            return ""
-        early = "Training ended early, " if self.spent else "Training ended, "
-        return (
-            f"{early}at step {step}: held-out rows were most likely after step {self.at}, and the model of that "
-            "step was kept."
-        )
+        if self.best is not None and self.past_its_best:
+            early = "Training ended early, " if self.spent else "Training ended, "
+            return (
+                f"{early}at step {step}: held-out rows were most likely after step {self.at}, and the model of that "
+                "step was kept."
+            )
+        if self.spent:
+            return f"Training ended early, at step {step}: held-out rows were no more likely than after step {self.at}."
+        return ""
 
     def save(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""

@@ -34,6 +34,8 @@ from .records import Gather, Recorder, Row
 
 OnRow = Callable[[Row], None]
 """Told of every line of metrics, e.g. a progress bar."""
+MOST_ERROR = 0.3
+"""Standard error of log Z, in nats, above which a likelihood says nothing about when to end."""
 LOOK_EVERY = 97
 """Updates between looks at numbers on an accelerator; a prime, so that players who take turns are all looked at."""
 
@@ -199,8 +201,8 @@ class Trainer:
                 self._update()
                 self.seconds = time.perf_counter() - began
                 self._after_update()
-        self._keep_best()
-        if self.store is not None and self.store.latest_step() != self.context.step:
+        went_back = self._keep_best()
+        if self.store is not None and (went_back or self.store.latest_step() != self.context.step):
             self._checkpoint()
         self.recorder.close()
         return self._outcome("interrupted" if self._interrupted else "finished")
@@ -310,21 +312,19 @@ class Trainer:
         z = self.method.log_partition(self.context, self.state)
         if z is None:  # a method that does not know log Z cannot say when likelihood stops to grow
             self.patience = None
-            return
-        if self.patience.better(self.energy, z.value, self.context.step):
+        elif z.std_error < MOST_ERROR and self.patience.better(self.energy, z.value, self.context.step):
             weights = {name: copy.deepcopy(m.state_dict()) for name, m in self.players.items()}
             self.patience.best = {"weights": weights, "method": self.method.save(self.state)}
 
-    def _keep_best(self) -> None:
-        """Go back to where held-out rows were most likely."""
+    def _keep_best(self) -> bool:
+        """Go back to where held-out rows were most likely, where that is worth it."""
         patience = self.patience
-        if patience is None or patience.best is None or patience.at == self.context.step:
-            return
-        if not patience.ended_well(self.context.step):
-            return
+        if patience is None or patience.best is None or not patience.past_its_best:
+            return False
         for name, module in self.players.items():
             module.load_state_dict(patience.best["weights"][name])
         self.state = self.method.load(patience.best["method"])
+        return True
 
     # ---- divergence
 

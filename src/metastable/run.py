@@ -46,6 +46,8 @@ class Run:
         power: P, where what was learned is exp(−P·E)/Z: 1, unless its chains had another temperature (P = 1/T) or
             its method weighed them so. log Z, scores, walkers and the diagnosis are of that density.
         ended: in words, how training ended, where that was before its last step.
+        log_z_source: `training` where log Z and walkers are the method's own, `independent` where they come from
+            sequential Monte Carlo, which was surer of itself.
         coordinates: the units that it was trained in; None where they are the data's own. Everything here is in the
             data's units; `within()` is the run in those of its training.
         inside: every module as it was trained, in those units; the same as `players` where there are none.
@@ -69,6 +71,7 @@ class Run:
     contexts: dict[str, Any] | None = None
     power: float = 1.0
     ended: str = ""
+    log_z_source: str = "training"
     coordinates: Coordinates | None = None
     inside: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -363,6 +366,7 @@ class Run:
             "contexts": self.contexts,
             "scores": self.scores,
             "ended": self.ended,
+            "log_z_source": self.log_z_source,
         }
 
     def __str__(self) -> str:

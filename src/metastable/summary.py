@@ -16,7 +16,7 @@ from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Walkers, is_discrete
 from metastable.core.units import Coordinates, Units
 from metastable.data import ToySet
-from metastable.evaluation.diagnosis import Facts, Finding, diagnose
+from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
 from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, median_distance, mmd2
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
@@ -66,7 +66,7 @@ def evaluate_run(
     log Z and samples come from the method's own walkers where it has weighted ones (Jarzynski). For the others
     both come from sequential Monte Carlo on the trained energy: chains that start at the data would show the
     data's mode weights, not the model's. A method's own log Z is compared with that of sequential Monte Carlo,
-    which shares nothing with the training, and doubted where the two disagree.
+    which shares nothing with the training and is believed where it is surer of itself.
 
     Events of many dimensions (images) get no sequential Monte Carlo, which would take minutes: their samples are
     the method's own walkers, where it has any, and a finding says that log Z was not estimated.
@@ -80,7 +80,7 @@ def evaluate_run(
         chains: the method as training left it, for a look at its negatives.
         coordinates: the units of training; None where they are the data's own.
     """
-    second, known = None, run.normalised
+    second, known, disagreement = None, run.normalised, None
     if known:  # a density has log Z = 0, and draws for itself
         run.walkers = run.sample(SHOWN, seed=derive(seed, "evaluate"))
     elif (own := _weighted_draws(run)) is not None:
@@ -88,10 +88,12 @@ def evaluate_run(
         known = True
     elif affordable(run.learned_energy, train):
         second = log_partition(run.learned_energy, data=train, seed=derive(seed, "evaluate"))
-        _take(run, second)
+        disagreement = _take(run, second)
     run.modes, separated = _modes(run, train, toy, seed)
     run.scores = _scores(run, validation, toy) | _second_scores(second)
     run.diagnosis = _diagnosis(run, train, validation, separated)
+    if disagreement is not None:
+        run.diagnosis = sorted([disagreement, *run.diagnosis], key=lambda f: SEVERITIES.index(f.severity))
     if second is None and not known:
         run.diagnosis.append(_skipped(run, train))
     check = None if chains is None or run.folder is None else step_check(chains, seed=seed)
@@ -174,12 +176,63 @@ def _scale(energy: Any) -> float:
     return getattr(energy, "output_scale", 1.0)
 
 
-def _take(run: Run, second: LogPartition) -> None:
-    """log Z and samples from an independent estimate, or a comparison where the method gave its own."""
-    if run.log_partition is None:
+def _take(run: Run, second: LogPartition) -> Finding | None:
+    """log Z and samples from an independent estimate, where the method has none or this one is to be believed.
+
+    Of two that disagree it is said which one is believed, and why.
+    """
+    own = run.log_partition
+    if own is None:
         run.log_partition, run.walkers = second, second.walkers or run.walkers
-    else:
-        run.log_partition = _compared(run.log_partition, second)
+        return None
+    found = _disagreement(own, second)
+    if _better(second, own):
+        run.log_partition, run.walkers = second, second.walkers or run.walkers
+        run.log_z_source = "independent"
+    elif found is not None:
+        words = f"an independent estimate says {second.value:.3f} ± {second.std_error:.3f}"
+        run.log_partition = dataclasses.replace(own, warnings=(*own.warnings, words))
+    return found
+
+
+def _better(second: LogPartition, own: LogPartition) -> bool:
+    """Whether to believe the estimate that shares nothing with the training: trusted, and surer of itself."""
+    return second.trusted and (not own.trusted or not own.std_error <= second.std_error)
+
+
+def _disagreement(own: LogPartition, second: LogPartition) -> Finding | None:
+    """Two estimates of one log Z that are further apart than both errors allow.
+
+    The spread between populations cannot show what all of them missed, such as mass that training put where no
+    walker was; a path from the reference goes there.
+    """
+    error = math.hypot(own.std_error, second.std_error)
+    apart = abs(own.value - second.value)
+    if not apart > DISAGREEMENT * error + 0.01:
+        return None
+    how = "enumeration" if second.std_error == 0 else "sequential Monte Carlo on the finished energy"
+    believed = _better(second, own)
+    why = (
+        "the second is believed: it shares nothing with the training, and nothing speaks against it"
+        if believed
+        else "neither is to be trusted: something speaks against the second one too"
+    )
+    text = (
+        f"Two estimates of log Z disagree: the walkers of training say {own.value:.3f} ± {own.std_error:.3f}, "
+        f"{how} {second.value:.3f} ± {second.std_error:.3f}. Of these {why}."
+    )
+    evidence: dict[str, Any] = {
+        "log_z_training": own.value,
+        "log_z_independent": second.value,
+        "apart": apart,
+    }
+    advice = (
+        "Nothing, for log Z, likelihoods and samples are those of the second. The gradients of training came from "
+        "walkers that were off, though: use more walkers, a smaller learning rate or a smaller pace."
+        if believed
+        else "Use more walkers, a smaller learning rate or a smaller pace."
+    )
+    return Finding("log-z-disagree", "warning" if believed else "problem", text, evidence, advice)
 
 
 def _skipped(run: Run, train: Tensor) -> Finding:
@@ -202,24 +255,6 @@ def _second_scores(second: LogPartition | None) -> dict[str, float]:
     if second.std_error == 0:
         return {"log_z_exact": second.value}
     return {"log_z_smc": second.value, "log_z_smc_se": second.std_error}
-
-
-def _compared(own: LogPartition, second: LogPartition) -> LogPartition:
-    """`own`, with a warning where an independent estimate contradicts it beyond both errors.
-
-    The spread between populations cannot show what all of them missed, such as mass that training put where
-    no walker was; a path from the reference goes there.
-    """
-    error = math.hypot(own.std_error, second.std_error)
-    if not second.trusted or not abs(own.value - second.value) > DISAGREEMENT * error + 0.01:
-        return own
-    words = (
-        f"an independent value ({'enumeration' if second.std_error == 0 else 'sequential Monte Carlo'}) is "
-        f"{second.value:.3f} ± {second.std_error:.3f}, "
-        f"{abs(own.value - second.value) / error:.1f} standard errors away; use more walkers, a smaller learning "
-        "rate, or that estimate"
-    )
-    return dataclasses.replace(own, warnings=(*own.warnings, words))
 
 
 def _equal_weights(run: Run, n: int, seed: int) -> Tensor:
@@ -491,13 +526,13 @@ def load_summary(run: Run) -> Run:
     """What a run's `summary.json` knows, put back into the run."""
     assert run.folder is not None
     kept = read_summary(run.folder)
-    weighted = run.log_partition is not None
+    weighted = run.log_partition is not None and kept.get("log_z_source") != "independent"
     if kept.get("log_partition") and not weighted:
         run.log_partition = LogPartition.from_json(kept["log_partition"])
     run.status = kept.get("status", "unfinished")
     run.scores = kept.get("scores", {})
     run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
-    run.ended = kept.get("ended", "")
+    run.ended, run.log_z_source = kept.get("ended", ""), kept.get("log_z_source", "training")
     run.seconds = kept.get("seconds", 0.0)
     if kept:  # numbers of a run from before there was a power are those of exp(−E)
         run.power = kept.get("power", 1.0)

@@ -76,11 +76,12 @@ class Patience:
         if self.best is not None and self.past_its_best:
             early = "Training ended early, " if self.spent else "Training ended, "
             return (
-                f"{early}at step {step}: held-out rows were most likely after step {self.at}, and the model of that "
-                "step was kept."
+                f"{early}at step {step}: held-out rows were most likely after step {self.at}, and the model of "
+                "that step was kept."
             )
         if self.spent:
-            return f"Training ended early, at step {step}: held-out rows were no more likely than after step {self.at}."
+            words = f"held-out rows were no more likely than after step {self.at}."
+            return f"Training ended early, at step {step}: {words}"
         return ""
 
     def save(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from metastable.methods.base import ChainMethod, Metrics, Negatives, Objective
 from metastable.methods.contrastive import ExactDraws, FreshChains, move
 from metastable.methods.jarzynski import Jarzynski, JarzynskiState
 from metastable.methods.mixed import Mixed
+from metastable.methods.robust import Robust
 from metastable.walkers.starts import random_rows
 
 FACTOR = 4.0
@@ -39,7 +40,8 @@ LEAST_STEPS = 20
 DATA = 2000
 
 
-Change = Callable[[ChainMethod], ChainMethod | None]
+Change = Callable[[ChainMethod, Any], ChainMethod | None]
+"""Changes a method with chains, whose state is beside it."""
 
 
 class Chains(NamedTuple):
@@ -85,10 +87,10 @@ def step_check(chains: Chains, *, seed: int = 0) -> StepCheck | None:
         return None
     rng = generator(derive(seed, "step-check"), chains.context.data.device)
     context = replace(chains.context, rng=rng, engine="eager")
-    x = _draw(_with_source(method, _few(context)), context, chains.state)
+    x = _draw(_with_source(method, chains.state, _few(context)), context, chains.state)
     if x is None:
         return None
-    longer = _with_source(method, _longer(context))
+    longer = _with_source(method, chains.state, _longer(context))
     moved = None if longer is None else _draw(longer, context, chains.state)
     return StepCheck(
         data=energies_of(context.energy, context.data[_rows(context, DATA)]),
@@ -124,12 +126,13 @@ def _source(method: Any) -> ChainMethod:
     return _source(method.source) if isinstance(method, Objective) else method
 
 
-def _with_source(method: Any, change: Change) -> Any:
+def _with_source(method: Any, state: Any, change: Change) -> Any:
     """The method with its chains changed; None where they cannot be. A loss may stand on another loss."""
     if isinstance(method, Objective):
-        source = _with_source(method.source, change)
+        own = state[0] if isinstance(method, Robust) else state  # one state for each β, whose chains are alike
+        source = _with_source(method.source, own, change)
         return None if source is None else replace(method, source=source)
-    return change(method)
+    return change(method, state)
 
 
 def _at_once(context: Context) -> int:
@@ -139,9 +142,10 @@ def _at_once(context: Context) -> int:
 def _few(context: Context) -> Change:
     """The same chains, as many as run together here."""
 
-    def change(source: ChainMethod) -> ChainMethod:
+    def change(source: ChainMethod, state: Any) -> ChainMethod:
         if isinstance(source, Mixed):
-            return replace(source, sources=tuple(change(part) for part in source.sources))
+            parts = zip(source.sources, state, strict=True)
+            return replace(source, sources=tuple(change(part, own) for part, own in parts))
         if isinstance(source, Jarzynski):  # its negatives are walkers that stand there already
             return source
         name = "batch" if "batch" in {f.name for f in fields(source)} else "walkers"
@@ -153,19 +157,19 @@ def _few(context: Context) -> Change:
 def _longer(context: Context) -> Change:
     """A few of the same chains with longer steps."""
 
-    def change(source: ChainMethod) -> ChainMethod | None:
+    def change(source: ChainMethod, state: Any) -> ChainMethod | None:
         if isinstance(source, Mixed):
-            parts = [change(part) for part in source.sources]
+            parts = [change(part, own) for part, own in zip(source.sources, state, strict=True)]
             kept = tuple(part for part in parts if part is not None)
             return replace(source, sources=kept) if len(kept) == len(parts) else None
-        kernel = None if isinstance(source, ExactDraws) else enlarged(source.moves)
+        kernel = None if isinstance(source, ExactDraws) else enlarged(source.kernel_now(state))
         if kernel is None:
             return None
         steps = source.steps if isinstance(source, FreshChains) else max(source.steps, LEAST_STEPS)
         changes = {"step_size": None, "kernel": kernel, "steps": steps}
         if isinstance(source, Jarzynski):
             return _Moving(**{f.name: getattr(source, f.name) for f in fields(source)} | changes)
-        return replace(_few(context)(source), **changes)  # pyright: ignore
+        return replace(_few(context)(source, state), **changes)  # pyright: ignore
 
     return change
 

@@ -80,10 +80,12 @@ def moves_of(run: Run, start: Tensor, seed: int) -> Kernel:
     Chains at temperature T on E, of drift h∇E and noise σ, are chains of step size hT = σ²/2 on E/T.
     """
     from metastable.core.random import derive, generator
-    from metastable.kernels import MALA, ULA, warm_up
+    from metastable.kernels import MALA, ULA, StepKernel, warm_up
     from metastable.summary import kernel_of
 
-    own = kernel_of(run.trained_with)
+    own, h = kernel_of(run.trained_with), run.history[-1].get("step_size") if run.history else None
+    if h is not None and isinstance(own, StepKernel):  # it tuned itself
+        own = replace(own, step_size=h)
     if isinstance(own, ULA) and own.temperature != 1:
         return replace(own, step_size=own.step_size * own.temperature, noise=None)
     if own is not None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from metastable.core.step_advice import REFUSED, StepSigns, signs_of, why_diverged, why_refused, why_slow
 from metastable.evaluation import profiles
 
 Row = Mapping[str, Any]
@@ -34,6 +35,10 @@ WEIGHT_UNKNOWN_SE = 0.1  # floor where no standard error was given
 COLLAPSE_LEAST_WEIGHT = 0.05  # a data mode below this may be missed by chance
 COLLAPSE_KEPT = 0.2  # share of its mass below which a mode is lost
 ESS_PROBLEM, ESS_WARNING = 0.1, 0.2
+OFTEN = 0.5  # of late updates that resampled: walkers lose more in one update than they regain
+LOG_Z_NOISE_PROBLEM, LOG_Z_NOISE_WARNING = 1.0, 0.5  # nats: beyond 1 a few lucky walkers decide
+FEW_ANCESTORS = 0.02  # of the first walkers: two of the 128 of a held-out population
+EXPLODED = 1e6  # nats; the guard's own limit, unless it was given another
 STUCK = 1e-3  # of the data's standard deviation in one update
 SLOW = 1e-2
 ENERGY_FLOOR = 50.0  # nats: no barrier that a chain can cross is this high
@@ -182,8 +187,9 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
     Args:
         history: rows of `metrics.jsonl`. Keys that are used where present: step, energy_data,
             energy_negatives, energy_gap, grad_norm, cross_entropy, label_cross_entropy, ess, ess_held_out,
-            resamplings, displacement, acceptance, gradient_magnitude, pair_logit, pair_weight, saturated,
-            positive_weight, objective, grad_scale, negatives_ignored, beta_o.
+            resamplings, resampled, ancestors, log_z_noise, pace, displacement, acceptance, step_size (where it
+            tunes itself), gradient_magnitude, pair_logit, pair_weight, saturated, positive_weight, objective,
+            grad_scale, negatives_ignored, beta_o.
         facts: what is known beside the log.
 
     >>> rows = [{"step": k, "energy_gap": 0.0, "acceptance": 0.02} for k in range(100)]
@@ -322,15 +328,23 @@ def _non_finite(history: Sequence[Row]) -> Finding | None:
             value = _number(row.get(key))
             if value is not None and not math.isfinite(value):
                 step = _number(row.get("step")) or float(place)
+                cause, advice = why_diverged(signs_of(history[max(place - 1, 0) : place + 1]))
+                text = f"{key} became {value} at step {step:g}: from there on the numbers mean nothing."
                 return Finding(
                     "energies-drifting",
                     "problem",
-                    f"{key} became {value} at step {step:g}: from there on the numbers mean nothing.",
+                    f"{text} {cause}".strip(),
                     {"step": step, "key": key, "value": str(value)},
-                    "Go back to the last checkpoint before that step, with a smaller learning rate or a "
-                    "smaller kernel step_size; clip gradients if grad_norm jumped just before.",
+                    f"Go back to the last checkpoint before that step. {advice}",
                 )
     return None
+
+
+def _diverged(history: Sequence[Row]) -> bool:
+    """Whether the last energies are not numbers, or none that a density has."""
+    last = history[-1] if history else {}
+    values = [v for key in ENERGIES if (v := _number(last.get(key))) is not None]
+    return any(not abs(v) <= EXPLODED for v in values)
 
 
 def _keeps_growing(bins: np.ndarray, floor: float) -> bool:
@@ -540,6 +554,13 @@ def _far_from_data(facts: Facts) -> bool:
 
 
 def _no_learning(history: Sequence[Row], facts: Facts) -> Finding | None:
+    found = _stalled(history, facts)
+    if found is None or not len(_series(history, "step_size")):
+        return found
+    return replace(found, advice=found.advice.replace(" or a larger step_size", ""))  # it tunes itself
+
+
+def _stalled(history: Sequence[Row], facts: Facts) -> Finding | None:
     gradient = _series(history, "grad_norm")
     if len(gradient) >= LEAST_ROWS and float(np.median(gradient)) < 1e-12:
         return _not_learning("problem", "The gradient is zero: no parameter can change.", {"grad_norm": 0.0})
@@ -644,10 +665,11 @@ def _all_flat(history: Sequence[Row]) -> bool:
 def _weight_degeneracy(history: Sequence[Row], facts: Facts) -> Finding | None:
     severity, evidence = _low_ess(_series(history, "ess"))
     held_out, more = _low_ess(_series(history, "ess_held_out"))
+    spent, meters = _spent_walkers(history)
     twins = facts.duplicates or 0.0
-    if twins >= 0.9:
+    if twins >= 0.9 or spent == "problem":
         severity = "problem"
-    elif not severity and (twins >= 0.5 or held_out):
+    elif not severity and (twins >= 0.5 or held_out or spent):
         severity = "warning"
     if not severity:
         return None
@@ -655,13 +677,42 @@ def _weight_degeneracy(history: Sequence[Row], facts: Facts) -> Finding | None:
     evidence |= {"duplicates": float(twins)} if facts.duplicates is not None else {}
     resamplings = _series(history, "resamplings")
     evidence |= {"resamplings": float(resamplings[-1])} if len(resamplings) else {}
-    return Finding(
-        "weight-degeneracy",
-        severity,
-        _degeneracy_text(evidence, twins),
-        evidence,
-        "Use a smaller learning rate, more walkers, more chain steps between updates, or resample earlier "
-        "(a higher ESS threshold).",
+    evidence |= meters
+    text = _degeneracy_text(evidence, twins)
+    return Finding("weight-degeneracy", severity, text, evidence, _degeneracy_advice(history))
+
+
+def _spent_walkers(history: Sequence[Row]) -> tuple[str, Evidence]:
+    """Severity and evidence of what weights lost over the whole run, which an ESS after resampling does not show."""
+    resampled, ess = _late_median(history, "resampled"), _late_median(history, "ess")
+    ancestors, noise = _series(history, "ancestors"), _series(history, "log_z_noise")
+    evidence: Evidence = {} if resampled is None else {"resampled": resampled}
+    evidence |= {"ancestors": float(ancestors[-1])} if len(ancestors) else {}
+    evidence |= {"log_z_noise": float(noise[-1])} if len(noise) else {}
+    if evidence.get("log_z_noise", 0.0) > LOG_Z_NOISE_PROBLEM:  # type: ignore[operator]
+        return "problem", evidence
+    often = resampled is not None and ess is not None and resampled > OFTEN and ess < 0.5
+    noisy = evidence.get("log_z_noise", 0.0) > LOG_Z_NOISE_WARNING  # type: ignore[operator]
+    few = evidence.get("ancestors", 1.0) < FEW_ANCESTORS  # type: ignore[operator]
+    return ("warning" if often or noisy or few else ""), evidence
+
+
+def _degeneracy_advice(history: Sequence[Row]) -> str:
+    """Names what makes the weights spread: the learning, the moves, or the number of walkers."""
+    pace, adjusted = _late_median(history, "pace"), len(_series(history, "acceptance")) > 0
+    moving = len(_series(history, "displacement")) > 0
+    resampled = _late_median(history, "resampled")
+    if pace is not None and pace > 0.1:
+        return "Lower the learning rate, or bound the pace (pace=0.03): θ moves faster than walkers can follow."
+    if moving and not adjusted and resampled is not None and (pace is None or pace < 0.05):
+        return (
+            "Unadjusted moves add noise of their own to the weights, which grows with the cube of the step: lower "
+            "step_size, or leave it out, so that moves are adjusted and the step tunes itself. If step_size is short "
+            "already, lower the learning rate."
+        )
+    return (
+        "Use more walkers, a smaller learning rate (or pace), more chain steps between updates, or resample earlier "
+        "(a higher ESS threshold)."
     )
 
 
@@ -683,6 +734,12 @@ def _degeneracy_text(evidence: Evidence, twins: float) -> str:
                 f"The effective sample size of the {who} has a median of {median:.2g} of their number"
             )
             parts[-1] += f" and is below 0.1 in {lower:.0%} of the log."
+    if evidence.get("resampled", 0.0) > OFTEN:  # type: ignore[operator]
+        parts.append(f"Walkers are resampled after {evidence['resampled']:.0%} of the late updates.")
+    if evidence.get("ancestors", 1.0) < FEW_ANCESTORS:  # type: ignore[operator]
+        parts.append(f"Those that are left descend from {evidence['ancestors']:.1%} of the first ones.")
+    if evidence.get("log_z_noise", 0.0) > LOG_Z_NOISE_WARNING:  # type: ignore[operator]
+        parts.append(f"By their weights alone, a population's log Z is uncertain by {evidence['log_z_noise']:.2g}.")
     if twins >= 0.5:
         parts.append(f"{twins:.0%} of the walkers are copies of another.")
     return " ".join([*parts, "Averages over so few different walkers are mostly noise."])
@@ -695,7 +752,7 @@ def _stuck_chains(history: Sequence[Row], facts: Facts) -> Finding | None:
     if len(accepted) >= 5:
         rate = float(np.median(accepted[len(accepted) // 2 :]))
         evidence["acceptance"] = rate
-        if rate < 0.1:
+        if rate < REFUSED:
             severity, text = "problem", f"Chains accept {rate:.1%} of their proposals, so they hardly move."
     if len(moved) >= 5:
         distance = float(np.median(moved[len(moved) // 2 :]))
@@ -704,12 +761,12 @@ def _stuck_chains(history: Sequence[Row], facts: Facts) -> Finding | None:
             severity, text = _too_slow(distance, _steps(history, facts))
     if not severity:
         return None
-    rejected = text.startswith("Chains accept")
-    advice = (
-        "Lower step_size until about 0.6 of the proposals are accepted."
-        if rejected
-        else "Raise step_size, or take more chain steps for each update."
+    signs = StepSigns(
+        *(_late_median(history, key) for key in ("acceptance", "displacement", "step_size", "pace"))
     )
+    evidence |= {} if signs.step_size is None else {"step_size": signs.step_size}
+    rejected = text.startswith("Chains accept")
+    advice = why_refused(signs) if rejected else why_slow(signs, _diverged(history))
     return Finding("stuck-chains", severity, text, evidence, advice)
 
 

@@ -128,7 +128,7 @@ def method_of(bench: Bench, name: str) -> Method:
     """The three algorithms of Appendix C.1.2: the third is the paper's own, with every walker steering."""
     h, n = bench.step_size, bench.points
     if name == "jarzynski":
-        return Jarzynski(walkers=n, held_out=0.0, resample="never", step_size=h)
+        return Jarzynski(walkers=n, held_out=0.0, resample="never", step_size=h, pace=None)
     return PersistentCD(walkers=n, start_at="model" if name == "unweighted" else "data", step_size=h)
 
 

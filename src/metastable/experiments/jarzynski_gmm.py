@@ -41,7 +41,13 @@ def method_of(bench: Bench, name: str, threshold: float) -> Method:
         return PersistentCD(walkers=bench.walkers, step_size=bench.step_size)
     if name == "cd":
         return ContrastiveDivergence(walkers=bench.walkers, step_size=bench.step_size, steps=4)
-    return Jarzynski(walkers=2 * bench.walkers, held_out=0.5, step_size=bench.step_size, threshold=threshold)
+    return Jarzynski(
+        walkers=2 * bench.walkers,
+        held_out=0.5,
+        step_size=bench.step_size,
+        threshold=threshold,
+        pace=None,  # the paper's learning rate, as it is
+    )
 
 
 def train(

@@ -76,6 +76,7 @@ def method_of(bench: Bench, scheme: Scheme | None, lag: int) -> Jarzynski:
             populations=2,
             step_size=bench.step_size,
             resample="never",
+            pace=None,
         )
     return Jarzynski(
         walkers=bench.walkers,
@@ -85,6 +86,7 @@ def method_of(bench: Bench, scheme: Scheme | None, lag: int) -> Jarzynski:
         lag=lag,
         scheme=scheme.draw,
         order=scheme.order,
+        pace=None,
     )
 
 

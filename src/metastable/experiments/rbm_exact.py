@@ -203,7 +203,7 @@ METHODS: dict[str, Callable[[Bench], Method]] = {
     "cd-1": lambda b: ContrastiveDivergence(kernel=Gibbs(), steps=1),
     "cd-10": lambda b: ContrastiveDivergence(kernel=Gibbs(), steps=10),
     "pcd": lambda b: PersistentCD(kernel=Gibbs(), steps=5, walkers=b.walkers),
-    "jarzynski": lambda b: Jarzynski(kernel=Gibbs(), steps=5, walkers=b.walkers),
+    "jarzynski": lambda b: Jarzynski(kernel=Gibbs(), steps=5, walkers=b.walkers, pace=None),
 }
 
 

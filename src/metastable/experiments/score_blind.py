@@ -144,7 +144,7 @@ def methods(bench: Bench) -> dict[str, Method]:
         "denoising": DenoisingScoreMatching(sigma=bench.mode_sigma),
         "sliced": SlicedScoreMatching(variance_reduced=True),
         "cd": ContrastiveDivergence(steps=4, step_size=0.05),
-        "jarzynski": Jarzynski(walkers=bench.walkers, step_size=0.1, threshold=0.9),
+        "jarzynski": Jarzynski(walkers=bench.walkers, step_size=0.1, threshold=0.9, pace=None),
     }
 
 

@@ -1,6 +1,6 @@
 """Markov kernels: pure functions over tuples of tensors."""
 
-from .adaptation import warm_up
+from .adaptation import follow_acceptance, unadjusted_target, warm_up
 from .base import ChainState, Info, Kernel, Noise, StepKernel
 from .chain import ChainResult, run_chain
 from .general import Flips, Independent, MetropolisHastings, RandomWalk
@@ -27,6 +27,8 @@ __all__ = [
     "Noise",
     "RandomWalk",
     "StepKernel",
+    "follow_acceptance",
     "run_chain",
+    "unadjusted_target",
     "warm_up",
 ]

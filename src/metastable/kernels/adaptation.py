@@ -1,8 +1,14 @@
-"""Step-size warm-up by dual averaging (Nesterov 2009; Hoffman and Gelman 2014, Section 3.2)."""
+"""A step size that fits: warm-up by dual averaging, and feedback for chains that never stop.
+
+Warm-up is that of Nesterov (2009) and Hoffman and Gelman (2014, Section 3.2). It ends, after which the step is fixed.
+The energy of a training moves on, so there the step follows it: after each update by what was accepted in it.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from statistics import NormalDist
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -42,6 +48,40 @@ def dual_average_update(
     log_step = anchor - torch.sqrt(t) / gamma * error
     weight = t**-0.75
     return DualAverage(log_step, weight * log_step + (1 - weight) * s.log_average, error, t)
+
+
+def follow_acceptance(log_step: Tensor, acceptance: Tensor, target: float, gain: float) -> Tensor:
+    """log h, moved towards the step at which `target` of the Langevin proposals are accepted.
+
+    The log ratio of such a proposal is about N(−s²/2, s²) with s² ∝ h³, so that 2Φ(−s/2) are accepted and log h is
+    off by ⅔·log(s*/s); `gain` of that is made good, at most 4/3·`gain` at a time. Nothing waits for the host.
+
+    Args:
+        log_step: log h of the moves that were made, shape `()`.
+        acceptance: the mean probability with which they were accepted, shape `()`.
+        target: the acceptance wanted.
+        gain: 1 would go all the way at once.
+
+    >>> h = follow_acceptance(torch.tensor(0.0), torch.tensor(0.65), target=0.65, gain=1.0)
+    >>> bool(h.abs() < 1e-5)
+    True
+    """
+    wanted = 2 * NormalDist().inv_cdf(1 - target / 2)
+    s = 2 * torch.special.ndtri(1 - acceptance / 2)
+    off = (math.log(wanted) - torch.log(s)).clamp(-2, 2)
+    return log_step + (2 * gain / 3) * off.to(log_step)
+
+
+def unadjusted_target(dim: int, ratio: float = 0.1) -> float:
+    """The acceptance MALA would have at the step at which ULA's variances are `ratio`/2 too wide, 0.8 at least.
+
+    For width σ in every direction h = `ratio`·σ² makes s² = dim·`ratio`³/2.
+
+    >>> round(unadjusted_target(1), 3), round(unadjusted_target(100), 3)
+    (0.991, 0.911)
+    """
+    s = math.sqrt(dim * ratio**3 / 2)
+    return max(math.erfc(s / (2 * math.sqrt(2))), 0.8)
 
 
 def warm_up(

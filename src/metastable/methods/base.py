@@ -15,6 +15,7 @@ Modules that a method needs beside the energy (a second player, a noise model, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -118,6 +119,13 @@ class Method(Generic[State]):
         """What the learning rate is multiplied with for this player."""
         return 1.0
 
+    def rate_factor(self, state: State) -> Tensor | None:
+        """What the energy's learning rate is multiplied with in the next update, `()`; None for nothing.
+
+        It stays on the device: the trainer does not wait for it.
+        """
+        return None
+
     def start(self, context: Context) -> State:
         """The state before the first update."""
         raise NotImplementedError
@@ -191,7 +199,8 @@ class ChainMethod(Method[State]):
     """A method whose negatives come from Markov chains; the shared surrogate is written once, here.
 
     Attributes:
-        step_size: h of the default ULA kernel; not to be given together with `kernel`.
+        step_size: h of ULA, the same in every update; not to be given together with `kernel`. Where neither is
+            given, the step tunes itself: each update's is set by what came of those before.
         kernel: any kernel, instead of ULA with `step_size`.
         steps: kernel steps per update.
         energy_l2: adds `energy_l2`·(E(x⁺)² + E(x⁻)²) to the loss, which keeps energies near zero and changes
@@ -203,7 +212,8 @@ class ChainMethod(Method[State]):
     steps: int = 1
     energy_l2: float = 0.0
 
-    default_step_size: ClassVar[float] = 0.05
+    first_step_size: ClassVar[float] = 0.05
+    """h of the first update where it tunes itself, in units of the data's mean variance."""
 
     def __post_init__(self) -> None:
         if self.kernel is not None and self.step_size is not None:
@@ -217,7 +227,25 @@ class ChainMethod(Method[State]):
         """The kernel that moves the chains."""
         if self.kernel is not None:
             return self.kernel
-        return ULA(self.default_step_size if self.step_size is None else self.step_size)
+        return ULA(self.first_step_size if self.step_size is None else self.step_size)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the step tunes itself."""
+        return self.step_size is None and self.kernel is None
+
+    def first_log_step(self, context: Context) -> Tensor | None:
+        """log h of the first update, `()`, on the device; None where the step is fixed."""
+        if not self.tuned:
+            return None
+        variance = context.data_scale**2 / math.prod(context.data.shape[1:])
+        log_step = math.log(self.first_step_size * variance)
+        return torch.full((), log_step, dtype=torch.float64, device=context.data.device)
+
+    def kernel_now(self, state: Any) -> Kernel:
+        """The kernel as it moves chains now, with the step that `state` holds; the host waits for that."""
+        log_step = getattr(state, "log_step", None)
+        return self.moves if log_step is None else replace(self.moves, step_size=float(log_step.exp()))  # pyright: ignore
 
     @property
     def temperature(self) -> float:
@@ -279,6 +307,10 @@ class Objective(Method[State]):
     def sampled(self, context: Context) -> Context:
         """The context that the source sees; a method that samples another energy than E overrides this."""
         return context
+
+    def rate_factor(self, state: State) -> Tensor | None:
+        """The source's."""
+        return self.source.rate_factor(state)
 
     def start(self, context: Context) -> State:
         """The source's."""

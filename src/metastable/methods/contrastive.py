@@ -14,29 +14,83 @@ from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
 from metastable.core.types import Walkers, is_discrete
-from metastable.kernels import run_chain
+from metastable.kernels import MALA, follow_acceptance, run_chain, unadjusted_target
 from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_data, from_noise
 
-from .base import ChainMethod, Context, Metrics, Negatives, Nothing, chain_metrics
+from .base import ChainMethod, Context, Metrics, Negatives, Nothing, State, chain_metrics
 from .exact_start import start_populations
 
+PROBE_EVERY = 10
+"""Updates between two looks at whether the step fits; the first ones are all looked at."""
+PROBES = 128
+"""Chains that are looked at."""
 
-def move(method: ChainMethod, context: Context, x: Tensor) -> tuple[Tensor, Metrics]:
-    """`method.steps` kernel steps from `x` under the current energy."""
+
+def move(
+    method: ChainMethod, context: Context, x: Tensor, log_step: Tensor | None = None
+) -> tuple[Tensor, Metrics]:
+    """`method.steps` kernel steps from `x` under the current energy, of the kernel's size or of exp(`log_step`)."""
     kernel = method.moves
     state = kernel.init(context.energy, x)
     result = run_chain(
-        kernel, context.energy, state, method.steps, context.rng, engine=context.engine, slopes=context.slopes
+        kernel,
+        context.energy,
+        state,
+        method.steps,
+        context.rng,
+        engine=context.engine,
+        step_size=None if log_step is None else log_step.exp(),
+        slopes=context.slopes,
     )
     acceptance = result.info.acceptance if kernel.invariant else None
     metrics = chain_metrics(context, method.steps * result.info.moved, acceptance)
     if result.slope is not None:
         metrics["gradient_magnitude"] = result.slope.mean()
+    if log_step is not None:
+        metrics["step_size"] = log_step.exp()
     return result.state.x, metrics
 
 
 @dataclass(frozen=True)
-class FreshChains(ChainMethod[Nothing]):
+class UnadjustedChains(ChainMethod[State]):
+    """Chains of ULA that nothing corrects: their own bias is what sets the step, where none is given.
+
+    The variances that ULA keeps are h/(2σ²) too wide for a density of width σ. Now and then a few chains, from where
+    they stand, propose one move of MALA at the current h, which is thrown away; how probable its acceptance is says
+    how h compares with σ² (`unadjusted_target`), and the steps of later updates follow.
+    """
+
+    def probe_due(self, context: Context) -> bool:
+        """Whether the step is looked at in this update."""
+        return self.tuned and (context.step < PROBE_EVERY or context.step % PROBE_EVERY == 0)
+
+    def after_probe(self, context: Context, x: Tensor, log_step: Tensor | None) -> Tensor | None:
+        """log h of the next update, from where chains stand in this one."""
+        if log_step is None or not self.probe_due(context):
+            return log_step
+        some, kernel = x[:PROBES], MALA()
+        state, h = kernel.init(context.energy, some), log_step.exp().to(some)
+        with torch.no_grad():
+            _, info = kernel.step(context.energy, state, kernel.draw(some, context.rng), h)
+        target = unadjusted_target(some[0].numel())
+        return follow_acceptance(log_step, info.acceptance.mean(), target, gain=0.5)
+
+    def evaluations(self, context: Context, batch: int) -> int | None:
+        """The chains' gradients, one energy for each datum and each negative, and the two of a probe."""
+        made, chains = super().evaluations(context, batch), self.chains(context, batch)
+        if made is None or chains is None or not self.probe_due(context):
+            return made
+        return made + 2 * min(chains, PROBES)
+
+
+class Stepping(NamedTuple):
+    """log h of the next update where the step tunes itself, `()`."""
+
+    log_step: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class FreshChains(UnadjustedChains[Stepping]):
     """Chains that begin anew at every update and are forgotten after it; subclasses say where they begin.
 
     Attributes:
@@ -54,24 +108,25 @@ class FreshChains(ChainMethod[Nothing]):
         """Where `n` chains begin, `(n, *event)`."""
         raise NotImplementedError
 
-    def start(self, context: Context) -> Nothing:
-        """Nothing is carried."""
-        return Nothing()
+    def start(self, context: Context) -> Stepping:
+        """Nothing but the step is carried."""
+        return Stepping(self.first_log_step(context))
 
     def negatives(
-        self, context: Context, state: Nothing, batch: Tensor
-    ) -> tuple[Negatives, Nothing, Metrics]:
+        self, context: Context, state: Stepping, batch: Tensor
+    ) -> tuple[Negatives, Stepping, Metrics]:
         """Begin, then move."""
-        x, metrics = move(self, context, self.begin(context, batch, self.chains(context, len(batch))))
-        return Negatives(x), state, metrics
+        x = self.begin(context, batch, self.chains(context, len(batch)))
+        x, metrics = move(self, context, x, state.log_step)
+        return Negatives(x), Stepping(self.after_probe(context, x, state.log_step)), metrics
 
     def chains(self, context: Context, batch: int) -> int:
         """As many as `walkers` says, or one for each row."""
         return self.walkers or batch
 
-    def load(self, tree: dict[str, Any]) -> Nothing:
-        """Nothing was saved."""
-        return Nothing()
+    def load(self, tree: dict[str, Any]) -> Stepping:
+        """From a checkpoint."""
+        return Stepping(**tree)
 
 
 @dataclass(frozen=True)
@@ -115,16 +170,17 @@ class ShortRun(FreshChains):
 
 
 class PersistentState(NamedTuple):
-    """The buffer, the chains in flight with their rows, and the ends `(2, *event)` of uniform noise."""
+    """The buffer, the chains in flight with their rows, the ends `(2, *event)` of uniform noise, and log h, `()`."""
 
     buffer: Tensor
     x: Tensor
     rows: Tensor
     box: Tensor | None = None
+    log_step: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class PersistentCD(ChainMethod[PersistentState]):
+class PersistentCD(UnadjustedChains[PersistentState]):
     """Algorithm 4: chains go on from where they stood at the last update.
 
     Attributes:
@@ -180,7 +236,7 @@ class PersistentCD(ChainMethod[PersistentState]):
             x = start_populations(context, N, 0, 1)[0].x
         else:
             x = from_noise(_fresh(context, box), N, context.rng).to(context.data.dtype)
-        return PersistentState(x, x[:0], x.new_empty(0).long(), box)
+        return PersistentState(x, x[:0], x.new_empty(0).long(), box, self.first_log_step(context))
 
     def negatives(
         self, context: Context, state: PersistentState, batch: Tensor
@@ -188,8 +244,9 @@ class PersistentCD(ChainMethod[PersistentState]):
         """Read, rejuvenate, move."""
         buffer, fresh = ReplayBuffer(state.buffer), _fresh(context, state.box)
         reading = buffer.read(self.chains(context, len(batch)), context.rng, self.rejuvenation, fresh)
-        x, metrics = move(self, context, reading.x)
-        return Negatives(x), state._replace(x=x, rows=reading.rows), metrics
+        x, metrics = move(self, context, reading.x, state.log_step)
+        log_step = self.after_probe(context, x, state.log_step)
+        return Negatives(x), state._replace(x=x, rows=reading.rows, log_step=log_step), metrics
 
     def advance(self, context: Context, state: PersistentState) -> tuple[PersistentState, Metrics]:
         """Write the chains back to the rows they were read from; where all of them moved, they are the buffer."""

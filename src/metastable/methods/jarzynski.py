@@ -16,17 +16,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from metastable.core.errors import UnsupportedError, require, require_choice, require_count
+from metastable.core.errors import (
+    UnsupportedError,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+)
 from metastable.core.random import normal_like
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import Energy, LogPartition, Walkers, energy_and_grad
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
-from metastable.kernels import ULA, Gibbs, Kernel, run_chain
+from metastable.kernels import MALA, ULA, Gibbs, Kernel, follow_acceptance, run_chain
 from metastable.walkers.population import ORDERS, Population
 from metastable.walkers.starts import random_rows
 
@@ -34,28 +41,72 @@ from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
 
 CRITERIA = ("ess", "entropy", "lag", "never")
+ACCEPTED = 0.65
+"""Share of proposals that a step which tunes itself lets be accepted."""
+PROBES = 128
+"""Walkers that say how far a step of θ went, where unadjusted moves do not say it by the way."""
+FIRST_FACTOR = 0.1
+"""What the first learning rate is multiplied with: how far it goes is known after the update only."""
 
 
 class Move(NamedTuple):
-    """What some walkers of a population did in one update: squared distances and acceptances."""
+    """What some walkers of a population did in one update: squared distances and acceptances.
+
+    `shift` is v, the variance of U_{k+1} − U_k over walkers that stood still, `()`, where that is known.
+    """
 
     moved: Tensor
     acceptance: Tensor
+    shift: Tensor | None = None
 
 
-def _some_moves(X: Tensor, Y: Tensor, enough: int = 1024) -> Move:
+def shift_of(log_weight: Tensor, change: Tensor) -> Tensor:
+    """v = Var(U_{k+1} − U_k) under the weights before the step, `()`: twice the KL divergence that θ moved by."""
+    p = torch.softmax(log_weight, 0)
+    change = change.to(p)
+    return torch.dot(p, (change - torch.dot(p, change)).square())
+
+
+def paced(log_factor: Tensor, shift: Tensor, pace: float) -> Tensor:
+    """log of the factor on the learning rate for the next update, by feedback on v.
+
+    v grows with the square of the rate. Within a factor e of `pace` the correction is slow, since v is noisy; what
+    lies beyond is made good at once, down without limit and up by a factor e at most.
+    """
+    off = torch.log(pace / shift.clamp(min=1e-30)).clamp(-20, 20)
+    slow = 0.05 * off.clamp(-1, 1)
+    fast = 0.5 * (off - off.clamp(-1, 1))
+    return (log_factor + slow + fast.clamp(max=1.0)).clamp(max=0.0)
+
+
+def _some_moves(X: Tensor, Y: Tensor, shift: Tensor | None, enough: int = 1024) -> Move:
     """Distances of about `enough` walkers, evenly spaced: a diagnostic does not need a pass over all."""
     every = max(1, len(X) // enough)
     moved = (Y[::every] - X[::every]).flatten(1).square().sum(1)
-    return Move(moved, torch.ones_like(moved))
+    return Move(moved, torch.ones_like(moved), shift)
+
+
+def _probed_shift(energy: Energy, walkers: Population) -> Tensor:
+    """v from at most `PROBES` walkers, evenly spaced, each evaluated once more where it stood."""
+    n = min(PROBES, len(walkers.x))
+    some = slice(0, n * (len(walkers.x) // n), len(walkers.x) // n)
+    with torch.no_grad():
+        U = energy(walkers.x[some])
+    return shift_of(walkers.log_weight[some], U - walkers.energy[some])
 
 
 def cross(
-    kernel: ULA, energy: Energy, walkers: Population, rows: Tensor | None, rng: torch.Generator
+    kernel: ULA,
+    energy: Energy,
+    walkers: Population,
+    rows: Tensor | None,
+    rng: torch.Generator,
+    probe: bool = False,
 ) -> tuple[Population, Move]:
     """Algorithm 2, lines 8–15 (Algorithm 1, lines 7–10, when `rows` is None and every walker moves).
 
-    `energy` is U_{k+1}; `walkers` caches U_k and ∇U_k, the latter at `rows` only.
+    `energy` is U_{k+1}; `walkers` caches U_k and ∇U_k, the latter at `rows` only. `probe` asks for v, which costs a
+    few energies where every walker moves.
     """
     X = walkers.x if rows is None else walkers.x[rows]
     U_k = walkers.energy if rows is None else walkers.energy[rows]
@@ -64,12 +115,13 @@ def cross(
     Y = kernel.move(X, dU_k, ξ)  # line 9
     U_next, dU_next = energy_and_grad(energy, Y)
     dA = kernel.log_weight_increment(ξ, U_k, dU_k, U_next, dU_next)  # line 10: α_k(X, Y) − α_{k+1}(Y, X)
-    move = _some_moves(X, Y)
     if rows is None:
+        move = _some_moves(X, Y, _probed_shift(energy, walkers) if probe else None)
         A = walkers.log_weight + dA
         return walkers._replace(x=Y, log_weight=A, energy=U_next, grad=dU_next), move
     with torch.no_grad():
         U_all = energy(walkers.x)  # frozen walkers need no gradient
+    move = _some_moves(X, Y, shift_of(walkers.log_weight, U_all - walkers.energy) if probe else None)
     dA_all = (walkers.energy - U_all).index_copy(0, rows, dA)  # line 14, and line 10 at `rows`
     return (
         walkers._replace(
@@ -118,24 +170,31 @@ def reweigh_then_move(
     steps: int,
     rng: torch.Generator,
     engine: str,
+    step_size: Tensor | None = None,
+    probe: bool = False,
 ) -> tuple[Population, Move]:
     """For a kernel that leaves each model invariant: A += U_k − U_{k+1} where the walker stands, then move.
 
-    Annealed importance sampling along the path of θ; a move that keeps the model does not change a weight.
+    Annealed importance sampling along the path of θ; a move that keeps the model does not change a weight. Where every
+    walker moves, the energies that weigh them are those that their chains begin with. `step_size`, where it is not the
+    kernel's own, must not depend on what happens here; `probe` asks for v.
     """
+    begin = kernel.init(energy, walkers.x if rows is None else walkers.x[rows])
+    shared = rows is None and keeps_energy(kernel, energy)
     with torch.no_grad():
-        U = energy(walkers.x)
-    A = walkers.log_weight + (walkers.energy - U)
-    X = walkers.x if rows is None else walkers.x[rows]
-    result = run_chain(kernel, energy, kernel.init(energy, X), steps, rng, engine=engine)
+        U = begin.energy if shared else energy(walkers.x)
+    change = U - walkers.energy
+    A = walkers.log_weight - change
+    result = run_chain(kernel, energy, begin, steps, rng, engine=engine, step_size=step_size)
     Y, U_new, _ = result.state
     if not keeps_energy(kernel, energy):
         with torch.no_grad():
             U_new = energy(Y)
     if rows is not None:
         Y, U_new = walkers.x.index_copy(0, rows, Y), U.index_copy(0, rows, U_new)
-    move = Move(steps * result.info.moved, result.info.acceptance)
-    return walkers._replace(x=Y, log_weight=A, energy=U_new), move
+    shift = shift_of(walkers.log_weight, change) if probe else None
+    move = Move(steps * result.info.moved, result.info.acceptance, shift)
+    return walkers._replace(x=Y, log_weight=A, energy=U_new, grad=walkers.grad[:0]), move
 
 
 def fixed_parameters(
@@ -152,12 +211,27 @@ def fixed_parameters(
 
 
 class JarzynskiState(NamedTuple):
-    """Walkers that steer θ, walkers that only follow, and the mini-batch rows of each."""
+    """Walkers that steer θ, walkers that only follow, and the mini-batch rows of each.
+
+    With them go log h of the next update where the step tunes itself, and the log of the factor on its learning rate
+    where the pace is bounded, both `()`.
+    """
 
     steering: Population
     following: Population | None
-    rows: Tensor | None
-    following_rows: Tensor | None
+    rows: Tensor | None = None
+    following_rows: Tensor | None = None
+    log_step: Tensor | None = None
+    log_factor: Tensor | None = None
+
+
+class Followed(NamedTuple):
+    """One population after an update: what it did, and its ESS `(G,)` and who was resampled, `(G,)`, at its end."""
+
+    walkers: Population
+    move: Move
+    ess: Tensor
+    resampled: Tensor
 
 
 @dataclass(frozen=True)
@@ -181,9 +255,22 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         scheme: `systematic`, `stratified`, `multinomial` or `residual`.
         order: sort walkers before resampling: `principal` (along their main axis), `energy`, or `none`.
             Sorting keeps the masses of modes that lie side by side along the axis; it changes no expectation.
+        pace: a bound on v = Var(U_{k+1} − U_k) over the walkers that steer, twice the KL divergence that θ moves by
+            in one update. The learning rate is multiplied with a factor of at most 1 that keeps v near it or below,
+            by feedback from one update to the next. None leaves the learning rate as it is.
+        step_size: h of ULA, the paper's kernel. Where neither it nor a `kernel` is given, walkers move by MALA, which
+            adds no noise to the weights, with a step that tunes itself from one update to the next; weights stay
+            exact, since no move depends on itself.
 
-    Deviations: `held_out` and `order` are not in the paper (`held_out=0, order="none"` is). With a kernel
-    that has an accept step the weight is the annealed one; see `reweigh_then_move`.
+    Metrics: `ess` and `ess_held_out`, before resampling; `resampled`, the share of updates after which the steering
+    walkers were resampled; `ancestors`, the share of the first walkers that still have descendants, in the held-out
+    population that has the fewest; `log_z_gap`, log Z of the steering walkers minus that of the held-out ones;
+    `log_z_noise`, the standard deviation of a held-out population's log Z that its weights predict; `pace`, v, and
+    `rate_factor`; `step_size` where it tunes itself.
+
+    Deviations: `held_out`, `order` and `pace` are not in the paper, and its kernel is ULA (`held_out=0, order="none",
+    pace=None, step_size=h` is the paper's). With a kernel that has an accept step the weight is the annealed one; see
+    `reweigh_then_move`.
     """
 
     walkers: int = 4096
@@ -197,6 +284,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     lag: int = 10
     scheme: str = "systematic"
     order: str = "principal"
+    pace: float | None = 0.03
 
     name: ClassVar[str] = "jarzynski"
 
@@ -211,12 +299,19 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         require_choice("jarzynski.scheme", self.scheme, SCHEMES)
         require_choice("jarzynski.order", self.order, ORDERS)
         require(0 <= self.threshold <= 1, "jarzynski.threshold", "between 0 and 1", self.threshold)
+        if self.pace is not None:
+            require_positive("jarzynski.pace", self.pace)
         object.__setattr__(self, "schedule", tuple((int(k), float(c)) for k, c in self.schedule))
         steering, _ = self.counts
         require(steering >= 2, "jarzynski.held_out", "such that two walkers steer", self.held_out)
         if self.batch is not None:
             require_count("jarzynski.batch", self.batch)
             require(self.batch <= steering, "jarzynski.batch", f"at most {steering} (N)", self.batch)
+
+    @cached_property
+    def moves(self) -> Kernel:
+        """MALA where nothing else is said, ULA where a step size is."""
+        return MALA(self.first_step_size) if self.tuned else super().moves
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -240,9 +335,10 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """The moves, the energies of walkers that stand still, and those of the gradient."""
         moving = self.chains(context, batch)
         if not isinstance(self.moves, ULA):
-            follow = self.walkers + moving * self._each(context)
+            shared = self.batch is None and keeps_energy(self.moves, context.energy)
+            follow = (0 if shared else self.walkers) + moving * self._each(context)
         elif self.batch is None:
-            follow = moving * self.steps
+            follow = moving * self.steps + (0 if self.pace is None else min(PROBES, self.counts[0]))
         else:
             follow = self.walkers + moving * (self.steps + 1)
         return follow + self.negatives_count(context, batch) + batch
@@ -259,8 +355,18 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
     def start(self, context: Context) -> JarzynskiState:
         """Line 2, with walkers that follow the first model exactly or carry the error of their start."""
-        steering, following = self.counts
-        return JarzynskiState(*start_populations(context, steering, following, self.populations), None, None)
+        populations = start_populations(context, *self.counts, self.populations)
+        log_factor = None
+        if self.pace is not None:
+            first = math.log(FIRST_FACTOR)
+            log_factor = torch.full((), first, dtype=torch.float64, device=context.data.device)
+        return JarzynskiState(
+            *populations, log_step=self.first_log_step(context), log_factor=log_factor
+        )
+
+    def rate_factor(self, state: JarzynskiState) -> Tensor | None:
+        """What keeps v near `pace`, in (0, 1]."""
+        return None if state.log_factor is None else state.log_factor.exp()
 
     def negatives(
         self, context: Context, state: JarzynskiState, batch: Tensor
@@ -303,23 +409,52 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         return walkers._replace(grad=energy_and_grad(context.energy, walkers.x[rows]).grad), rows
 
     def advance(self, context: Context, state: JarzynskiState) -> tuple[JarzynskiState, Metrics]:
-        """Lines 7–16: move and weigh under the new parameters, then resample where it is due."""
-        steering, move = self._follow(context, state.steering, state.rows)
-        following = state.following
-        if following is not None:
-            following, _ = self._follow(context, following, state.following_rows)
-        state = state._replace(steering=steering, following=following)
-        metrics = self._metrics(context, state, move)
-        return state, metrics
+        """Lines 7–16: move and weigh under the new parameters, then resample where it is due.
 
-    def _follow(self, context: Context, walkers: Population, rows: Tensor | None) -> tuple[Population, Move]:
+        Step and learning rate of the next update follow from what the steering walkers did in this one.
+        """
+        h = None if state.log_step is None else state.log_step.exp()
+        free = self.batch is not None or not isinstance(self.moves, ULA)
+        probe = free or self.pace is not None
+        steering = self._follow(context, state.steering, state.rows, h, probe)
+        following = None
+        if state.following is not None:
+            following = self._follow(context, state.following, state.following_rows, h)
+        metrics = self._metrics(context, state, steering, following)
+        return self._tuned_after(state, steering, following), metrics
+
+    def _tuned_after(
+        self, state: JarzynskiState, steering: Followed, following: Followed | None
+    ) -> JarzynskiState:
+        log_step, log_factor, move = state.log_step, state.log_factor, steering.move
+        if log_step is not None:
+            log_step = follow_acceptance(log_step, move.acceptance.mean(), ACCEPTED, gain=0.2)
+        if log_factor is not None and self.pace is not None and move.shift is not None:
+            log_factor = paced(log_factor, move.shift, self.pace)
+        return state._replace(
+            steering=steering.walkers,
+            following=None if following is None else following.walkers,
+            log_step=log_step,
+            log_factor=log_factor,
+        )
+
+    def _follow(
+        self,
+        context: Context,
+        walkers: Population,
+        rows: Tensor | None,
+        step_size: Tensor | None,
+        probe: bool = False,
+    ) -> Followed:
         kernel, energy, rng = self.moves, context.energy, context.rng
         if isinstance(kernel, ULA):
-            walkers, move = cross(kernel, energy, walkers, rows, rng)
+            walkers, move = cross(kernel, energy, walkers, rows, rng, probe)
             for _ in range(self.steps - 1):
                 walkers = stay(kernel, energy, walkers, rows, rng)
         elif kernel.invariant:
-            walkers, move = reweigh_then_move(kernel, energy, walkers, rows, self.steps, rng, context.engine)
+            walkers, move = reweigh_then_move(
+                kernel, energy, walkers, rows, self.steps, rng, context.engine, step_size, probe
+            )
         else:
             raise UnsupportedError(
                 f"jarzynski.kernel: {kernel.name} neither leaves the model invariant nor gives its transition "
@@ -327,8 +462,10 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             )
         if rows is not None:  # gradients of a mini-batch are of no use to the next one
             walkers = walkers._replace(grad=walkers.grad[:0])
-        due = self.due(walkers, context.step + 1)
-        return (walkers if due is None else walkers.resample(due, self.scheme, self.order, rng)), move
+        ess, due = walkers.ess(), self.due(walkers, context.step + 1)
+        if due is None:
+            return Followed(walkers, move, ess, torch.zeros_like(ess, dtype=torch.bool))
+        return Followed(walkers.resample(due, self.scheme, self.order, rng), move, ess, due)
 
     def due(self, walkers: Population, k: int) -> Tensor | None:
         """Line 16: which populations are to be resampled after update k; None when none can be."""
@@ -347,27 +484,42 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         in_force = [c for start, c in self.schedule if k >= start]
         return in_force[-1] if in_force else (0.0 if self.schedule else self.threshold)
 
-    def _metrics(self, context: Context, state: JarzynskiState, move: Move) -> Metrics:
+    def _metrics(
+        self, context: Context, state: JarzynskiState, steering: Followed, following: Followed | None
+    ) -> Metrics:
+        """Of the walkers after the update, and of the step and the learning rate that `state` held for it."""
+        move, log_z = steering.move, steering.walkers.log_partition()[0]
+        read = steering if following is None else following
+        per_population = read.walkers.log_partition()
         metrics = {
             "displacement": move.moved.mean().sqrt() / context.data_scale,
-            "ess": state.steering.ess()[0],
-            "resamplings": state.steering.resamplings[0],
-            "log_z": self._log_z(state),
-            "log_z_steering": state.steering.log_partition()[0],
+            "ess": steering.ess[0],
+            "resampled": steering.resampled[0].to(steering.ess),
+            "resamplings": steering.walkers.resamplings[0],
+            "ancestors": read.walkers.ancestors().amin(),
+            "log_z": log_mean_exp(per_population),
+            "log_z_steering": log_z,
+            "log_z_noise": read.walkers.noise().mean().sqrt(),
         }
-        if state.following is not None:
-            spread = state.following.log_partition().std()
-            metrics["log_z_se"] = spread / math.sqrt(state.following.groups)
-            metrics["ess_held_out"] = state.following.ess().mean()
+        if following is not None:
+            metrics["log_z_se"] = per_population.std() / math.sqrt(len(per_population))
+            metrics["log_z_gap"] = log_z - metrics["log_z"]
+            metrics["ess_held_out"] = following.ess.mean()
         if self.moves.invariant:
             metrics["acceptance"] = move.acceptance.mean()
+        if move.shift is not None:
+            metrics["pace"] = move.shift
+        if state.log_factor is not None:
+            metrics["rate_factor"] = state.log_factor.exp()
+        if state.log_step is not None:
+            metrics["step_size"] = state.log_step.exp()
         return metrics
 
     def current_walkers(self, context: Context, state: JarzynskiState) -> Walkers:
         """All walkers with weights that are comparable across populations."""
         parts = [p for p in (state.steering, state.following) if p is not None]
         x = torch.cat([p.x for p in parts])
-        log_weight = torch.cat([(p.by_group(p.log_weight) + p.log_z[:, None]).flatten() for p in parts])
+        log_weight = torch.cat([_comparable(p) for p in parts])
         sizes = [len(p.x) // p.groups for p in parts for _ in range(p.groups)]
         return Walkers(x, log_weight, {"ess_fraction": float(ess_fraction(log_weight)), "populations": sizes})
 
@@ -381,7 +533,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             )
         per_population = state.following.log_partition()
         error = float(spread_of_log_mean(per_population))
-        ess = float(ess_fraction(state.following.log_weight)) * len(state.following.x)
+        ess = float(ess_fraction(_comparable(state.following))) * len(state.following.x)
         return LogPartition(
             float(log_mean_exp(per_population)),
             error,
@@ -411,9 +563,22 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         return {
             "steering": state.steering.save(),
             "following": None if state.following is None else state.following.save(),
+            "log_step": state.log_step,
+            "log_factor": state.log_factor,
         }
 
     def load(self, tree: dict[str, Any]) -> JarzynskiState:
         """From a checkpoint."""
         following = None if tree["following"] is None else Population(**tree["following"])
-        return JarzynskiState(Population(**tree["steering"]), following, None, None)
+        return JarzynskiState(
+            Population(**tree["steering"]),
+            following,
+            log_step=tree["log_step"],
+            log_factor=tree["log_factor"],
+        )
+
+
+def _comparable(walkers: Population) -> Tensor:
+    """Log-weights that say what walkers count for across populations, `(G·n,)`."""
+    return (walkers.by_group(walkers.log_weight) + walkers.log_z[:, None]).flatten()
+

@@ -149,6 +149,10 @@ class JEM(Objective[Any]):
         weight = 1 / o if self.generative is None else self.generative
         return weight * minus_log_p + minus_log_p_y, metrics | watched
 
+    def rate_factor(self, state: Any) -> Tensor | None:
+        """The source's; a classifier alone has no chains to wait for."""
+        return None if self.generative == 0 else super().rate_factor(state)
+
     def advance(self, context: Context, state: Any) -> tuple[Any, Metrics]:
         """The source's."""
         return (state, {}) if self.generative == 0 else super().advance(context, state)

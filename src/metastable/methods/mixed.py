@@ -75,6 +75,10 @@ class Mixed(ChainMethod[States]):
         """Whether every source stays in a bounded set."""
         return all(source.bounded for source in self.sources)
 
+    def rate_factor(self, state: States) -> Tensor | None:
+        """The least of the sources'."""
+        return least([s.rate_factor(own) for s, own in zip(self.sources, state, strict=True)])
+
     def start(self, context: Context) -> States:
         """Each source's."""
         return tuple(source.start(context) for source in self.sources)
@@ -178,6 +182,16 @@ def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
         return parts[0]
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: _mean([part[name] for part in parts if name in part]) for name in names}
+
+
+def least(factors: Sequence[Tensor | None]) -> Tensor | None:
+    """The least of the factors that there are; None where there is none.
+
+    >>> least([torch.tensor(0.5), None, torch.tensor(0.2)])
+    tensor(0.2000)
+    """
+    known = [factor for factor in factors if factor is not None]
+    return torch.stack(known).amin() if known else None
 
 
 def _mean(values: list[Tensor]) -> Tensor:

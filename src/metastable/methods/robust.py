@@ -45,7 +45,7 @@ from metastable.core.weights import ess_fraction, log_mean_exp
 
 from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics, without_log_z
 from .contrastive import ExactDraws, ShortRun
-from .mixed import Mixed, States, load_each, mean_metrics, save_each
+from .mixed import Mixed, States, least, load_each, mean_metrics, save_each
 
 VARIANTS = ("default", "no-positive", "batch-corrected", "true-objective")
 IGNORED = 0.01
@@ -369,6 +369,10 @@ class Robust(Objective[States]):
     def sampled(self, context: Context) -> Context:
         """What the chains of the first β see."""
         return self._sampled(context, context.step)[0]
+
+    def rate_factor(self, state: States) -> Tensor | None:
+        """The least of those of all β."""
+        return least([self.source.rate_factor(own) for own in state])
 
     def start(self, context: Context) -> States:
         """One state of the source for each β."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metastable.core.errors import DivergenceError
+from metastable.core.step_advice import signs_of, why_diverged
 
 from .records import Row
 
 ENERGIES = ("energy_data", "energy_negatives", "energy_noisy")
 WATCHED = (*ENERGIES, "energy_gap", "grad_norm")
-ADVICE = (
-    "Try a smaller learning rate, a smaller kernel step_size, more kernel steps per update, "
-    "clip_grad_norm=1, or on_divergence='rollback'."
-)
 EXPONENTS = ("exponent_min", "exponent_max")
 """Extremes of the exponents H + E, which a method with a density ratio e^{H+E} logs."""
 
@@ -41,13 +39,19 @@ class Guard:
                 return f"{name} = {row[name]:.3g} is beyond the energy_limit of ±{self.energy_limit:.3g}"
         return None
 
-    def error(self, reason: str, step: int, checkpoint: str | None) -> DivergenceError:
-        """The error that names the step, the seed, the last good checkpoint and what to try."""
+    def error(
+        self, reason: str, step: int, checkpoint: str | None, rows: Sequence[Row] = ()
+    ) -> DivergenceError:
+        """The error that names step, seed, last good checkpoint, the likely cause and what to try.
+
+        The cause is looked for in the last of `rows`, the bad one at their end; the diagnosis says the same.
+        """
+        cause, advice = why_diverged(signs_of(rows[-2:]))
         kept = (
             f"The last good checkpoint is {checkpoint}." if checkpoint else "No checkpoint was written yet."
         )
         return DivergenceError(
-            f"training diverged by step {step} (seed {self.seed}): {reason}. {kept} {ADVICE}",
+            f"training diverged by step {step} (seed {self.seed}): {reason}. {kept} {f'{cause} ' if cause else ''}{advice}",
             step=step,
             checkpoint=checkpoint,
         )

@@ -21,6 +21,9 @@ EXTREMES = {"_min": np.fmin, "_max": np.fmax}
 """Metrics with these endings are gathered as extremes of a line; what is not a number does not count in them."""
 
 
+LINE_MEANS = frozenset({"ess", "ess_held_out", "pace", "resampled"})
+"""Of what follows an update, these are averaged over a line; of the rest a line has the latest."""
+
 CHUNK = 1024
 """Updates after which values of a long line become one tensor each."""
 

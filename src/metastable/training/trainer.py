@@ -30,7 +30,8 @@ from .config import Schedule, TrainerConfig
 from .engine import Engine
 from .guard import Guard
 from .patience import Patience
-from .records import Gather, Recorder, Row
+from .records import LINE_MEANS, Gather, Recorder, Row
+from .scaled import scaled_step
 
 OnRow = Callable[[Row], None]
 """Told of every line of metrics, e.g. a progress bar."""
@@ -44,6 +45,7 @@ class TrainableMethod(Protocol):
     """What the trainer needs of a method (`metastable.methods.base.Method` is one)."""
 
     def rate(self, player: str) -> float: ...
+    def rate_factor(self, state: Any) -> Tensor | None: ...
     def start(self, context: Any) -> Any: ...
     def turns(self, context: Any) -> Any: ...
     def updates(self, context: Any, player: str, steps: int) -> int: ...
@@ -236,6 +238,7 @@ class Trainer:
             self.ema.update_parameters(self.players["energy"])
         # outside autocast: log-weights add up energy differences, which half precision would not keep
         self.state, latest = method.advance(context, self.state)
+        averaged |= {name: latest.pop(name) for name in LINE_MEANS & latest.keys()}
         self.gather.add(averaged, latest)
         self._count(len(batch))
         context.step += 1
@@ -260,7 +263,8 @@ class Trainer:
     def _step(self, player: str) -> Tensor:
         """The player's optimiser step; returns the norm of its gradient."""
         norm = self._clip(self.trainable[player])
-        self.optimisers[player].step()
+        optimiser = self.optimisers[player]
+        scaled_step(optimiser, self.method.rate_factor(self.state) if player == "energy" else None)
         for follow in self.follow[player]:
             follow()
         return norm
@@ -335,7 +339,8 @@ class Trainer:
         may_roll_back = self.config.on_divergence == "rollback" and self.rollbacks < self.config.max_rollbacks
         if not may_roll_back or path is None:
             self.recorder.write(self.row)
-            raise self.guard.error(reason, step, None if path is None else str(path))
+            rows = self.recorder.history
+            raise self.guard.error(reason, step, None if path is None else str(path), rows)
         count = self.rollbacks + 1
         self._resume()
         factor = 0.5 ** (count - self.rollbacks)  # the checkpoint may have been made before earlier rollbacks

@@ -27,6 +27,8 @@ class Population(NamedTuple):
         grad: ∇U at `x` under the same parameters, `(G·n, *event)`; empty where it is not kept.
         log_z: log Z as of each population's last resampling, log Z₀ included, `(G,)`, float64.
         resamplings: how often each population was resampled, `(G,)`.
+        ancestor: which of the first walkers each one descends from, by its row then, int64 `(G·n,)`.
+        past_noise: what the weights of all resamplings so far add to the variance of each log Z, `(G,)`, float64.
     """
 
     x: Tensor
@@ -35,13 +37,16 @@ class Population(NamedTuple):
     grad: Tensor
     log_z: Tensor
     resamplings: Tensor
+    ancestor: Tensor
+    past_noise: Tensor
 
     @classmethod
     def start(cls, x: Tensor, energy: Tensor, grad: Tensor, log_z: Tensor) -> Population:
         """Walkers of equal weight; `log_z` is `(G,)` and says how many populations there are."""
         A = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         count = torch.zeros(len(log_z), dtype=torch.int64, device=x.device)
-        return cls(x, A, energy, grad, log_z.double(), count)
+        first = torch.arange(len(x), device=x.device)
+        return cls(x, A, energy, grad, log_z.double(), count, first, torch.zeros_like(log_z.double()))
 
     @property
     def groups(self) -> int:
@@ -59,6 +64,21 @@ class Population(NamedTuple):
     def entropy(self) -> Tensor:
         """exp(entropy of the weights)/n for each population, `(G,)`."""
         return entropy_fraction(self.by_group(self.log_weight))
+
+    def ancestors(self) -> Tensor:
+        """Share of the first walkers of each population that have descendants, `(G,)`."""
+        living = torch.zeros(len(self.ancestor), dtype=torch.float64, device=self.x.device)
+        return self.by_group(living.index_fill(0, self.ancestor, 1.0)).mean(1)
+
+    def noise(self, ess: Tensor | None = None) -> Tensor:
+        """The variance of each log Z that its weights predict, `(G,)`: Σ (1/ESS − 1)/n.
+
+        The sum is over the stretches between resamplings, the one that has not ended included, each with the ESS
+        (a fraction) that it ended with. Walkers of one population are taken for independent at each stretch's
+        start, which those that share an ancestor and do not mix are not: then the variance is larger.
+        """
+        n = len(self.x) // self.groups
+        return self.past_noise + (1 / (self.ess() if ess is None else ess) - 1) / n
 
     def log_partition(self) -> Tensor:
         """log Z as each population sees it now, `(G,)`: (12), continued through resampling."""
@@ -81,6 +101,8 @@ class Population(NamedTuple):
             grad=self.grad.index_select(0, rows) if keep_grad else self.grad,
             log_z=torch.where(need, self.log_partition(), self.log_z),
             resamplings=self.resamplings + need,
+            ancestor=self.ancestor.index_select(0, rows),
+            past_noise=torch.where(need, self.noise(), self.past_noise),
         )
 
     def _rows(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Tensor:

@@ -266,6 +266,7 @@ def _run_of(
         seconds=outcome.seconds,
         power=power_of(method, outcome.step),
         ended=outcome.message,
+        kept=outcome.kept,
     )
 
 

@@ -46,6 +46,7 @@ class Run:
         power: P, where what was learned is exp(−P·E)/Z: 1, unless its chains had another temperature (P = 1/T) or
             its method weighed them so. log Z, scores, walkers and the diagnosis are of that density.
         ended: in words, how training ended, where that was before its last step.
+        kept: the update whose model was kept, where that is not the last one.
         log_z_source: `training` where log Z and walkers are the method's own, `independent` where they come from
             sequential Monte Carlo, which was surer of itself.
         coordinates: the units that it was trained in; None where they are the data's own. Everything here is in the
@@ -71,6 +72,7 @@ class Run:
     contexts: dict[str, Any] | None = None
     power: float = 1.0
     ended: str = ""
+    kept: int | None = None
     log_z_source: str = "training"
     coordinates: Coordinates | None = None
     inside: dict[str, nn.Module] = field(default_factory=dict)
@@ -115,6 +117,11 @@ class Run:
     def steps(self) -> int:
         """Updates at the last line of the log."""
         return int(self.history[-1]["step"]) if self.history else 0
+
+    @property
+    def kept_history(self) -> list[Row]:
+        """Lines of the log up to the model that was kept."""
+        return [row for row in self.history if self.kept is None or row["step"] <= self.kept]
 
     @property
     def learned_energy(self) -> Any:
@@ -366,6 +373,7 @@ class Run:
             "contexts": self.contexts,
             "scores": self.scores,
             "ended": self.ended,
+            "kept": self.kept,
             "log_z_source": self.log_z_source,
         }
 

@@ -382,14 +382,14 @@ def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> 
         sample_mode_weights=modes.get("samples"),
         mode_weight_se=modes.get("std_error"),
         separated=separated,
-        steps=int(run.history[-1]["step"]) if run.history else None,
+        steps=int(run.kept_history[-1]["step"]) if run.kept_history else None,
         power=run.power,
         output_scale=getattr(run.learned_energy, "output_scale", None),
         **_sample_facts(run, train),
         **_held_out_facts(run, train, validation),
         **_energy_facts(run, train),
     )
-    findings = diagnose(run.history, facts)
+    findings = diagnose(run.kept_history, facts)
     z = run.log_partition
     if z is not None and z.warnings:
         text = "log Z should not be trusted: " + "; ".join(z.warnings) + "."
@@ -532,6 +532,7 @@ def load_summary(run: Run) -> Run:
     run.status = kept.get("status", "unfinished")
     run.scores = kept.get("scores", {})
     run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
+    run.kept = kept.get("kept")
     run.ended, run.log_z_source = kept.get("ended", ""), kept.get("log_z_source", "training")
     run.seconds = kept.get("seconds", 0.0)
     if kept:  # numbers of a run from before there was a power are those of exp(−E)

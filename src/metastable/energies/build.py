@@ -222,6 +222,7 @@ class RBMConfig:
     scale: float = 0.01
 
     name: ClassVar[str] = "rbm"
+    discrete: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count("energy.hidden", self.hidden)
@@ -246,6 +247,7 @@ class BoltzmannConfig:
     scale: float = 0.01
 
     name: ClassVar[str] = "boltzmann"
+    discrete: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive("energy.scale", self.scale)

@@ -34,12 +34,16 @@ class Patience:
         self.wait = max(1, round(share * steps / self.every))
         self.scores: list[tuple[int, float]] = []
         self.at = 0
+        self.looked = 0
         self.highest = -math.inf
         self.best: Any = None
 
     def due(self, step: int) -> bool:
         """Whether to look after this update."""
-        return step % self.every == 0
+        if step % self.every:
+            return False
+        self.looked = step
+        return True
 
     def better(self, energy: Callable[[Tensor], Tensor], log_z: float, step: int) -> bool:
         """Score the rows; whether the mean of the last few scores is the highest so far."""
@@ -54,12 +58,14 @@ class Patience:
 
     @property
     def spent(self) -> bool:
-        """Whether the score has not risen for too long."""
-        return bool(self.scores) and self.scores[-1][0] - self.at >= self.wait * self.every
+        """Whether the score has not risen for too long: it fell, or log Z can no longer be told."""
+        return bool(self.scores) and self.looked - self.at >= self.wait * self.every
 
     @property
     def past_its_best(self) -> bool:
-        """Whether the rows are less likely now than they were, by more than noise."""
+        """Whether the rows are less likely now than they were, by more than noise, or nobody can tell any more."""
+        if self.scores and self.scores[-1][0] < self.looked:
+            return True
         recent = [score for _, score in self.scores[-SMOOTH:]]
         return bool(recent) and sum(recent) / len(recent) < self.highest - self.noise
 
@@ -87,9 +93,11 @@ class Patience:
     def save(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
         scores = torch.tensor(self.scores, dtype=torch.float64).view(-1, 2)
-        return {"scores": scores, "at": self.at, "highest": self.highest, "best": self.best}
+        numbers = {"at": self.at, "looked": self.looked, "highest": self.highest}
+        return {"scores": scores, "best": self.best, **numbers}
 
     def load(self, tree: dict[str, Any]) -> None:
         """The inverse of `save`."""
         self.scores = [(int(step), score) for step, score in tree["scores"].tolist()]
-        self.at, self.highest, self.best = tree["at"], tree["highest"], tree["best"]
+        self.at, self.looked = tree["at"], tree["looked"]
+        self.highest, self.best = tree["highest"], tree["best"]

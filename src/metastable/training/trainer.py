@@ -72,6 +72,7 @@ class Outcome:
     ema: nn.Module | None
     state: Any
     message: str = ""
+    kept: int | None = None
     refused: list[str] = field(default_factory=list)
 
 
@@ -150,6 +151,7 @@ class Trainer:
         self.rollbacks = 0
         self.row: Row = {}
         self.patience = self._patience(held_out, power)
+        self.kept: int | None = None
         self._interrupted = False
 
     def _patience(self, held_out: Tensor | Pairs | None, power: float) -> Patience | None:
@@ -328,6 +330,7 @@ class Trainer:
         for name, module in self.players.items():
             module.load_state_dict(patience.best["weights"][name])
         self.state = self.method.load(patience.best["method"])
+        self.kept = patience.at
         return True
 
     # ---- divergence
@@ -449,6 +452,7 @@ class Trainer:
             log_partition=self.method.log_partition(self.context, self.state),
             ema=None if self.ema is None else self.ema.module,
             state=self.state,
+            kept=self.kept,
             message="" if self.patience is None else self.patience.words(self.context.step),
             refused=[] if self.store is None else self.store.refused,
         )

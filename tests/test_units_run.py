@@ -1,0 +1,181 @@
+"""Runs that were trained in common units: every number comes back in the data's own."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import quadrature
+from torch import nn
+
+import metastable as ms
+from metastable.core.errors import InputError, UnsupportedError
+from metastable.data import Dataset, load_array
+from metastable.data.columns import columns_of, dequantised, oddities
+from metastable.energies.in_units import InDataUnits
+from metastable.proposals import Gaussian
+
+SMALL = {"name": "mlp", "hidden": (16,)}
+QUICK = ms.methods.Jarzynski(walkers=256, populations=4)
+
+
+def humps(n=400, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random((n, 1)) < 0.4, rng.normal(-2, 0.5, (n, 1)), rng.normal(1, 0.7, (n, 1)))
+
+
+def trained(x, **options):
+    return ms.fit(SMALL, x, QUICK, **{"steps": 20, "seed": 0, "evaluate": False} | options)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_log_z_is_that_of_the_energy_in_the_datas_units(scale):
+    run = trained(scale * humps())
+    grid = quadrature(lambda x: run.energy(x), [(-8 * scale, 8 * scale, 4001)])
+    assert abs(run.log_partition.value - float(grid.log_partition)) < 4 * run.log_partition.std_error + 1e-3
+
+
+def test_densities_integrate_to_one_and_samples_follow_them():
+    x = 1e4 * humps()
+    run = trained(x, steps=60)
+    points = torch.linspace(-8e4, 8e4, 8001, dtype=torch.float64)
+    p = run.log_prob(points[:, None]).double().exp()
+    assert float(torch.trapezoid(p, points)) == pytest.approx(1, abs=0.05)
+    drawn = run.sample(2000, steps=20).resampled().x.double()
+    mean = float(torch.trapezoid(p * points, points))
+    sd = float(torch.trapezoid(p * (points - mean).square(), points).sqrt())
+    assert float(drawn.mean()) == pytest.approx(mean, abs=0.25 * sd)
+    assert float(drawn.std()) == pytest.approx(sd, rel=0.15)
+
+
+def test_the_same_rows_in_other_units_give_the_same_model():
+    x = np.random.default_rng(0).normal(size=(300, 2)) @ np.array([[1.0, 0.7], [0.0, 0.5]])
+    factor = np.array([1e5, 1e-4])
+    one, two = trained(x), trained(x * factor + [3.0, 70.0])
+    ours = one.log_prob(torch.tensor(x))
+    theirs = two.log_prob(torch.tensor(x * factor + [3.0, 70.0])) + np.log(factor).sum()
+    assert torch.allclose(ours.double(), theirs.double(), atol=5e-3)
+
+
+def test_a_run_in_units_comes_back_from_its_folder_as_it_was(tmp_path):
+    x = 1e3 * humps()
+    run = trained(x, out=tmp_path / "run", evaluate=True)
+    again = ms.load_run(tmp_path / "run")
+    rows = torch.tensor(x[:20])
+    assert torch.equal(run.log_prob(rows), again.log_prob(rows))
+    assert torch.equal(run.energy(rows), again.energy(rows))
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert kept["units"] == "whiten"
+    assert kept["columns"][0]["scale"] == pytest.approx(float(x.std()), rel=1e-6)
+    samples = np.load(tmp_path / "run" / "samples.npy")
+    assert samples.std() == pytest.approx(x.std(), rel=0.5)
+    rows_logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows_logged[-1]["energy_data"] == pytest.approx(run.energy(torch.tensor(x)).mean().item(), abs=0.5)
+    with pytest.raises(InputError, match="resume: units differs"):
+        trained(x, out=tmp_path / "run", resume=True, units="none")
+
+
+class Bowl(nn.Module):
+    """½((x − m)/s)² with a learned m, in the data's own units."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.m, self.scale = nn.Parameter(torch.zeros(())), scale
+
+    def forward(self, x):
+        return 0.5 * ((x[:, 0] - self.scale * self.m) / self.scale).square()
+
+
+def test_an_energy_of_ones_own_sees_its_own_units_and_a_step_means_the_same_for_every_data_set():
+    x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    method = ms.methods.ContrastiveDivergence(step_size=0.05, steps=2)
+    small, large = (
+        ms.fit(Bowl(s), s * x, method, steps=10, seed=0, evaluate=False, learning_rate=0.1)
+        for s in (1.0, 1e4)
+    )
+    assert isinstance(large.energy, Bowl)
+    assert large.history[-1]["displacement"] == pytest.approx(small.history[-1]["displacement"], rel=1e-3)
+    assert float(large.energy.m) == pytest.approx(float(small.energy.m), abs=1e-4)
+    plain = ms.fit(Bowl(1.0), x, method, steps=1, seed=0, evaluate=False, units="none")
+    assert plain.coordinates is None
+
+
+def test_checkpoints_of_an_energy_of_ones_own_are_its_own(tmp_path):
+    x = 50 * torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
+    run = ms.fit(Bowl(50.0), x, "cd", steps=3, out=tmp_path / "run", evaluate=False)
+    again = ms.load_run(tmp_path / "run", Bowl(50.0))
+    assert torch.equal(run.energy.m, again.energy.m)
+    assert isinstance(again.energy, Bowl)
+
+
+def test_conditional_runs_come_back_in_the_datas_units():
+    rng = np.random.default_rng(0)
+    c = 1e-3 * rng.uniform(-1, 1, (1500, 1))
+    y = 1e5 * (1e3 * c + 0.2 * rng.normal(size=c.shape))
+    run = ms.fit(
+        {"name": "conditional", "width": 32, "depth": 3},
+        y,
+        "ranking-nce",
+        300,
+        given=c,
+        evaluate=False,
+        seed=0,
+    )
+    given = torch.tensor([[-5e-4], [5e-4]], dtype=torch.float64)
+    drawn = run.sample(400, given=given).x[..., 0].double()
+    assert drawn.mean(1).tolist() == pytest.approx([-5e4, 5e4], abs=1.5e4)
+    points = torch.linspace(-4e5, 4e5, 1601, dtype=torch.float64)
+    p = run.log_prob(points[:, None], given=given[:1].expand(len(points), 1)).double().exp()
+    assert float(torch.trapezoid(p, points)) == pytest.approx(1, abs=0.1)
+
+
+def test_what_is_fitted_to_data_is_fitted_to_their_noise_as_well():
+    x = torch.cat([torch.randn(500, 1), torch.zeros(500, 1)], 1)
+    run = ms.fit(SMALL, x, QUICK, steps=1, evaluate=False, units="none", data_noise=0.5)
+    reference = run.energy.reference
+    assert isinstance(reference, Gaussian)
+    sd = (reference.scale @ reference.scale.T).diagonal().sqrt()
+    assert float(sd[1]) == pytest.approx(1.2 * 0.5, rel=0.1)
+    scaled = ms.fit(SMALL, x, QUICK, steps=1, evaluate=False, units="scale", data_noise=0.5)
+    assert float(scaled.coordinates.events.inverse_matrix[1]) == pytest.approx(0.5, rel=0.1)
+
+
+def test_units_are_refused_where_they_mean_nothing():
+    signs = torch.tensor([[1.0, -1.0], [-1.0, 1.0]] * 10)
+    with pytest.raises(UnsupportedError, match="units: must be 'none' for units coded −1 and \\+1"):
+        ms.fit("rbm", signs, {"name": "cd", "kernel": "gibbs"}, steps=1, units="scale")
+
+
+def test_columns_say_what_has_no_density():
+    n = 200
+    rng = np.random.default_rng(0)
+    table = np.stack([rng.normal(size=n), np.full(n, 3.0), rng.integers(0, 3, n), rng.normal(size=n)], 1)
+    table[0, 3] = 1e6
+    data = Dataset.of(torch.tensor(table), "table", columns=("a", "b", "c", "d"))
+    assert [column.note for column in columns_of(data)] == ["", "constant", "few values", "far outliers"]
+    words = " ".join(oddities(data))
+    assert "b is 3 in every row" in words
+    assert "c has 3 different values in 200 rows" in words
+    assert "d has 1 values more than" in words
+    copies = Dataset.of(torch.tensor(table[:20]).repeat(10, 1), "copies")
+    assert any("90% of the rows are copies" in line for line in oddities(copies))
+
+
+def test_dequantised_codes_are_spread_between_their_neighbours_and_round_back():
+    codes = torch.tensor([0.0, 1.0, 5.0] * 50)[:, None]
+    x = dequantised(Dataset.of(torch.cat([codes, torch.randn(150, 1)], 1), "codes"), 0).x
+    assert len(torch.unique(x[:, 0])) == 150
+    assert (x[codes[:, 0] == 0, 0].abs() <= 0.5).all()
+    assert ((x[codes[:, 0] == 1, 0] >= 0.5) & (x[codes[:, 0] == 1, 0] <= 3)).all()
+
+
+def test_a_table_keeps_its_header_and_the_digits_of_a_date(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("when,amount\n" + "\n".join(f"{1_700_000_000 + i},{i % 7}" for i in range(1690)))
+    data = load_array(path)
+    assert data.columns == ("when", "amount")
+    assert data.x.dtype == torch.float64
+    assert len(torch.unique(data.x[:, 0])) == 1690
+    run = ms.fit(SMALL, data, QUICK, steps=2, evaluate=False)
+    assert isinstance(run.energy, InDataUnits)
+    assert len(torch.unique(run.energy(data.x))) > 1000

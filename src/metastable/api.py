@@ -40,9 +40,8 @@ from metastable.data.columns import dequantised
 from metastable.energies import check_energy
 from metastable.energies.build import ENERGIES
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
-from metastable.kernels import MALA, ULA, Gibbs, Kernel, run_chain, warm_up
+from metastable.kernels import MALA, Gibbs, Kernel, run_chain, warm_up
 from metastable.methods import Context, Method
-from metastable.methods.jarzynski import fixed_parameters
 from metastable.plan import (
     Plan,
     built,
@@ -64,6 +63,7 @@ from metastable.training.checkpoints import CheckpointStore, on_device
 from metastable.training.config import TrainerConfig
 from metastable.training.engine import Engine
 from metastable.training.trainer import OnRow, Outcome, Trainer
+from metastable.walkers.continuing import continue_walkers
 
 Progress = Callable[[int], Any]
 
@@ -399,39 +399,44 @@ def continue_sampling(
     step_size: float | None = None,
     seed: int = 0,
 ) -> Walkers:
-    """Weighted sampling that goes on at fixed θ, with as many walkers as you like.
+    """Sampling that goes on from weighted walkers, with as many as you like, and keeps what the weights say.
 
-    `n` walkers are drawn in proportion to the weights, then move by ULA; each step's weight removes the bias of
-    its own step size (Proposition 1 with constant θ). The result is weighted: use `.resampled()` for equal
-    weights. A discrete energy's walkers move by Gibbs sweeps, which leave it invariant, so that their weights stay
-    equal.
+    `n` walkers are drawn in proportion to the weights, systematically and side by side, so that modes keep their
+    masses; then they move by MALA, whose accept step leaves exp(−E) invariant. Their weights are therefore equal
+    and stay so. Each walker draws a step size for each move from a range that a warm-up found, short enough for
+    the narrowest region and long enough for the widest. A discrete energy's walkers move by Gibbs sweeps.
 
     Args:
         energy: the model.
         walkers: weighted samples of it, e.g. `run.walkers`.
         n: how many.
-        steps: ULA steps, or Gibbs sweeps.
-        step_size: by default found by warm-up; a discrete energy has none.
+        steps: moves of each walker, or Gibbs sweeps.
+        step_size: one for all moves instead of the range; a discrete energy has none.
         seed: of every random number.
 
     Returns:
-        Weighted walkers. `.ess` is what their own weights leave of them, and `.info["start_ess"]` the effective
-        sample size of `walkers`: they are worth no more independent samples than the smaller of both.
+        Walkers of equal weight. `.ess` is never more than the effective size of `walkers`, which is
+        `.info["start_ess"]`: moves that cross between modes are rare, so the masses of modes are known no better
+        than they were. `.info` also has `kernel`, `step_sizes` (the range) and `acceptance`.
+
+    >>> import metastable as ms
+    >>> energy = ms.energies.GaussianMixture(torch.tensor([[-4.0], [4.0]]), torch.tensor([0.02, 1.0]))
+    >>> start = ms.Walkers.equal(energy.sample(1000, torch.Generator().manual_seed(0)))
+    >>> w = continue_sampling(energy, start, 4000, steps=20)
+    >>> round(w.ess), abs(float((w.x < 0).double().mean() - (start.x < 0).double().mean())) < 0.001
+    (1000, True)
     """
     require_count("n", n)
+    if walkers.log_weight.dim() > 1:
+        raise InputError("walkers: these belong to several contexts; take those of one, walkers.of(i)")
     rng = generator(derive(seed, "continue"), walkers.x.device)
+    if not is_discrete(energy):
+        return continue_walkers(energy, walkers, n, steps, step_size, rng)
+    if step_size is not None:
+        raise UnsupportedError(f"step_size: Gibbs sweeps of a discrete energy have none, got {step_size}")
     start = walkers.resampled(n, seed=derive(seed, "resample"))
-    if is_discrete(energy):
-        if step_size is not None:
-            raise UnsupportedError(f"step_size: Gibbs sweeps of a discrete energy have none, got {step_size}")
-        moved = run_chain(Gibbs(), energy, Gibbs().init(energy, start.x), steps, rng)
-        return Walkers.equal(moved.state.x, info={"kernel": Gibbs(), "start_ess": walkers.ess})
-    if step_size is None:
-        kernel, _ = warm_up(ULA(0.05), energy, start.x[:1024], 100, rng)
-    else:
-        kernel = ULA(step_size)
-    moved = fixed_parameters(kernel, energy, start.x, steps, rng)
-    return dataclasses.replace(moved, info=moved.info | {"start_ess": walkers.ess})
+    moved = run_chain(Gibbs(), energy, Gibbs().init(energy, start.x), steps, rng)
+    return Walkers.equal(moved.state.x, info={"kernel": Gibbs(), "start_ess": walkers.ess})
 
 
 def log_partition(

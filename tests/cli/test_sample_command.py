@@ -112,6 +112,24 @@ def test_the_effective_sample_size_counts_the_walkers_of_the_class(metastable, m
         assert "warning" not in result.output
 
 
+def test_mode_weights_are_printed_with_an_error_that_knows_the_start(metastable, monkeypatch, tmp_path):
+    """1,000 samples of 100 walkers, a fifth of them on the left: ± √(0.2 · 0.8 / 100), not / 1000."""
+    energy = ms.energies.GaussianMixture(torch.tensor([[-5.0], [5.0]]))
+    x = torch.where(torch.arange(100)[:, None] < 20, -5.0, 5.0)
+    weight = torch.zeros(100, dtype=torch.float64).index_fill(0, torch.tensor([0]), 1e-6)
+    modes = {"centers": [[5.0], [-5.0]]}
+
+    def run(*_, **more):
+        return Run(energy, "own", [], Walkers(x, weight), None, config={"event_shape": [1]}, **more)
+
+    words = ("sample", "any", "--n", 1000, "--steps", 5, "--out", tmp_path / "x.npy")
+    monkeypatch.setattr(runs, "open_run", lambda *_: run(modes=modes))
+    assert "mode weights: 0.800 ± 0.040, 0.200 ± 0.040" in metastable(*words).output
+    for unknown in (None, {"centers": None}):  # one mode, or pictures whose centres were not written
+        monkeypatch.setattr(runs, "open_run", lambda *_, m=unknown: run(modes=m))
+        assert "mode weights" not in metastable(*words).output
+
+
 def test_a_density_draws_for_itself(metastable, refused, monkeypatch, tmp_path):
     def run(*_):
         drawing = SimpleNamespace(sample=lambda players, n, rng: Walkers.equal(torch.full((n, 2), 7.0)))

@@ -149,7 +149,7 @@ def test_walkers_of_a_class_say_how_many_there_were():
     x[7] = torch.tensor([30.0, 0.0])
     found = run_of(x).sample(500, label=1, steps=2)
     assert found.info["start_ess"] == pytest.approx(1.0)
-    assert found.ess > 50  # their own weights say nothing about it
+    assert found.ess == pytest.approx(1.0)  # copies of one walker, though their own weights are equal
     assert run_of(x).sample(500, steps=2).info["start_ess"] == pytest.approx(200.0)
 
 

@@ -200,6 +200,6 @@ def test_walkers_are_resampled_with_their_rows():
     )
     even = walkers.resampled(8, seed=0)
     assert even.x[:, 0].sort().values.tolist() == [1, 1, 2, 2, 2, 2, 2, 2]
-    assert even.ess == pytest.approx(8.0)
-    assert even.info == {"a": 1}
+    assert even.ess == pytest.approx(walkers.ess) == pytest.approx(1.6)  # copies are not new walkers
+    assert even.info == {"a": 1, "start_ess": even.ess}
     assert len(walkers.resampled()) == 3

@@ -43,7 +43,7 @@ def sample(
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
 ) -> None:
-    """Draw samples from a trained model: walkers go on at its final parameters, and are weighed."""
+    """Draw samples from a trained model: its walkers go on at its final parameters, and keep their weights."""
     import numpy as np
 
     from metastable.core.errors import require, require_count
@@ -70,6 +70,8 @@ def sample(
     say(f"{n} samples of shape {found.event_shape} from {origin}{worth(walkers)}")
     if (warning := few_starts(walkers, label)) is not None:
         say(warning)
+    if label is None and (weights := mode_line(found, walkers)) is not None:
+        say(weights)
     say(f"wrote {out}")
     if weighted:
         beside = out.with_suffix(".log_weight.npy")
@@ -116,7 +118,22 @@ def worth(walkers: Walkers) -> str:
     """The effective sample size: no more than the weights leave, nor than there were walkers to begin with."""
     if "from_noise" in walkers.info:  # chains that have forgotten nothing yet, of unknown worth
         return ""
-    return f", effective sample size {min(walkers.ess, walkers.info.get('start_ess', walkers.ess)):.0f}"
+    return f", effective sample size {walkers.ess:.0f}"
+
+
+def mode_line(run: Run, walkers: Walkers) -> str | None:
+    """Weights of the modes that the run found in its data, in the samples; None where it knows of none."""
+    import torch
+
+    from metastable.evaluation.modes import sampled_mode_weights
+
+    centers = (run.modes or {}).get("centers")
+    if centers is None or "from_noise" in walkers.info:
+        return None
+    places = torch.tensor(centers, dtype=walkers.x.dtype).view(-1, *walkers.x.shape[1:])
+    found = sampled_mode_weights(walkers, places)
+    pairs = zip(found.weights.tolist(), found.std_error.tolist(), strict=True)
+    return "mode weights: " + ", ".join(f"{w:.3f} ± {e:.3f}" for w, e in pairs)
 
 
 def few_starts(walkers: Walkers, label: int | None) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .errors import require_choice
+from .errors import InputError, require_choice
 
 
 def _invert(p: Tensor, u: Tensor) -> Tensor:
@@ -72,6 +72,23 @@ SCHEMES: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
 }
 
 
+def require_weights(log_weight: Tensor, name: str = "log_weight") -> None:
+    """Refuse log-weights that say nothing about which row to draw: not a number, +inf, or −inf on every row.
+
+    Asks the device, and the host waits for the answer.
+    """
+    if bool((log_weight.isnan() | (log_weight == torch.inf)).any()):
+        bad = int((log_weight.isnan() | (log_weight == torch.inf)).sum())
+        raise InputError(
+            f"{name}: must be finite or −inf, got {bad} of {log_weight.numel()} that are NaN or +inf"
+        )
+    if bool((log_weight.amax(-1) == -torch.inf).any()):
+        raise InputError(
+            f"{name}: all {log_weight.shape[-1]} are −inf: no row has probability, so none can be drawn; look at "
+            "the energy where the walkers stand"
+        )
+
+
 def resample_indices(
     log_weight: Tensor,
     n: int | None = None,
@@ -79,6 +96,7 @@ def resample_indices(
     scheme: str = "systematic",
     rng: torch.Generator,
     order: Tensor | None = None,
+    check: bool = True,
 ) -> Tensor:
     """Rows drawn in proportion to exp(`log_weight`), shape `(..., n)`.
 
@@ -90,8 +108,12 @@ def resample_indices(
         order: a permutation of each population, `(..., N)`. Stratified and systematic draws keep the mass
             of any contiguous block of the order to within a walker or two, so an order that puts modes side
             by side keeps the modes' masses.
+        check: refuse weights that cannot be drawn from (`require_weights`). Training does without, because the
+            host would wait for the device, and watches its numbers elsewhere.
     """
     require_choice("scheme", scheme, SCHEMES)
+    if check:
+        require_weights(log_weight)
     n = log_weight.shape[-1] if n is None else n
     p = torch.softmax(log_weight.double(), -1)
     if order is None:

@@ -219,7 +219,8 @@ class Walkers:
     Attributes:
         x: positions, `(N, *event)`; `(B, N, *event)` where each of B contexts has N of its own.
         log_weight: raw log-weights, `(N,)` or `(B, N)`; zeros where the sampler gives equal weights.
-        info: diagnostics by name; `populations`, where there, lists the sizes of independent groups of rows.
+        info: diagnostics by name; `populations`, where there, lists the sizes of independent groups of rows, and
+            `start_ess` the effective size of the walkers that these are copies of, however far they moved since.
         trace: positions over time where they were recorded, `(draws, N, *event)`.
     """
 
@@ -242,18 +243,24 @@ class Walkers:
 
     @property
     def ess(self) -> float:
-        """Effective sample size, in walkers; those of all contexts together where there are several."""
-        return float(ess_fraction(self.log_weight).sum()) * self.log_weight.shape[-1]
+        """Effective sample size, in walkers; those of all contexts together where there are several.
+
+        Never more than `info["start_ess"]`: copies of a walker are not new walkers, and moves that do not cross
+        between modes leave the modes the masses that they began with.
+        """
+        own = float(ess_fraction(self.log_weight).sum()) * self.log_weight.shape[-1]
+        return own * min(1.0, self.info.get("start_ess", math.inf) / self.log_weight.numel())
 
     def resampled(self, n: int | None = None, *, seed: int = 0, scheme: str = "systematic") -> Walkers:
-        """`n` walkers of equal weight, drawn in proportion to the weights."""
+        """`n` walkers of equal weight, drawn in proportion to the weights; worth no more than these were."""
         if self.log_weight.dim() > 1:
             raise InputError(
                 "resampled: these walkers belong to several contexts; take one, w.of(i).resampled()"
             )
         rng = generator(seed, self.x.device)
         rows = resample_indices(self.log_weight, n or len(self), scheme=scheme, rng=rng)
-        return replace(Walkers.equal(self.x[rows]), info=self.info)
+        kept = {name: value for name, value in self.info.items() if name != "populations"}  # rows have moved
+        return Walkers.equal(self.x[rows], info={**kept, "start_ess": self.ess})
 
     def to_arviz(self, name: str = "x") -> Any:
         """The recorded trace as an ArviZ `InferenceData`, one chain per walker.

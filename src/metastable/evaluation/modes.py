@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.errors import InputError, require_count
 from ..core.random import generator
+from ..core.types import Walkers
 from ..core.weights import ess_fraction
 
 LINEAR_DIMENSION = 10  # principal components kept before the metric is adapted
@@ -19,6 +20,7 @@ NEIGHBOURS = 0.7  # k of the density estimate is this times √rows
 SIGNIFICANT = 4.0  # standard errors by which a valley must lie under both of its peaks
 SIGNIFICANT_ON_A_LINE = 5.0  # on a line no path leads around a chance gap
 SEPARATED_BELOW = 0.08  # valley over peak, as estimated; the estimate fills narrow valleys a little
+FEWEST_POPULATIONS = 4  # whose spread says how independent walkers are
 AGREEMENT = 0.9  # share of rows whose nearest centre must be that of their own mode
 
 
@@ -46,6 +48,20 @@ class ModeWeightErrors(NamedTuple):
     def z_score(self) -> Tensor:
         """Errors in standard errors, `(M,)`; 0 where both vanish."""
         return torch.where(self.error == 0, torch.zeros_like(self.error), self.error / self.std_error)
+
+
+class ModeWeights(NamedTuple):
+    """Mode weights of samples, with a standard error that needs no target.
+
+    Attributes:
+        weights: weight of each mode, `(M,)`.
+        std_error: of `weights`, `(M,)`.
+        ess: independent samples that they are worth.
+    """
+
+    weights: Tensor
+    std_error: Tensor
+    ess: float
 
 
 @dataclass(frozen=True)
@@ -149,6 +165,45 @@ def mode_weight_errors(
     if target_std_error is not None:
         variance = variance + torch.as_tensor(target_std_error).to(variance).square()
     return ModeWeightErrors(weights, weights - target, variance.sqrt(), ess)
+
+
+def sampled_mode_weights(walkers: Walkers, centers: Tensor) -> ModeWeights:
+    """Mode weights of walkers, with √(w(1−w)/ESS) as the standard error.
+
+    ESS is the walkers' own, which is never more than the walkers were worth that they are copies of, and no more
+    than the spread between the independent populations they came from leaves, where those are known
+    (`info["drawn_from"]`). Half a sample is added to each mode, so that a mode without any does not look known
+    without error.
+
+    Args:
+        walkers: weighted samples, `(N, *event)`.
+        centers: one row for each mode, `(M, *event)`.
+
+    >>> x = torch.tensor([[-1.0]]).repeat(100, 1).index_fill(0, torch.arange(80), 1.0)
+    >>> found = sampled_mode_weights(Walkers.equal(x), torch.tensor([[1.0], [-1.0]]))
+    >>> found.weights.tolist(), [round(e, 2) for e in found.std_error.tolist()]
+    ([0.8, 0.2], [0.04, 0.04])
+    """
+    weights = mode_weights(walkers.x, centers, walkers.log_weight)
+    ess = min(walkers.ess, _size_between(walkers, centers))
+    shrunk = (weights * ess + 0.5) / (ess + 0.5 * len(weights))
+    return ModeWeights(weights, (shrunk * (1 - shrunk) / ess).sqrt(), ess)
+
+
+def _size_between(walkers: Walkers, centers: Tensor) -> float:
+    """Independent samples that the spread between populations leaves for mode weights; inf where none are known.
+
+    Only populations of the smallest size are compared with each other.
+    """
+    origin, sizes = walkers.info.get("drawn_from"), walkers.info.get("start_populations", [])
+    alike = [g for g, size in enumerate(sizes) if size == min(sizes)]
+    groups = [(origin == g).nonzero()[:, 0] for g in alike]
+    if len(groups) < FEWEST_POPULATIONS or min(len(rows) for rows in groups) == 0:
+        return math.inf
+    each = [mode_weights(walkers.x[rows], centers, walkers.log_weight[rows]) for rows in groups]
+    mean, variance = torch.stack(each).mean(0), torch.stack(each).var(0)
+    one = float((mean * (1 - mean) / variance.clamp(min=1e-12)).min())
+    return max(one * sum(sizes) / min(sizes), 1.0)
 
 
 def find_modes(data: Tensor, max_modes: int = 8, seed: int = 0, *, rows: int = 2000) -> Modes:

@@ -110,7 +110,8 @@ class Population(NamedTuple):
         A = self.by_group(self.log_weight)
         G, n = A.shape
         marked = _marked(need)
-        drawn = resample_indices(_take(A, marked), scheme=scheme, rng=rng, order=self._order(order, marked))
+        order_ = self._order(order, marked)
+        drawn = resample_indices(_take(A, marked), scheme=scheme, rng=rng, order=order_, check=False)
         same = torch.arange(n, device=A.device).expand(G, n)
         some = drawn if marked is None else same.index_copy(0, marked, drawn)
         local = torch.where(need[:, None], some, same)

@@ -330,7 +330,7 @@ def _resample(log_weight: Tensor, uneven: Tensor, rng: torch.Generator) -> tuple
     G, n = log_weight.shape
     stay = torch.arange(n, device=log_weight.device)
     # a population that has lost every walker has no weights to draw from: it stays, and its Z is 0
-    drawn = resample_indices(log_weight.nan_to_num(neginf=-1e300), rng=rng)
+    drawn = resample_indices(log_weight.nan_to_num(neginf=-1e300), rng=rng, check=False)
     rows = torch.where(uneven[:, None], drawn, stay) + n * torch.arange(G, device=stay.device)[:, None]
     mean = log_mean_exp(log_weight)[:, None]
     return rows.flatten(), torch.where(uneven[:, None], mean, log_weight)

@@ -86,7 +86,7 @@ def test_samples_follow_their_context(run):
                 mean, weight @ y.pow(power), 1.2 * error
             )  # 150 steps of MALA leave a little of the start
     assert torch.equal(walkers.x, run.sample(600, given=given.numpy(), seed=1).x)
-    short = run.sample(5, given=given, steps=3, kernel=ULA(0.01))
+    short = run.sample(5, given=given, steps=3, kernel=ULA(0.01), candidates=1)
     assert short.info["evaluations"] == 3
 
 
@@ -161,7 +161,8 @@ def test_an_interpolating_run_is_sampled_by_its_three_stages():
     with pytest.raises(ConfigError, match="evaluations=… gradients, not steps"):
         run.sample(4, given=data.given[:3], steps=7)
     with pytest.raises(
-        ConfigError, match=r"foo: unknown option \(known: engine, eta, evaluations, kernel, t_low\)"
+        ConfigError,
+        match=r"foo: unknown option \(known: candidates, engine, eta, evaluations, kernel, t_low, tune\)",
     ):
         run.sample(4, given=data.given[:3], foo=1)
 
@@ -292,7 +293,9 @@ def test_a_run_without_contexts_takes_them_too():
 
 def test_options_that_there_are_not_are_named_with_those_there_are(run):
     given = torch.zeros(2, 1)
-    with pytest.raises(ConfigError, match=r"foo: unknown option \(known: engine, kernel, steps, t\)"):
+    with pytest.raises(
+        ConfigError, match=r"foo: unknown option \(known: candidates, engine, kernel, steps, t, tune\)"
+    ):
         run.sample(3, given=given, foo=1)
     with pytest.raises(ConfigError, match=r"kernal: unknown option \(did you mean 'kernel'\?\)"):
         run.sample(3, given=given, kernal=ULA(0.1))

@@ -80,7 +80,8 @@ class Bound:
     """E(· | given) as a plain energy over rows, K of them for each of B contexts, in the contexts' order.
 
     A conditional energy is called with events `(B, K, *event)` and `given`, `(B, *context)`, and returns `(B, K)`.
-    One with `encode(given)` and `score(x, code, t)` has its contexts encoded once, here, whatever the chains do.
+    One with a time is given one for each event too, `(B, K)`, here as in training, though all events of a context
+    share it here. One with `encode(given)` and `score(x, code, t)` has its contexts encoded once, here, whatever the chains do.
 
     Attributes:
         energy: the conditional energy.
@@ -97,8 +98,12 @@ class Bound:
 
     def first(self) -> Bound:
         """The same for the first context alone."""
-        t, code = (None if values is None else values[:1] for values in (self.t, self.code))
-        return Bound(self.energy, self.given[:1], t, code)
+        return self.some(slice(0, 1))
+
+    def some(self, contexts: slice | Tensor) -> Bound:
+        """The same for some of the contexts, which are not encoded again."""
+        t, code = (None if values is None else values[contexts] for values in (self.t, self.code))
+        return Bound(self.energy, self.given[contexts], t, code)
 
     def at(self, t: Tensor | float) -> Bound:
         """The same at another time in [0, 1]; contexts are not encoded again."""
@@ -126,10 +131,10 @@ class Bound:
         return E.flatten()
 
     def _energies(self, x: Tensor) -> Tensor:
+        t = None if self.t is None else self.t[:, None].expand(x.shape[:2])
         if self.code is not None:
-            return self.energy.score(x, self.code, self.t)
-        extra = () if self.t is None else (self.t,)
-        return self.energy(x, self.given, *extra)
+            return self.energy.score(x, self.code, t)
+        return self.energy(x, self.given, *(() if t is None else (t,)))
 
 
 def bind(energy: Any, given: Tensor, t: Tensor | float | None = None) -> Bound:

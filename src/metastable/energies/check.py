@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -52,12 +53,15 @@ def _check(energy: Any, example: Tensor) -> None:
 def check_conditional(energy: Any, example: Pairs) -> Any:
     """Like `check_energy`, for a conditional energy E(x | given) and events with their contexts.
 
-    It must take events `(B, K, *event)`, K for each of the contexts `(B, *context)`, and return `(B, K)`.
+    It must take events `(B, K, *event)`, K for each of the contexts `(B, *context)`, and return `(B, K)`. One with a
+    time `t` must take one for each event too, `(B, K)`.
     """
     _check_kind(energy)
     few = example[:2]
     x = torch.stack([few.x.detach()] * 3, 1)
     _call(bind(energy, few.given), x.flatten(0, 1))  # which checks that there is one value for each event
+    if _has_time(energy):
+        _call_at_a_time(bind(energy, few.given, 0.5), x)
     check_energy(bind(energy, few.given[:1]), few.x[:1])
     return energy
 
@@ -67,6 +71,24 @@ def _check_kind(energy: Any) -> None:
         raise EnergyError(f"energy: got the class {energy.__name__}; pass an instance, {energy.__name__}(…)")
     if not callable(energy):
         raise EnergyError(f"energy: must be callable, (B, *event) → (B,), got {type(energy).__name__}")
+
+
+def _has_time(energy: Any) -> bool:
+    """Whether it says so, or takes a `t`."""
+    says = getattr(energy, "time", None)
+    if says is not None:
+        return bool(says)
+    return "t" in inspect.signature(getattr(energy, "forward", energy)).parameters
+
+
+def _call_at_a_time(energy: Bound, x: Tensor) -> None:
+    try:
+        energy(x.flatten(0, 1))
+    except Exception as error:
+        raise EnergyError(
+            f"energy: raised {type(error).__name__} on events {tuple(x.shape)} with t of shape {tuple(x.shape[:2])}, "
+            f"one time for each event: {error}"
+        ) from error
 
 
 def _describe(value: Any) -> str:

@@ -147,7 +147,12 @@ class ConditionalNet(nn.Module):
         return E if self.inflate is None else E + 0.5 * (white / self.inflate).square().sum(-1)
 
     def _time_share(self, t: Tensor | None, x: Tensor, dims: int) -> Tensor:
-        """Broadcasts against `(*lead, width)`; a time is left out for that of the data."""
+        """Broadcasts against `(*lead, width)`; a time is left out for that of the data.
+
+        A time that all events of a context share (one number in memory) is embedded once for them.
+        """
+        if t is not None and t.dim() == 2 and t.stride(1) == 0:
+            t = t[:, 0]
         share = self.clock(x.new_ones(1) if t is None else t.to(x.dtype))
         missing = max(0, dims + 1 - share.dim()) if t is not None and t.dim() else 0
         return share.view(*share.shape[:-1], *[1] * missing, share.shape[-1])

@@ -171,9 +171,8 @@ def draw(job: Job, run: Run, given: Tensor, rng: torch.Generator) -> Tensor:
     if job.model == IRNCE:
         settings = {"t_low": job.t_low, "evaluations": job.chain_steps, "kernel": kernel}
         return sample_interpolating(energy, proposal, job.samples, given, rng, **settings).x
-    return sample_from_proposal(
-        energy, proposal, job.samples, given, rng, kernel=kernel, steps=job.chain_steps
-    ).x
+    settings = {"kernel": kernel, "steps": job.chain_steps, "candidates": 1}  # the paper's starts
+    return sample_from_proposal(energy, proposal, job.samples, given, rng, **settings).x
 
 
 # ---- likelihoods

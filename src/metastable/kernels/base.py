@@ -92,7 +92,10 @@ class Kernel:
     def step(
         self, energy: Energy, state: ChainState, noise: Noise, step_size: Tensor | float
     ) -> tuple[ChainState, Info]:
-        """One step with the given noise; `step_size` is for those that have one."""
+        """One step with the given noise; `step_size` is for those that have one.
+
+        It may be one for each row, `(B, 1, …, 1)`, which broadcasts against positions.
+        """
         raise NotImplementedError
 
 

@@ -62,7 +62,7 @@ def run_chain(
         rng: source of the noise; the only randomness there is.
         engine: `eager`, or `compile`, which runs the same function through `torch.compile` without a graph
             break, several steps a call.
-        step_size: overrides the kernel's, e.g. a tensor during warm-up.
+        step_size: overrides the kernel's, e.g. a tensor during warm-up; one for each row is `(B, 1, …, 1)`.
         record: keep every `record`-th position; 0 keeps none, so that memory does not grow with `steps`.
         slopes: also average ‖∇E‖ along each chain, from the gradients that the steps make anyway.
     """

@@ -12,7 +12,7 @@ interpolating energy models*, TMLR 2024, Algorithms 2 and 4 (equation numbers of
 | v̂_{t,ξ}(x, y), p_ξ^t | `flow.velocity(y, t, given)`, `flow.sample(n, rng, given, until=t)` |
 | t̲ | `t_low` |
 | T_mcmc | `steps` in Algorithm 2, `evaluations` (of both stages) in Algorithm 4 |
-| η | `eta` |
+| η | `eta`, one for each context unless given |
 | ℓ | candidates from which `best_of` takes one |
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,14 +29,18 @@ from torch import Tensor
 from metastable.core.errors import ConfigError, InputError, require, require_count
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, Walkers, bind, energy_and_grad
-from metastable.kernels import HMC, MALA, ULA, Kernel, run_chain, warm_up
+from metastable.kernels import HMC, MALA, ULA, Kernel, StepKernel, run_chain
+from metastable.kernels.adaptation import require_adaptable, step_of_rows
 from metastable.proposals.given import sample_given
 
-WARMUP = 50
-"""Steps in which the default kernel finds its step size; their moves are kept, as a longer start."""
-PILOTS, CAREFUL = 256, 0.95
-"""Walkers with which the default chain of Algorithm 4 finds its step size, and the share of moves that is accepted
-then: most, since the SDE takes steps of that length and rejects none."""
+from .conditional_starts import Starts, draw_starts, too_few
+from .conditional_tuning import Starter, Tuned, steps_for
+
+CAREFUL = 0.95
+"""Share of moves that the default chain of Algorithm 4 accepts: most, since the SDE takes steps of that length and
+rejects none."""
+LOW = 0.2
+"""Share of accepted moves below which a context's chains hardly moved."""
 
 
 def sample_from_proposal(
@@ -49,8 +54,14 @@ def sample_from_proposal(
     steps: int = 100,
     t: float | None = None,
     engine: str = "eager",
+    candidates: int | None = None,
+    tune: bool | None = None,
 ) -> Walkers:
     """Algorithm 2: `n` draws of the proposal for each context, then a chain on E(· | given) from each of them.
+
+    Chains hardly go from one branch of a density to another. So starts are taken in proportion to exp(−E)/p_ξ among
+    `candidates` times as many draws (`conditional_starts`), and each context has a step size of its own
+    (`conditional_tuning`).
 
     Args:
         energy: E(y | given), or E(y | given, t).
@@ -58,14 +69,23 @@ def sample_from_proposal(
         n: chains for each context.
         given: `(B, *context)`.
         rng: of the draws and of the chains.
-        kernel: the paper's Langevin step is `ULA(eta)`; by default MALA, whose step size is found by warm-up.
-        steps: T_mcmc; 0 gives the proposal's own draws.
+        kernel: the paper's Langevin step is `ULA(eta)`; by default MALA, with a step size for each context.
+        steps: T_mcmc; 0 gives the starts.
         t: the time of an energy that has one; the data are at t = 1.
         engine: `eager` or `compile`.
+        candidates: draws of the proposal for each start. By default 32, and at least 1,024 for a context; 4, and at
+            least 256, where the proposal solves an ODE, each of whose draws costs as much as some hundred energies.
+            1 starts at the proposal's own draws, as the paper does; so does a proposal whose density is an estimate.
+        tune: find a step size for each context; by default for the default kernel only, while a kernel that is
+            given keeps its own. `HMC(0.1, leapfrog=5)` with `tune=True` takes steps of a length that suits each.
 
     Returns:
-        Walkers with `x` of shape `(B, n, *event)` and equal weights. `info` has the mean `acceptance` for each
-        context, `(B,)`, the `kernel`, and `evaluations`, the gradients that one walker cost.
+        Walkers with `x` of shape `(B, n, *event)` and equal weights. `info` has, for each context, `(B,)`, the mean
+        `acceptance`, the `step_size`, and `start_ess_given`, the effective draws behind its starts; their sum,
+        each counted up to n, as `start_ess`; the `kernel`; `warnings` in words; `energy_rows`, every energy that was
+        evaluated, for weights, for step sizes and in the chains, and `evaluations`, how many that are for a walker.
+
+    Deviations: the paper starts at the proposal's own draws (`candidates=1`) and takes one step size for all.
 
     >>> from metastable.proposals import Gaussian
     >>> around = lambda y, given: 0.5 * (y - given[:, None]).square().sum(-1)
@@ -76,17 +96,15 @@ def sample_from_proposal(
     """
     require_count("n", n)
     require_count("steps", steps, 0)
-    with torch.no_grad():
-        y = sample_given(proposal, n, rng, given)  # line 1
-    _require_finite(y, "the proposal's draws")
+    if candidates is not None:
+        require_count("candidates", candidates)
     target = bind(energy, given, t)
-    rows, warmup = y.flatten(0, 1), 0
-    if kernel is None and steps:
-        kernel, state = warm_up(MALA(0.1), target, rows, WARMUP, rng)
-        rows, warmup = state.x, WARMUP + 1
-    rows, info = _chain(target, rows, kernel, steps, rng, engine)  # lines 2-4
-    info["evaluations"] += warmup
-    return _walkers(rows, y, info)
+    starts = draw_starts(target, proposal, n, rng, candidates)  # line 1
+    _require_finite(starts.y, "the proposal's draws")
+    chain, tuned = _chosen(kernel, tune, target, _weighed_starts(proposal)) if steps else (kernel, None)
+    rows, info = _chain(target, starts.y.flatten(0, 1), chain, steps, rng, engine, tuned)  # lines 2-4
+    cost = starts.rows + (0 if tuned is None else tuned.rows)
+    return _walkers(rows, starts.y, info | _said_of(starts), cost)
 
 
 def sample_interpolating(
@@ -101,6 +119,8 @@ def sample_interpolating(
     eta: float | None = None,
     kernel: Kernel | None = None,
     engine: str = "eager",
+    candidates: int = 1,
+    tune: bool | None = None,
 ) -> Walkers:
     """Algorithm 4: the flow to t̲, the SDE (5.7) from there to t = 1, then chains on E(· | given, 1).
 
@@ -117,57 +137,81 @@ def sample_interpolating(
         evaluations: T.
         eta: η, in units of the events squared over the flow's time. Where field and energy are exact any η ≥ 0
             gives the same law at t = 1; the more the field is off, the more a larger η lets the energy put right.
-            By default η dt is the step size of the chain, so that a step of either puts right as much. The paper
-            takes the chain's step size itself, η = 10⁻³, and then the SDE hardly differs from the flow.
+            By default η dt is the step size of the chain, so that a step of either puts right as much; each context
+            then has its own. The paper takes the chain's step size itself, η = 10⁻³, and then the SDE hardly
+            differs from the flow.
         kernel: of the chain; by default Langevin with step size η where that is given, as in the paper, else MALA
-            with a step size that a few more walkers find at t = 1. The paper's policies take
+            with a step size for each context, which a few more walkers find at t = 1. The paper's policies take
             `HMC(step_size=eta, leapfrog=50)`.
         engine: of the chain, `eager` or `compile`.
+        candidates: draws of the flow at t̲ for each walker, of which one is taken in proportion to
+            exp(−E(· | given, t̲))/p_ξ^t̲; 1 takes the flow's own, as the paper does. With more, branches have the
+            shares of the energy, not of the flow, for as many draws of the flow with their densities.
+        tune: find a step size for each context; by default where neither `kernel` nor `eta` is given.
 
     Returns:
-        Walkers with `x` of shape `(B, n, *event)` and equal weights. `info` has `acceptance` for each context,
-        `kernel`, `evaluations` (exactly T), `eta`, and `sde_steps` and `chain_steps`.
+        Walkers with `x` of shape `(B, n, *event)` and equal weights. `info` is that of `sample_from_proposal`, with
+        `eta` (a number, or one for each context), `sde_steps` and `chain_steps`. T is what a walker costs in the two
+        stages; `evaluations` has what step sizes and candidates cost beside it.
 
-    Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps.
+    Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps. It has one step size for
+    all contexts.
     """
     require_count("n", n)
+    require_count("candidates", candidates)
     _require_eta(eta or 0)
-    target = bind(energy, given, 1.0)
-    if kernel is None and eta != 0:  # at η = 0 nothing but the flow moves
-        kernel = ULA(eta) if eta else _tuned(target, flow, rng)
+    target, tuned = bind(energy, given, 1.0), None
+    if kernel is None and eta:
+        kernel = ULA(eta)
+    if kernel is not None or eta != 0:  # at η = 0 without a kernel nothing but the flow moves
+        kernel, tuned = _chosen(kernel, tune, target, _flow_starts(flow), CAREFUL)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
-    eta = _langevin_step(kernel) * max(sde_steps, 1) / (1 - t_low) if eta is None else eta
-    y = flow.sample(n, rng, given, until=t_low)  # line 1
-    y = follow_sde(target, flow, y, rng, t_low=t_low, steps=sde_steps, eta=eta)  # line 2
-    rows, info = _chain(target, y.flatten(0, 1), kernel, moves, rng, engine)  # line 3
-    info["evaluations"] += sde_steps
-    return _walkers(rows, y, info | {"eta": eta, "sde_steps": sde_steps, "chain_steps": moves})
+    if eta is None:
+        eta = _langevin_step(kernel, tuned) * (max(sde_steps, 1) / (1 - t_low))
+    starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
+    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=eta)  # line 2
+    rows, info = _chain(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned)  # line 3
+    cost = sde_steps * rows.shape[0] + starts.rows + (0 if tuned is None else tuned.rows)
+    info |= {"eta": eta, "sde_steps": sde_steps, "chain_steps": moves} | _said_of(starts)
+    return _walkers(rows, y, info, cost)
 
 
 def follow_sde(
-    target: Bound, flow: Any, y: Tensor, rng: torch.Generator, *, t_low: float, steps: int, eta: float
+    target: Bound,
+    flow: Any,
+    y: Tensor,
+    rng: torch.Generator,
+    *,
+    t_low: float,
+    steps: int,
+    eta: float | Tensor,
 ) -> Tensor:
     """(5.7): dy = [v̂_t(y) − η∇E(y | given, t)] dt + √(2η) dW from t̲ to 1, by Euler's rule; `(B, n, *event)`.
 
     With the exact field and energy the law at t is p^t for every η: what the noise spreads, the drift brings back.
+    η is a number, or one for each context, `(B,)`.
     """
-    _require_eta(eta)
+    if not isinstance(eta, Tensor):
+        _require_eta(eta)
     dt = (1 - t_low) / max(steps, 1)
     velocity = _velocity(flow, target.given)
+    each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
+    noise = (2 * each * dt).sqrt()
     finite_for = torch.zeros(y.shape[:2], dtype=torch.long, device=y.device)
     for k in range(steps):
         t = t_low + k * dt
         grad = energy_and_grad(target.at(t), y.flatten(0, 1)).grad.view(y.shape)
         with torch.no_grad():
-            drift = velocity(y, t) - eta * grad
-            y = y + dt * drift + math.sqrt(2 * eta * dt) * normal_like(y, rng)
+            drift = velocity(y, t) - each * grad
+            y = y + dt * drift + noise * normal_like(y, rng)
             finite_for += y.isfinite().flatten(2).all(2)
     if bool((finite_for < steps).any()):
         context, _ = (finite_for < steps).nonzero()[0].tolist()
         t = t_low + (1 + int(finite_for[context].min())) * dt
+        used = float(each.flatten()[context if each.numel() > 1 else 0])
         raise InputError(
             f"eta: the SDE left every finite region at t = {t:.3g} for context {context} (counting from 0); try "
-            f"more evaluations or a smaller eta than {eta:g}"
+            f"more evaluations or a smaller eta than {used:g}"
         )
     return y
 
@@ -258,7 +302,7 @@ def sample_conditional(
     if hasattr(energy, "sample"):
         with torch.no_grad():
             x = sample_given(energy, n, rng, given)
-        return _walkers(x.flatten(0, 1), x, {"kernel": None, "evaluations": 0})
+        return _walkers(x.flatten(0, 1), x, {"kernel": None}, 0)
     if proposal is None:
         raise InputError(
             "proposal: this model has none that chains could start from; use sample_from_proposal"
@@ -269,47 +313,157 @@ def sample_conditional(
 # ---- pieces
 
 
+def _chosen(
+    kernel: Kernel | None, tune: bool | None, target: Bound, start: Starter, careful: float | None = None
+) -> tuple[Kernel, Tuned | None]:
+    """The kernel of the chain, and a step size for each context where those are to be found."""
+    wanted = kernel is None if tune is None else tune
+    usual = MALA() if kernel is None else kernel
+    if not wanted:
+        return usual, None
+    require_adaptable(usual, target)
+    assert isinstance(usual, StepKernel)
+    tuned = steps_for(target, usual, start, careful if kernel is None else None)
+    return replace(usual, step_size=float(tuned.step_size.median())), tuned
+
+
+def _weighed_starts(proposal: Any) -> Starter:
+    def start(target: Bound, n: int, rng: torch.Generator) -> tuple[Tensor, int]:
+        starts = draw_starts(target, proposal, n, rng)
+        _require_finite(starts.y, "the proposal's draws")
+        return starts.y, starts.rows
+
+    return start
+
+
+def _flow_starts(flow: Any) -> Starter:
+    def start(target: Bound, n: int, rng: torch.Generator) -> tuple[Tensor, int]:
+        with torch.no_grad():
+            y = flow.sample(n, rng, target.given)
+        _require_finite(y, "the flow's draws")
+        return y, 0
+
+    return start
+
+
+class _CutFlow:
+    """A flow at t̲ as the proposal that `draw_starts` takes."""
+
+    def __init__(self, flow: Any, t: float):
+        self.flow, self.t = flow, t
+        self.event_shape, self.context_shape = flow.event_shape, flow.context_shape
+
+    def sample(self, n: int, rng: torch.Generator, given: Tensor) -> Tensor:
+        return self.flow.sample(n, rng, given, until=self.t)
+
+    def log_prob(self, y: Tensor, given: Tensor) -> Tensor:
+        return self.flow.log_prob(y, given, at=self.t)
+
+    def sample_and_log_prob(self, n: int, rng: torch.Generator, given: Tensor) -> tuple[Tensor, Tensor]:
+        return self.flow.sample_and_log_prob(n, rng, given, until=self.t)
+
+
+def _starts_at(
+    target: Bound, flow: Any, n: int, rng: torch.Generator, t_low: float, candidates: int
+) -> Starts:
+    """Walkers of the flow at t̲, weighed there by E(· | given, t̲) where there are several for each."""
+    if candidates == 1:
+        return Starts(flow.sample(n, rng, target.given, until=t_low), None, n, 0)
+    able = hasattr(flow, "sample_and_log_prob")
+    require(
+        able, "candidates", "1 for a flow without sample_and_log_prob(n, rng, given, until=t)", candidates
+    )
+    return draw_starts(target.at(t_low), _CutFlow(flow, t_low), n, rng, candidates)
+
+
+def _said_of(starts: Starts) -> dict[str, Any]:
+    """Effective draws behind the starts, and words where they are few."""
+    if starts.ess is None:
+        return {}
+    few, n = too_few(starts), starts.y.shape[1]
+    said = {
+        "start_ess_given": starts.ess,
+        "start_ess": float(starts.ess.clamp(max=n).sum()),
+    }
+    if not bool(few.any()):
+        return said
+    worst = int(starts.ess.argmin())
+    words = (
+        f"for {int(few.sum())} of {len(few)} contexts few draws of the proposal carry the weight of the starts "
+        f"(context {worst}: {float(starts.ess[worst]):.1f} of {starts.draws}), so that shares of branches are "
+        "uncertain; use a nearer proposal, or more candidates"
+    )
+    return said | {"warnings": (words,)}
+
+
 def _chain(
-    target: Bound, rows: Tensor, kernel: Kernel | None, steps: int, rng: torch.Generator, engine: str
+    target: Bound,
+    rows: Tensor,
+    kernel: Kernel | None,
+    steps: int,
+    rng: torch.Generator,
+    engine: str,
+    tuned: Tuned | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """`steps` moves of every row, and what they cost and accepted."""
+    """`steps` moves of every row, what they accepted, and the energies that one row cost."""
     info: dict[str, Any] = {"kernel": kernel, "evaluations": 0}
     if kernel is None or steps == 0:
         return rows, info
-    result = run_chain(kernel, target, kernel.init(target, rows), steps, rng, engine=engine)
+    B = len(target.given)
+    h = None if tuned is None else step_of_rows(tuned.step_size, rows)
+    result = run_chain(kernel, target, kernel.init(target, rows), steps, rng, engine=engine, step_size=h)
     info |= {
-        "acceptance": result.info.acceptance.view(len(target.given), -1).mean(1),
+        "acceptance": result.info.acceptance.view(B, -1).mean(1),
         "evaluations": kernel.evaluations(steps),
         "temperature": kernel.temperature,
     }
+    if isinstance(kernel, StepKernel):
+        alike = torch.full((B,), kernel.step_size, dtype=torch.float64, device=rows.device)
+        info["step_size"] = alike if tuned is None else tuned.step_size
     return result.state.x, info
 
 
-def _walkers(rows: Tensor, like: Tensor, info: dict[str, Any]) -> Walkers:
+def _walkers(rows: Tensor, like: Tensor, info: dict[str, Any], others: int) -> Walkers:
+    """Walkers of equal weight, checked; `others` are energies beside those of the chains."""
     x = rows.view(like.shape)
     _require_finite(x, f"the chains with {info['kernel']}; try a smaller step_size or MALA:")
+    total = info.pop("evaluations", 0) * len(rows) + others
+    info |= {"energy_rows": total, "evaluations": math.ceil(total / len(rows))}
+    info["warnings"] = info.get("warnings", ()) + _stuck(info)
     return Walkers(x, torch.zeros(x.shape[:2], dtype=torch.float64, device=x.device), info)
 
 
-def _tuned(target: Bound, flow: Any, rng: torch.Generator) -> MALA:
-    """MALA with a step size that suits E(· | given, 1), found from a few draws of the flow, in their units."""
-    with torch.no_grad():
-        y = flow.sample(max(4, PILOTS // len(target.given)), rng, target.given)
-    _require_finite(y, "the flow's draws")
-    first = MALA(0.1 * max(float(y.var(1).mean()), 1e-30))
-    return warm_up(first, target, y.flatten(0, 1), 2 * WARMUP, rng, target=CAREFUL)[0]
+def _stuck(info: dict[str, Any]) -> tuple[str, ...]:
+    """Words for contexts whose chains hardly moved."""
+    acceptance = info.get("acceptance")
+    if acceptance is None or not bool((acceptance < LOW).any()):
+        return ()
+    worst = int(acceptance.argmin())
+    step = f" at step size {float(info['step_size'][worst]):.3g}" if "step_size" in info else ""
+    return (
+        f"for {int((acceptance < LOW).sum())} of {len(acceptance)} contexts fewer than {LOW:.0%} of the moves were "
+        f"accepted (context {worst}: {float(acceptance[worst]):.2g}{step}): their walkers are near their starts; "
+        "leave kernel out or say tune=True, which finds a step for each context, or take more steps",
+    )
 
 
-def _langevin_step(kernel: Kernel | None) -> float:
-    """h of the Langevin step that one move, or one leapfrog step, of the kernel is about; 0 without a chain."""
+def _langevin_step(kernel: Kernel | None, tuned: Tuned | None) -> Any:
+    """h of the Langevin step that one move, or one leapfrog step, of the kernel is about; 0 without a chain.
+
+    One for each context, `(B,)`, where steps were tuned.
+    """
     if kernel is None:
         return 0.0
-    if isinstance(kernel, HMC):
-        return 0.5 * kernel.step_size**2 / float(torch.as_tensor(kernel.mass).max())
     require(
-        isinstance(kernel, (ULA, MALA)), "eta", f"given, since {kernel.name!r} has no step that says it", None
+        isinstance(kernel, (ULA, MALA, HMC)),
+        "eta",
+        f"given, since {kernel.name!r} has no step that says it",
+        None,
     )
-    return float(kernel.step_size)  # pyright: ignore
+    step: Any = kernel.step_size if tuned is None else tuned.step_size  # pyright: ignore
+    if isinstance(kernel, HMC):
+        return 0.5 * step**2 / float(torch.as_tensor(kernel.mass).max())
+    return step
 
 
 def _velocity(flow: Any, given: Tensor) -> Callable[[Tensor, float], Tensor]:

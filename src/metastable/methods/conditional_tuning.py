@@ -1,0 +1,187 @@
+"""A step size for each context, found by a few pilot chains and remembered beside the energy.
+
+A step that suits a wide context throws the walkers of a narrow one away, and one that suits the narrow context leaves
+those of the wide one where they are. So each context has its own, by dual averaging of the acceptance of its own
+chains.
+
+Pilots have random numbers of their own and are forgotten: what they find does not depend on the seed of a call, and a
+call that finds its steps in memory returns what it returned when it first looked for them. Steps are kept beside an
+energy that is a module, as long as its parameters and buffers stay what they are, for `REMEMBERED` contexts. A context
+that was not seen before begins at the median of what the last call found, and warms up for `SHORT` steps only; then its
+step, and with it the samples of a seed, depends a little on the calls before. `forget_tuning` starts anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.random import derive, generator
+from metastable.core.types import Bound
+from metastable.kernels import HMC, MALA, ULA, StepKernel
+from metastable.kernels.adaptation import warm_up_each
+
+PILOTS = 16
+"""Chains for each context."""
+FULL, SHORT = 60, 20
+"""Steps of warm-up for a first guess, and from steps that are remembered."""
+AWAY = 0.3
+"""Distance from the wanted acceptance at which a short warm-up was too short."""
+REMEMBERED = 2**16
+"""Contexts of which the step is kept."""
+
+Starter = Callable[[Bound, int, torch.Generator], tuple[Tensor, int]]
+"""Starts for some contexts, `(b, n, *event)`, and the energies that they cost."""
+
+
+class Tuned(NamedTuple):
+    """Step sizes, `(B,)`, and the energies that were evaluated for them, of all contexts together."""
+
+    step_size: Tensor
+    rows: int
+
+
+class _Memory:
+    """What is known of one energy: its steps by settings and context, and the median of those last found."""
+
+    def __init__(self, print_: tuple[float, ...]):
+        self.print = print_
+        self.steps: OrderedDict[Hashable, float] = OrderedDict()
+        self.median: dict[Hashable, float] = {}
+
+    def recall(self, settings: Hashable, contexts: list[bytes]) -> dict[bytes, float]:
+        """Steps of those contexts that are known, which are then the last to be dropped."""
+        for context in contexts:
+            if (settings, context) in self.steps:
+                self.steps.move_to_end((settings, context))
+        keys = {context: (settings, context) for context in contexts}
+        return {context: self.steps[key] for context, key in keys.items() if key in self.steps}
+
+    def keep(self, settings: Hashable, contexts: list[bytes], steps: list[float]) -> dict[bytes, float]:
+        """Remember new ones; a context that is there twice has one step."""
+        found = dict(zip(contexts, steps, strict=True))
+        self.steps.update({(settings, context): step for context, step in found.items()})
+        self.median[settings] = sorted(steps)[len(steps) // 2]
+        while len(self.steps) > REMEMBERED:
+            self.steps.popitem(last=False)
+        return found
+
+
+_MEMORIES: WeakKeyDictionary[nn.Module, _Memory] = WeakKeyDictionary()
+
+
+def forget_tuning(energy: Any) -> None:
+    """Drop the step sizes that are remembered for an energy."""
+    if isinstance(energy, nn.Module):
+        _MEMORIES.pop(energy, None)
+
+
+def steps_for(target: Bound, kernel: StepKernel, start: Starter, acceptance: float | None = None) -> Tuned:
+    """A step size for each context, from memory where it is there, else from pilot chains.
+
+    Args:
+        target: E(· | given) of B contexts.
+        kernel: whose moves are made.
+        start: where pilots start.
+        acceptance: the share of moves that shall be accepted; the kernel's own target by default.
+    """
+    acceptance = kernel.target_acceptance if acceptance is None else acceptance
+    memory = _memory(target.energy)
+    if memory is None:
+        found, rows = _found(target, kernel, start, acceptance, None)
+        return Tuned(found, rows)
+    settings, contexts = (kernel, acceptance), _digests(target)
+    known = memory.recall(settings, contexts)
+    new = [i for i, context in enumerate(contexts) if context not in known]
+    rows = 0
+    if new:
+        rest = target.some(torch.tensor(new, device=target.given.device))
+        found, rows = _found(rest, kernel, start, acceptance, memory.median.get(settings))
+        known |= memory.keep(settings, [contexts[i] for i in new], found.tolist())
+    steps = [known[context] for context in contexts]
+    return Tuned(torch.tensor(steps, dtype=torch.float64, device=target.given.device), rows)
+
+
+def _found(
+    target: Bound, kernel: StepKernel, start: Starter, acceptance: float, last: float | None
+) -> tuple[Tensor, int]:
+    """Steps by pilot chains, `(b,)` in float64, and what they cost: short ones from `last`, where that is known."""
+    rng = generator(derive(0, "tuning"), target.given.device)
+    y, rows = start(target, PILOTS, rng)
+    if last is not None:
+        near = torch.full((len(y),), last, dtype=y.dtype, device=y.device)
+        each = warm_up_each(kernel, target, y.flatten(0, 1), SHORT, rng, near, acceptance)
+        rows += _cost(kernel, SHORT, y)
+        off = ((each.acceptance - acceptance).abs() > AWAY).nonzero()[:, 0]
+        steps = each.step_size.double()
+        if len(off):
+            rest, more = _warmed(target.some(off), kernel, y[off], rng, acceptance)
+            steps, rows = steps.index_copy(0, off, rest), rows + more
+        return steps, rows
+    steps, more = _warmed(target, kernel, y, rng, acceptance)
+    return steps, rows + more
+
+
+def _warmed(
+    target: Bound, kernel: StepKernel, y: Tensor, rng: torch.Generator, acceptance: float
+) -> tuple[Tensor, int]:
+    """Steps by a whole warm-up, which begins at what the spread of the starts of each context suggests."""
+    each = warm_up_each(kernel, target, y.flatten(0, 1), FULL, rng, first_guess(kernel, y), acceptance)
+    return each.step_size.double(), _cost(kernel, FULL, y)
+
+
+def _cost(kernel: StepKernel, steps: int, y: Tensor) -> int:
+    """Energies of a warm-up; the first ones of ULA, which is warmed up as MALA, are counted too."""
+    per_chain = steps * kernel.gradients_per_step + 1
+    return per_chain * y.shape[0] * y.shape[1]
+
+
+def first_guess(kernel: StepKernel, y: Tensor) -> Tensor:
+    """A step for each context from the spread of its starts `(B, K, *event)`: half the least variance of a number.
+
+    Starts that are copies of a few draws say too little; a guess is not below 10⁻⁶ of the mean over all contexts.
+    """
+    variance = y.flatten(2).var(1)
+    least = variance.amin(1)
+    h = 0.5 * least.clamp(min=max(1e-6 * float(variance.mean()), 1e-30))
+    if isinstance(kernel, (MALA, ULA)):
+        return h
+    if isinstance(kernel, HMC):
+        return (2 * h).sqrt() * float(torch.as_tensor(kernel.mass).min()) ** 0.5
+    return torch.full_like(h, kernel.step_size)
+
+
+# ---- memory
+
+
+def _memory(energy: Any) -> _Memory | None:
+    """Of an energy that is a module; another one may be a different function at every call."""
+    if not isinstance(energy, nn.Module):
+        return None
+    print_ = _print(energy)
+    memory = _MEMORIES.get(energy)
+    if memory is None or memory.print != print_:
+        memory = _MEMORIES[energy] = _Memory(print_)
+    return memory
+
+
+def _print(energy: nn.Module) -> tuple[float, ...]:
+    """Sums of all parameters and buffers: they differ after any step of training, by whatever way it was made."""
+    tensors = [*energy.parameters(), *energy.buffers()]
+    sums = [t.detach().double().sum() for t in tensors if t.numel() and not t.is_complex()]
+    return tuple(torch.stack(sums).tolist()) if sums else ()
+
+
+def _digests(target: Bound) -> list[bytes]:
+    """A short name for each context with its time: equal ones have the same."""
+    given = target.given.detach().cpu().contiguous()
+    given = given.float() if given.dtype in (torch.bfloat16, torch.float16) else given
+    times = [None] * len(given) if target.t is None else target.t.tolist()
+    named = (row.numpy().tobytes() + repr(t).encode() for row, t in zip(given, times, strict=True))
+    return [hashlib.blake2b(name, digest_size=16).digest() for name in named]

@@ -17,7 +17,7 @@ LOW, HIGH, POINTS = 1e-3, 1e3, 241
 HALVINGS = 30
 """How often a cell is halved around its steepest part: a kink keeps its jump, a smooth slope loses it."""
 ASIDE = 1e-6
-"""How far beside a kink, relative to u, its two slopes are read: at the kink itself torch gives some slope between."""
+"""How far beside a kink, relative to u, its two slopes are read: at the kink itself torch gives one between."""
 
 
 def derivative(function: ScalarFunction, u: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ LIMITS = (
     ("recompile_limit", "cache_size_limit"),
     ("accumulated_recompile_limit", "accumulated_cache_size_limit"),
 )
-"""The compiler's limits by the names they have had, the newer first: of one piece of code, and of all its frames."""
+"""The compiler's limits by the names they have had, the newer first: of one piece of code, and of its frames."""
 
 Compiled = Callable[..., tuple[ChainState, Info, Tensor]]
 Advance = Callable[[ChainState, list[Noise], Tensor, bool], tuple[ChainState, Info, Tensor]]

@@ -14,7 +14,7 @@ from .errors import EnergyError, InputError, need
 from .random import generator
 from .resampling import resample_indices
 from .times import checked_times
-from .weights import ess_fraction
+from .weights import ess_fraction, require_weight
 
 Energy = Callable[[Tensor], Tensor]
 """Any callable from `(B, *event)` to `(B,)`; low is likely: p(x) = exp(−E(x))/Z."""
@@ -243,7 +243,7 @@ class Walkers:
     @property
     def ess(self) -> float:
         """Effective sample size, in walkers; those of all contexts together where there are several."""
-        return float(ess_fraction(self.log_weight).sum()) * self.log_weight.shape[-1]
+        return float(ess_fraction(require_weight(self.log_weight)).sum()) * self.log_weight.shape[-1]
 
     def resampled(self, n: int | None = None, *, seed: int = 0, scheme: str = "systematic") -> Walkers:
         """`n` walkers of equal weight, drawn in proportion to the weights."""

@@ -16,6 +16,7 @@ from metastable.core.powered import powered
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates, Units
+from metastable.core.weights import require_weight
 from metastable.energies.in_units import in_data_units
 from metastable.evaluation.classifier import given_label
 from metastable.evaluation.conditional import LogPartitions, conditional_log_prob, log_partition_given
@@ -142,7 +143,8 @@ class Run:
         """Normalised log-density of what was learned, −P·E(x) − log Z, `(B,)`; P is `power`, mostly 1.
 
         Args:
-            x: `(B, *event)`.
+            x: `(B, *event)`, of any type and on any device; the result has the type and the device of the run's
+                energy.
             given: the context of each, `(B, *context)`, of a conditional run. log Z is then estimated for every
                 distinct context, by importance sampling from the run's proposal; how sure it is,
                 `log_partition_given` says.
@@ -154,11 +156,12 @@ class Run:
             c = None if given is None else self._contexts(given)
             return self.within().log_prob(u, c, **options) + self.coordinates.events.log_det
         if given is not None or self.conditional:
-            x, given = x.to(self._home), self._contexts(given)
+            given = self._contexts(given)
             require_options(options, options_of(conditional_log_prob))
             if self.normalised:
                 with torch.no_grad():
                     return -self.energy(x, given)  # pyright: ignore
+            options = {"rng": self._draws(given.device), **options}
             found = conditional_log_prob(self.energy, self.importance_density(), x, given, **options)
             return found.value.to(x.dtype)
         require_options(options, ())
@@ -237,7 +240,12 @@ class Run:
         if self.normalised:
             zero = torch.zeros(len(given), dtype=torch.float64)
             return LogPartitions(zero, zero, torch.full_like(zero, torch.inf), zero)
+        options = {"rng": self._draws(given.device), **options}
         return log_partition_given(self.energy, self.importance_density(), given, **options)
+
+    def _draws(self, device: torch.device) -> torch.Generator:
+        """Random numbers of the run's seed, the same ones at every call, for importance sampling."""
+        return generator(derive(self.config.get("seed", 0), "importance"), device)
 
     def _sample_given(self, n: int, given: Tensor, seed: int, options: dict[str, Any]) -> Walkers:
         from metastable.methods.conditional_sampling import sample_conditional, sample_from_proposal
@@ -292,7 +300,11 @@ class Run:
         return finely(proposal)
 
     def _events(self, x: Any) -> Tensor:
-        """Events as the energy needs them, `(B, *event)`; of one number each, `(B,)` will do, as for `fit`."""
+        """Events as the energy needs them, `(B, *event)`; of one number each, `(B,)` will do, as for `fit`.
+
+        Rows of any floating point type and on any device are brought to the energy's own: what is made of them is
+        there too.
+        """
         x = torch.as_tensor(x)
         x = x.to(self._home.device if self.coordinates is not None else self._home)
         if "event_shape" not in self.config:
@@ -323,7 +335,7 @@ class Run:
             )
         return given if units is None else units.forward(given).to(self._home)
 
-    def log_ratio(self, x: Tensor) -> Tensor:
+    def log_ratio(self, x: Any) -> Tensor:
         """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.
 
         For f-EBM it is H(x) + E(x), which at the optimum is log p/q exactly, log Z included: nothing is left to
@@ -335,12 +347,13 @@ class Run:
         ratio = self.players.get("ratio")
         if ratio is None:
             raise InputError(f"ratio: a run of {self.method!r} learns no density ratio; train with 'f-ebm'")
+        x = self._events(x)
         with torch.no_grad():
             return ratio(x, self.energy(x))
 
-    def importance_weights(self, x: Tensor) -> Tensor:
+    def importance_weights(self, x: Any) -> Tensor:
         """Weights `(B,)`, with sum 1, that turn averages over samples of the model into averages over the data."""
-        return torch.softmax(self.log_ratio(x).double(), 0)
+        return torch.softmax(require_weight(self.log_ratio(x).double(), "log_ratio"), 0)
 
     def corrected(self, walkers: Walkers) -> Walkers:
         """Walkers of the model, weighted by the density ratio so that they stand for the data."""

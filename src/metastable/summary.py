@@ -83,7 +83,7 @@ def evaluate_run(
     second, known, disagreement = None, run.normalised, None
     if known:  # a density has log Z = 0, and draws for itself
         run.walkers = run.sample(SHOWN, seed=derive(seed, "evaluate"))
-    elif (own := _weighted_draws(run)) is not None:
+    elif (own := _weighted_draws(run, seed)) is not None:
         run.walkers, run.log_partition = own, importance_log_partition(own)
         known = True
     elif affordable(run.learned_energy, train):
@@ -147,11 +147,11 @@ def _in_data_units(check: StepCheck | None, units: Units | None) -> StepCheck | 
     )
 
 
-def _weighted_draws(run: Run) -> Walkers | None:
+def _weighted_draws(run: Run, seed: int) -> Walkers | None:
     """Draws of an energy that also is a density up to what its draws' weights put right: a diffusion's φ."""
     if not hasattr(run.energy, "with_steps"):
         return None
-    return importance_walkers(run.learned_energy, run._own_draws, SHOWN)
+    return importance_walkers(run.learned_energy, run._own_draws, SHOWN, seed)
 
 
 def affordable(energy: Any, x: Tensor) -> bool:
@@ -541,5 +541,6 @@ def load_summary(run: Run) -> Run:
     run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]
     samples = run.folder / "samples.npy"
     if not weighted and samples.is_file():  # a buffer of chains has the data's mode weights, not the model's
-        run.walkers = Walkers.equal(torch.from_numpy(np.load(samples, allow_pickle=False)))
+        x = torch.from_numpy(np.load(samples, allow_pickle=False))
+        run.walkers = Walkers.equal(x.to(run._home.device))
     return run

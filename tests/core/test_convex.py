@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from metastable.core.convex import derivative, require_convex
+from metastable.core.convex import HIGH, LOW, POINTS, derivative, require_convex
 from metastable.core.errors import ConfigError
 
 CONVEX = {
@@ -34,7 +34,7 @@ def test_strictly_convex_functions_pass(function):
         (lambda u: u**3 - 3 * u**2, "strictly convex"),
         (lambda u: 2 * u, "strictly convex"),
         (lambda u: torch.relu(u - 1), "strictly convex"),
-        (lambda u: u**2 + (u - 1).abs(), "jumps from 1 to 2 at u = 1"),
+        (lambda u: u**2 + (u - 1).abs(), "jumps from 1 to 3 at u = 1$"),
         (lambda u: u**2 + (u - 1.2345).abs(), "at u = 1.2345"),
         (lambda u: torch.where(u > 2, torch.inf, u**2), "finite"),
         (lambda u: (u - 1).sqrt(), "finite"),
@@ -50,6 +50,17 @@ def test_the_error_names_field_and_rule(function, words):
     with pytest.raises(ConfigError, match=words) as caught:
         require_convex(function, "method.psi")
     assert caught.value.path == "method.psi"
+
+
+@pytest.mark.parametrize("beside", [-1, 0, 1])
+@pytest.mark.parametrize("place", [60, 120, 181])
+def test_a_kink_on_a_point_of_the_grid_is_the_kink_beside_it(place, beside):
+    """Which side of a kink a grid point falls on is a matter of the last bit, which a CPU may round otherwise."""
+    u = torch.logspace(math.log10(LOW), math.log10(HIGH), POINTS, dtype=torch.float64)[place]
+    kink = torch.nextafter(u, torch.tensor(beside * torch.inf).to(u)) if beside else u
+    words = f"jumps from {2 * u - 1:.4g} to {2 * u + 1:.4g} at u = {u:.6g}$"
+    with pytest.raises(ConfigError, match=words):
+        require_convex(lambda u: u**2 + (u - kink).abs(), "psi")
 
 
 def test_derivative_is_exact_and_differentiable():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -191,17 +191,43 @@ def test_networks_share_code_and_none_is_kept_alive(fresh_compiler, monkeypatch)
     assert all(network() is None for network in networks)
 
 
-@pytest.mark.skipif(
-    "recompile_limit" not in inspect.signature(torch.compile).parameters, reason="needs a newer torch"
-)
-def test_more_batch_shapes_than_the_compilers_own_limit(fresh_compiler, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+def older_compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None) -> Any:
+    """`torch.compile` as it was before it took a limit of its own."""
+    return COMPILE(model, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
+
+
+COMPILE = torch.compile
+SHAPES = (2, 3, 4, 5)
+
+
+def compiled_for_every_shape() -> None:
     energy, kernel = Banana(2, 1.0), ULA(0.05)
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for chains in (2, 3, 4, 5):
-            state = kernel.init(energy, torch.zeros(chains, 2))
-            x = run_chain(kernel, energy, state, 1, rng(), engine="compile").state.x
-            assert x.shape == (chains, 2)
+    for chains in SHAPES:
+        state = kernel.init(energy, torch.zeros(chains, 2))
+        x = run_chain(kernel, energy, state, 1, rng(), engine="compile").state.x
+        assert x.shape == (chains, 2)
+
+
+@over(
+    ("make", "limits"),
+    [
+        (functools.partial(torch.compile, backend="eager"), {"recompile_limit": 2}),
+        (older_compile, {"recompile_limit": 2, "accumulated_recompile_limit": 3}),
+    ],
+)
+def test_more_batch_shapes_than_the_compilers_own_limit(make, limits, fresh_compiler, monkeypatch):
+    monkeypatch.setattr(torch, "compile", make)
+    with torch._dynamo.config.patch(limits):
+        compiled_for_every_shape()
+        assert {name: getattr(torch._dynamo.config, name) for name in limits} == limits
+
+
+def test_without_room_the_compilers_own_limit_is_an_error(fresh_compiler, monkeypatch):
+    """The mutant of the test above."""
+    monkeypatch.setattr(torch, "compile", older_compile)
+    monkeypatch.setattr(chain, "_roomy", lambda function: function)
+    with torch._dynamo.config.patch(recompile_limit=2), pytest.raises(Exception, match="fullgraph"):
+        compiled_for_every_shape()
 
 
 @over("kernel", [ULA(0.05), MALA(0.3)])

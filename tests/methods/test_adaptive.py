@@ -171,6 +171,98 @@ def test_walkers_of_a_jarzynski_source_are_those_of_the_copy():
     assert abs(frozen.log_partition().item() - energy.log_partition().item()) > 1e-4
 
 
+# ---- the chains' temperature, and whose walkers they are
+
+T = 0.25
+
+
+def cold(**settings) -> PersistentCD:
+    """Chains whose noise makes them sample exp(−E/T)."""
+    return chains(kernel=ULA(0.08, noise=(2 * 0.08 * T) ** 0.5), **settings)
+
+
+def moved_apart() -> tuple[Context, GaussianMixture, GaussianMixture]:
+    """A Gaussian, E = ‖x − m‖²/2, and a frozen copy with another mean."""
+    energy, frozen = (GaussianMixture(torch.tensor([m]), trainable=True) for m in ([0.5, 0.0], [0.0, 0.0]))
+    x = data()
+    return (
+        Context(energy, {"energy": energy, "frozen": frozen}, x, fit_gaussian(x), rng()),
+        energy,
+        frozen,
+    )
+
+
+def test_g_is_the_ratio_of_densities_at_the_chains_temperature():
+    """Where E is the data's law and E_frozen the negatives', both at T, (4.10) is at rest; not with P = 1."""
+    context, energy, frozen = moved_apart()
+    n = 200_000
+    x, negatives = (
+        m.means.detach() + T**0.5 * torch.randn((n, 2), generator=rng(s))
+        for s, m in ((5, energy), (6, frozen))
+    )
+    sizes = {}
+    for tempered in (True, False):
+        method = AdaptiveNCE(cold(), psi="nce", tempered=tempered)
+        assert method.power(0) == pytest.approx(1 / T)
+        loss, metrics = method.loss(context, None, "energy", x, Negatives(negatives))  # type: ignore
+        sizes[tempered] = torch.autograd.grad(loss, energy.means)[0].norm()
+        P = 1 / T if tempered else 1.0
+        with torch.no_grad():
+            log_g = P * (frozen(negatives) - energy(negatives))
+        torch.testing.assert_close(metrics["var_log_g"], log_g.var(correction=0))
+    error = T**0.5 / n**0.5  # of a mean of ∂E/∂m = m − x, with weights below 1, of data and of negatives
+    assert sizes[True] < 5 * error
+    assert sizes[False] > 20 * error
+
+
+def test_at_interval_one_the_temperature_makes_no_difference():
+    """g = 1: the update of maximum likelihood on E, times S₀′(1), whatever P."""
+    context, energy, _ = moved_apart()
+    context.players["frozen"].load_state_dict(energy.state_dict())
+    negatives = Negatives(torch.randn((30, 2), generator=rng(3)))
+    losses = [
+        AdaptiveNCE(cold(), tempered=tempered).loss(context, None, "energy", context.data, negatives)[0]  # type: ignore
+        for tempered in (True, False)
+    ]
+    torch.testing.assert_close(*(torch.autograd.grad(loss, energy.means)[0] for loss in losses))
+
+
+@pytest.mark.parametrize("tempered", [True, False])
+def test_walkers_are_those_of_the_model(tempered):
+    """Exact draws of the copy at T, weighted, have the model's mean, and unweighted the copy's."""
+    context, energy, frozen = moved_apart()
+    n = 20_000
+    x = T**0.5 * torch.randn((n, 2), generator=rng(8)) + frozen.means.detach()
+    method = AdaptiveNCE(cold(walkers=n), tempered=tempered)
+    state = method.start(context)._replace(buffer=x)
+    walkers = method.current_walkers(context, state)
+    p = torch.softmax(walkers.log_weight, 0)
+    mean = p.to(x) @ walkers.x
+    assert_within(mean, energy.means.detach()[0], 1.5 * T**0.5 / walkers.ess**0.5)
+    assert walkers.ess < 0.5 * n  # e^{−‖m − m_f‖²/T} of them
+
+
+def test_differences_of_energies_are_taken_in_float32():
+    """Energies in bf16, whose small differences are exponentiated."""
+
+    class Narrow(nn.Module):
+        def __init__(self, slope: float):
+            super().__init__()
+            self.slope = nn.Parameter(torch.tensor(slope))
+
+        def forward(self, x):
+            return (x[:, 0] * self.slope).to(torch.bfloat16)
+
+    energy, frozen = Narrow(1.0), Narrow(1.125)
+    x = data()
+    context = Context(energy, {"energy": energy, "frozen": frozen}, x, fit_gaussian(x), rng())
+    loss, metrics = AdaptiveNCE(cold()).loss(context, None, "energy", x, Negatives(x))  # type: ignore
+    assert loss.dtype == torch.float32
+    difference = frozen(x).float() - energy(x).float()
+    torch.testing.assert_close(metrics["log_g_max"], difference.abs().max() / T)
+    assert {value.dtype for value in metrics.values()} == {torch.float32}
+
+
 # ---- what is logged
 
 

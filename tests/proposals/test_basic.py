@@ -189,3 +189,45 @@ def test_columns_that_repeat_each_other_still_fit(d):
 def test_constant_data_give_a_narrow_density_not_a_crash():
     q = fit_gaussian(torch.ones(10, 2))
     assert torch.isfinite(q.log_prob(torch.ones(1, 2))).all()
+
+
+UNITS = torch.tensor([1e5, 1e-4, 1.0], dtype=F64)
+
+
+def test_the_unit_of_a_column_is_nothing_to_the_others():
+    """Dollars, and a code beside them: the fit in other units is the fit, in those units."""
+    x = skewed_rows(400)
+    plain, scaled = fit_gaussian(x), fit_gaussian(x * UNITS)
+    torch.testing.assert_close(scaled.scale, UNITS[:, None] * plain.scale, rtol=1e-9, atol=0)
+    torch.testing.assert_close(scaled.log_prob(x * UNITS), plain.log_prob(x) - UNITS.log().sum())
+    narrow = scaled.scale[1].norm()
+    torch.testing.assert_close(narrow, (x * UNITS)[:, 1].std(correction=0), rtol=1e-5, atol=0)
+
+
+def test_a_small_spread_far_from_zero_is_kept():
+    """A column of seconds since 1970, which float32 sums would blur: 1.7e9 ± 10."""
+    x = torch.randn((500, 2), generator=rng(), dtype=F64) * torch.tensor([10.0, 1.0]) + torch.tensor(
+        [1.7e9, 0.0]
+    )
+    q = fit_gaussian(x)
+    torch.testing.assert_close(q.mean, x.mean(0), rtol=1e-14, atol=1e-6)
+    torch.testing.assert_close(covariance(q), x.T.cov(correction=0), rtol=1e-4, atol=1e-4)
+
+
+@over("value", [0.0, 7.0, -3e8])
+@over("others", [1e-6, 1.0, 1e7])
+def test_a_constant_column_has_a_narrow_scale_of_its_own(value, others):
+    x = torch.cat([others * torch.randn((100, 2), generator=rng()), torch.full((100, 1), value)], 1)
+    q = fit_gaussian(x)
+    own = 1e-3 * (abs(value) or 1.0)
+    torch.testing.assert_close(q.scale[2], torch.tensor([0.0, 0.0, own]), rtol=1e-5, atol=1e-6 * own)
+    torch.testing.assert_close(covariance(q)[:2, :2], x[:, :2].T.cov(correction=0), rtol=1e-4, atol=0)
+    assert torch.isfinite(q.log_prob(x)).all()
+
+
+def test_pixels_share_a_floor():
+    """A pixel that is always dark is as wide as a thousandth of the others are."""
+    x = torch.randn((500, 1, 2, 2), generator=rng(), dtype=F64)
+    x[:, 0, 0, 0] = 0.0
+    typical = x.var(0, correction=0).mean().sqrt()
+    torch.testing.assert_close(fit_gaussian(x).scale[0, 0, 0], 1e-3 * typical)

@@ -16,6 +16,8 @@ ScalarFunction = Callable[[Tensor], Tensor]
 LOW, HIGH, POINTS = 1e-3, 1e3, 241
 HALVINGS = 30
 """How often a cell is halved around its steepest part: a kink keeps its jump, a smooth slope loses it."""
+ASIDE = 1e-6
+"""How far beside a kink, relative to u, its two slopes are read: at the kink itself torch gives one between."""
 
 
 def derivative(function: ScalarFunction, u: Tensor) -> Tensor:
@@ -131,8 +133,8 @@ def _refuse_kinks(function: ScalarFunction, u: Tensor, slope: Tensor, field: str
     jump = (at_high - at_low) > 1e-3 * slope.diff() + 1e-9 * slope[1:].abs()
     if bool(jump.any()):
         i = int(jump.nonzero()[0])
+        before, after = _slopes(function, torch.stack([low[i] * (1 - ASIDE), high[i] * (1 + ASIDE)]), field)
         raise ConfigError(
             field,
-            f"must be differentiable, but its slope jumps from {at_low[i]:.4g} to {at_high[i]:.4g} at "
-            f"u = {low[i]:.6g}",
+            f"must be differentiable, but its slope jumps from {before:.4g} to {after:.4g} at u = {low[i]:.6g}",
         )

@@ -14,7 +14,7 @@ from .errors import EnergyError, InputError, need
 from .random import generator
 from .resampling import resample_indices
 from .times import checked_times
-from .weights import ess_fraction
+from .weights import ess_fraction, require_weight
 
 Energy = Callable[[Tensor], Tensor]
 """Any callable from `(B, *event)` to `(B,)`; low is likely: p(x) = exp(−E(x))/Z."""
@@ -253,7 +253,7 @@ class Walkers:
         Never more than `info["start_ess"]`: copies of a walker are not new walkers, and moves that do not cross
         between modes leave the modes the masses that they began with.
         """
-        own = float(ess_fraction(self.log_weight).sum()) * self.log_weight.shape[-1]
+        own = float(ess_fraction(require_weight(self.log_weight)).sum()) * self.log_weight.shape[-1]
         return own * min(1.0, self.info.get("start_ess", math.inf) / self.log_weight.numel())
 
     def resampled(self, n: int | None = None, *, seed: int = 0, scheme: str = "systematic") -> Walkers:

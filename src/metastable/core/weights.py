@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from .errors import InputError
+
 
 def log_mean_exp(log_weight: Tensor, dim: int = -1) -> Tensor:
     """log of the mean of exp(`log_weight`) along `dim`.
@@ -15,6 +17,26 @@ def log_mean_exp(log_weight: Tensor, dim: int = -1) -> Tensor:
     True
     """
     return torch.logsumexp(log_weight, dim) - math.log(log_weight.shape[dim])
+
+
+def require_weight(log_weight: Tensor, name: str = "log_weight") -> Tensor:
+    """The log-weights as they are; an error where they cannot be normalised, as when all of them are −inf.
+
+    For where weights are put to use once, by people: it waits for the device, which training does not. There the
+    NaN that such weights leave is found by the guard.
+
+    Args:
+        log_weight: `(…, N)`, N for each population.
+        name: what an error calls them.
+    """
+    largest = log_weight.amax(-1)
+    bad = ~torch.isfinite(largest)
+    if bool(bad.any()):
+        found = float(largest[bad].flatten()[0])
+        of = "" if largest.dim() == 0 else f" of {int(bad.sum())} of {largest.numel()} populations"
+        what = "all are −inf: exp(−E) is 0 at every row" if found == -math.inf else f"the largest is {found}"
+        raise InputError(f"{name}: must have a finite largest value to be normalised{of}; {what}")
+    return log_weight
 
 
 def ess_fraction(log_weight: Tensor, dim: int = -1) -> Tensor:

@@ -195,6 +195,13 @@ def conditional_log_prob(
         raise InputError(f"given: must be one for each of the {len(x)} events, got {len(given)}")
     distinct, context = torch.unique(given, dim=0, return_inverse=True)
     z = log_partition_given(energy, proposal, distinct, draws, rng, std_error=std_error, most=most, t=t)
+    empty = z.value.isneginf()
+    if bool(empty.any()):
+        i = int(empty.nonzero()[0])
+        raise InputError(
+            f"energy: exp(−E) is 0 at all {int(z.draws[i])} draws of the proposal for the context "
+            f"{distinct[i].tolist()}: there is nothing to normalise with; use a nearer or wider proposal"
+        )
     parts = zip(x.split(AT_ONCE), given.split(AT_ONCE), strict=True)
     E = torch.cat([bind(energy, c, t)(rows) for rows, c in parts]).double()
     return ConditionalLogProb(-E - z.value[context], z.std_error[context], context, z)

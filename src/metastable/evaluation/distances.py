@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.errors import InputError, require_choice, require_count, require_positive
 from ..core.random import Seed, generator
 from ..core.types import row_sum
+from ..core.weights import require_weight
 
 BLOCK = 1 << 22  # distances held at once: 32 MiB in float64
 MEDIAN_ROWS = 500  # rows of each sample behind the median distance
@@ -51,7 +52,7 @@ def _probability(x: Tensor, log_weight: Tensor | None, name: str) -> Tensor:
         return torch.full((len(x),), 1 / len(x), dtype=torch.float64, device=x.device)
     if log_weight.shape != x.shape[:1]:
         raise InputError(f"{name}: must be {len(x)} log-weights, got shape {tuple(log_weight.shape)}")
-    return torch.softmax(log_weight.detach().to(x.device).double(), 0)
+    return torch.softmax(require_weight(log_weight.detach().to(x.device).double(), name), 0)
 
 
 def _pair_mean(

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.errors import InputError, require_count
 from ..core.random import generator
 from ..core.types import Walkers
-from ..core.weights import ess_fraction
+from ..core.weights import ess_fraction, require_weight
 
 LINEAR_DIMENSION = 10  # principal components kept before the metric is adapted
 DENSITY_DIMENSION = 7  # eight modes span at most seven
@@ -107,7 +107,7 @@ def _log_weight(x: Tensor, log_weight: Tensor | None) -> Tensor:
             f"log_weight: must hold one number for each of the {x.shape[0]} rows, "
             f"got shape {tuple(log_weight.shape)}"
         )
-    return log_weight.to(x.device).double()
+    return require_weight(log_weight.to(x.device).double())
 
 
 def mode_weights(x: Tensor, centers: Tensor, log_weight: Tensor | None = None) -> Tensor:

@@ -148,7 +148,7 @@ def train(bench: Bench, data: Digits, kind: str, rejuvenation: float) -> tuple[C
         fit(
             energy,
             data.x,
-            AdaptiveNCE(source, interval=bench.interval),
+            AdaptiveNCE(source, interval=bench.interval, tempered=False),
             bench.steps,
             seed=bench.seed,
             units="none",

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,13 @@ UNROLL = 8
 VARIANTS = 256
 """Kernels × energies × batch shapes that one process may compile; torch's own limit of 8 is an error here."""
 
+LIMITS = (
+    ("recompile_limit", "cache_size_limit"),
+    ("accumulated_recompile_limit", "accumulated_cache_size_limit"),
+)
+"""The compiler's limits by the names they have had, the newer first: of one piece of code, and of its frames."""
+
+Compiled = Callable[..., tuple[ChainState, Info, Tensor]]
 Advance = Callable[[ChainState, list[Noise], Tensor, bool], tuple[ChainState, Info, Tensor]]
 
 
@@ -129,12 +136,24 @@ def compiled(kernel: Kernel, energy: Energy) -> Advance:
 
 
 @functools.cache
-def _compiled_advance() -> Callable[..., tuple[ChainState, Info, Tensor]]:
+def _compiled_advance() -> Compiled:
     """One compiled function for all chains: the compiler keeps its own code per kind of kernel and energy.
 
     Energies are arguments, so that two networks of one architecture share code and nothing here keeps a
     network alive.
     """
     known = inspect.signature(torch.compile).parameters
-    limit: dict[str, Any] = {"recompile_limit": VARIANTS} if "recompile_limit" in known else {}
-    return fused(torch.compile(_advance, fullgraph=True, dynamic=False, **limit))
+    own = {"recompile_limit": VARIANTS} if "recompile_limit" in known else {}
+    made = torch.compile(_advance, fullgraph=True, dynamic=False, **own)  # pyright: ignore
+    return fused(made if own else _roomy(made))
+
+
+def _roomy(function: Compiled) -> Compiled:
+    """`function`, with room for every variant while it runs, for a `torch.compile` that takes no limit of its own.
+
+    The limits are the whole process's, so they are put back after each call, which costs some microseconds.
+    """
+    from torch._dynamo import config
+
+    names = [name for pair in LIMITS if (name := next((n for n in pair if hasattr(config, n)), None))]
+    return config.patch({name: max(VARIANTS, getattr(config, name)) for name in names})(function)

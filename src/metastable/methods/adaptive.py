@@ -5,10 +5,10 @@ Nathaniel Xu, *Self-adapting noise-contrastive estimation for energy-based model
 
 | symbol | here |
 |---|---|
-| p_m | `players["frozen"]`, exp(−E_frozen) up to its constant |
+| p_m | `players["frozen"]`, exp(−P·E_frozen) up to its constant |
 | 𝒦 | `interval` |
 | Ψ, S₀, S₁ | `psi`, `Bregman.S0`, `Bregman.S1` |
-| g | exp(`log_g`), log g = E_frozen − E |
+| g | exp(`log_g`), log g = P·(E_frozen − E); P is 1 in the thesis, see `tempered` |
 | ℛ | `source.rejuvenation` |
 | K (Langevin steps) | `source.steps` |
 | v | the metric `gradient_magnitude` |
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import require, require_count
-from metastable.core.types import LogPartition, Proposal
+from metastable.core.parts import energies_of
+from metastable.core.types import LogPartition, Proposal, Walkers, precise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics, without_log_z
 from .bregman import Bregman, as_bregman
@@ -42,15 +43,20 @@ def default_source() -> PersistentCD:
 class AdaptiveNCE(Objective[State]):
     """Algorithm 3.1: tell data from chains of a frozen copy of the model, and renew the copy every 𝒦 updates.
 
-    With g = exp(E_frozen − E) the loss is E_frozen-chains[S₀(g)] − E_data[S₁(g)], (4.10). Negatives pull with
-    weight S₀′(g)g and data with S₁′(g)g; at 𝒦 = 1 both are S₀′(1) for every row, and the update is that of
-    maximum likelihood times S₀′(1), whatever Ψ.
+    With g = exp(P·(E_frozen − E)) the loss is E_frozen-chains[S₀(g)] − E_data[S₁(g)], (4.10), over P. Negatives
+    pull with weight S₀′(g)g and data with S₁′(g)g; at 𝒦 = 1 both are S₀′(1) for every row, and the update is that
+    of maximum likelihood times S₀′(1), whatever Ψ and P.
+
+    P is 1/T where the source's chains have a temperature T: they follow exp(−E_frozen/T), the model is exp(−E/T),
+    and g is the ratio of these two. Energies are subtracted in float32 at least, whatever they were computed in.
 
     Attributes:
         source: where the negatives come from; its chains run on the frozen copy. Weighted negatives (a
             `Jarzynski` source) are averaged with their weights.
         psi: `nce`, `kl`, `squared`, any strictly convex function Ψ on (0, ∞) in torch operations, or a `Bregman`.
         interval: 𝒦, updates between two renewals of the frozen copy.
+        tempered: whether g knows the chains' temperature. False is the thesis's P = 1 also where its chains have
+            less noise than samples of exp(−E) need; it makes no difference at T = 1, or at 𝒦 = 1.
 
     Metrics: `var_log_g` and `var_log_g_data`, the variance of log g over negatives and over data, which the
     thesis blames for what a long interval costs (Section 5.3); `log_g_max`, the largest |log g| of an update;
@@ -58,12 +64,15 @@ class AdaptiveNCE(Objective[State]):
     ‖∇E_frozen‖ over x₀ … x_{K−1} of the chains, from the gradients that they make anyway (not with a `Jarzynski`
     source).
 
-    Deviations: the normaliser is not learned and log Z not given, since the chains follow the frozen copy.
+    Walkers are those of the model: the source's, which follow the copy, with weights g.
+
+    Deviations: `tempered`; the normaliser is not learned and log Z not given, since chains follow the frozen copy.
     """
 
     source: ChainMethod = field(default_factory=default_source)
     psi: str | Callable[[Tensor], Tensor] | Bregman = "nce"
     interval: int = 10
+    tempered: bool = True
 
     name: ClassVar[str] = "adance"
 
@@ -92,13 +101,14 @@ class AdaptiveNCE(Objective[State]):
         self, context: Context, state: State, player: str, batch: Tensor, negatives: Negatives
     ) -> tuple[Tensor, Metrics]:
         """Line 4, as (4.10)."""
-        E_data, E_model = context.energy(batch), context.energy(negatives.x)
+        E_data, E_model = precise(context.energy(batch)), precise(context.energy(negatives.x))
         with torch.no_grad():
             frozen = context.players["frozen"]
-            frozen_data, frozen_model = frozen(batch), frozen(negatives.x)
-        log_g_data, log_g_model = frozen_data - E_data, frozen_model - E_model
+            frozen_data, frozen_model = precise(frozen(batch)), precise(frozen(negatives.x))
+        P = self.power(context.step) if self.tempered else 1.0
+        log_g_data, log_g_model = P * (frozen_data - E_data), P * (frozen_model - E_model)
         S0, S1 = self.bregman.S0, self.bregman.S1
-        loss = negatives.mean(S0(log_g_model)) - S1(log_g_data).mean()
+        loss = (negatives.mean(S0(log_g_model)) - S1(log_g_data).mean()) / P
         metrics = gap_metrics(E_data.mean(), negatives.mean(E_model))
         return loss, metrics | self._watch(log_g_data.detach(), log_g_model.detach(), negatives)
 
@@ -127,6 +137,15 @@ class AdaptiveNCE(Objective[State]):
         """The source's, and the frozen energies of data and negatives."""
         made, negatives = super().evaluations(context, batch), self.source.negatives_count(context, batch)
         return None if made is None or negatives is None else made + negatives + batch
+
+    def current_walkers(self, context: Context, state: State) -> Walkers | None:
+        """The source's walkers of the frozen copy, with weights g = exp(P·(E_frozen − E)): walkers of E."""
+        walkers = super().current_walkers(context, state)
+        if walkers is None:
+            return None
+        frozen, energy = (energies_of(E, walkers.x) for E in (context.players["frozen"], context.energy))
+        log_g = self.power(context.step) * (frozen - energy)
+        return replace(walkers, log_weight=walkers.log_weight + log_g.to(walkers.log_weight))
 
     def log_partition(self, context: Context, state: State) -> LogPartition | None:
         """None: the chains follow the frozen copy, not E."""

@@ -36,7 +36,8 @@ class ImportanceSampled(Method[Nothing]):
         q: Any = context.players[self.sampler]
         if isinstance(q, Uniform) or getattr(q, "biased", False):
             return None
-        return importance_walkers(context.energy, finely(q), self.draws)
+        # the seed that the run's generator began with: the same after training and when the run is read back
+        return importance_walkers(context.energy, finely(q), self.draws, context.rng.initial_seed())
 
     def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
         """log of the mean weight of those draws."""

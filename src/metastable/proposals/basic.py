@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError, require
 from metastable.core.types import row_sum
 
+FLOOR = 1e-6
+"""Share of a variance that is added to it, so that columns which depend on each other still have a density."""
+ROUNDED = 1e-10
+"""Standard deviation, relative to the mean, up to which a column is a constant: float64's rounding of a mean."""
 FULL_COVARIANCE_LIMIT = 128
 """Above this many coordinates a fitted Gaussian keeps variances only: a full factor would cost d² numbers."""
 
@@ -111,19 +115,43 @@ class Uniform(nn.Module):
 def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1.0) -> Gaussian:
     """The Gaussian with the (weighted) mean and covariance of `x`, its standard deviations × `inflate`.
 
-    Small event dimensions get a full covariance; beyond `FULL_COVARIANCE_LIMIT`, or for images, variances.
+    Small event dimensions get a full covariance; beyond `FULL_COVARIANCE_LIMIT`, or for images, variances. Each
+    column of vectors has units of its own: to its variance a millionth of itself is added, whatever the others are.
+    Pixels have common units, and get a millionth of their mean variance.
     """
+    if x.dim() == 2:
+        return _fit_columns(x, log_weight, inflate)
     p = torch.softmax(log_weight if log_weight is not None else x.new_zeros(len(x)), 0).to(x.dtype)
     flat = x.flatten(1)
     mean = p @ flat
-    centred = flat - mean
-    variance = p @ centred.square()
-    floor = 1e-6 * variance.mean().clamp(min=1e-12)
-    if x.dim() == 2 and flat.shape[1] <= FULL_COVARIANCE_LIMIT:
-        # In float64: columns that depend on each other leave only `floor`, less than float32's rounding.
-        centred, p = centred.double(), p.double()
-        covariance = (centred * p[:, None]).T @ centred
-        factor = torch.linalg.cholesky(covariance + floor * torch.eye(len(mean)).to(covariance))
-        return Gaussian(mean, inflate * factor.to(x.dtype))
+    variance = p @ (flat - mean).square()
+    floor = FLOOR * variance.mean().clamp(min=1e-12)
     scale = inflate * (variance + floor).sqrt()
     return Gaussian(mean.view(x.shape[1:]), scale.view(x.shape[1:]))
+
+
+def _fit_columns(x: Tensor, log_weight: Tensor | None, inflate: float) -> Gaussian:
+    """In float64, and by way of the correlations, so that a column's unit is nothing to another's."""
+    flat = x.double()
+    p = torch.softmax(flat.new_zeros(len(x)) if log_weight is None else log_weight.double(), 0)
+    mean = p @ flat
+    centred = flat - mean
+    scale = column_scales(mean, (p @ centred.square()).sqrt())
+    factor = inflate * math.sqrt(1 + FLOOR) * scale
+    if x.shape[1] <= FULL_COVARIANCE_LIMIT:
+        z = centred / scale
+        correlation = (z * p[:, None]).T @ z
+        added = torch.where(correlation.diagonal() < 0.5, 1.0, FLOOR)  # 0 of a constant column, else 1
+        factor = inflate * scale[:, None] * torch.linalg.cholesky(correlation + added.diag())
+    return Gaussian(mean.to(x.dtype), factor.to(x.dtype))
+
+
+def column_scales(mean: Tensor, std: Tensor) -> Tensor:
+    """The standard deviation of each column, `(d,)`; of a constant one a thousandth of its value, never zero.
+
+    >>> column_scales(torch.tensor([5.0, -200.0]), torch.tensor([2.0, 0.0]))
+    tensor([2.0000, 0.2000])
+    """
+    size = mean.abs()
+    constant = 1e-3 * torch.where(size > 0, size, 1.0)
+    return torch.where(std > ROUNDED * size, std, constant)

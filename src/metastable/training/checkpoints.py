@@ -522,4 +522,4 @@ def on_device(tree: Any, device: torch.device) -> Any:
         return tree.to(device)
     if isinstance(tree, dict):
         return {k: on_device(v, device) for k, v in tree.items()}
-    return [on_device(v, device) for v in tree] if isinstance(tree, list) else tree
+    return type(tree)(on_device(v, device) for v in tree) if isinstance(tree, (list, tuple)) else tree

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
-from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
+from metastable.core.weights import ess_fraction, log_mean_exp, require_weight, spread_of_log_mean
 
 POPULATIONS = 64
 """Independent groups of draws, whose spread is the standard error."""
@@ -30,11 +30,12 @@ ODE_TOLERATED = 0.01
 """Error of log Z from the ODE up to which it is in the error bar only; beyond it is said in words."""
 
 
-def importance_walkers(energy: Energy, proposal: Proposal, n: int) -> Walkers | None:
+def importance_walkers(energy: Energy, proposal: Proposal, n: int, seed: int = 0) -> Walkers | None:
     """About `n` draws of `proposal` with log-weights −E − log q; None where these say nothing about E.
 
-    The random numbers are always the same ones, so that a run that is read back gives the same number. Where a draw
-    is the solution of an ODE, what that leaves in log Z is in `info["ode_shift"]`.
+    The random numbers are those of `seed`, whenever they are drawn, so that a run that is read back gives the same
+    number, and another run another one. Where a draw is the solution of an ODE, what that leaves in log Z is in
+    `info["ode_shift"]`.
 
     >>> from metastable.proposals import Gaussian
     >>> walkers = importance_walkers(lambda x: 0.5 * x.square().sum(1), Gaussian(torch.zeros(2), 1.5), 4096)
@@ -42,19 +43,19 @@ def importance_walkers(energy: Energy, proposal: Proposal, n: int) -> Walkers | 
     1.8
     """
     size = max(1, n // POPULATIONS)
-    x, log_weight = _weighted(energy, proposal, size * POPULATIONS)
+    x, log_weight = _weighted(energy, proposal, size * POPULATIONS, seed)
     share = float(ess_fraction(log_weight))
     if not (share >= LEAST_SHARE and share * len(x) >= LEAST_ESS):  # so that NaN is refused too
         return None
     info: dict[str, Any] = {"ess_fraction": share, "populations": [size] * POPULATIONS}
-    shift = ode_shift(proposal, lambda q: _weighted(energy, q, ode_draws(len(x)))[1])
+    shift = ode_shift(proposal, lambda q: _weighted(energy, q, ode_draws(len(x)), seed)[1])
     return Walkers(x, log_weight, info if shift is None else {**info, "ode_shift": shift})
 
 
 @torch.no_grad()
-def _weighted(energy: Energy, proposal: Any, n: int) -> tuple[Tensor, Tensor]:
-    """Draws, always the same ones, and their log-weights, in float64."""
-    rng = generator(derive(0, "importance"), _device(proposal))
+def _weighted(energy: Energy, proposal: Any, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draws, always the same ones for a seed, and their log-weights, in float64."""
+    rng = generator(derive(seed, "importance"), _device(proposal))
     if hasattr(proposal, "with_steps"):  # one ODE instead of two
         x, log_q = proposal.sample_and_log_prob(n, rng)
     else:
@@ -119,6 +120,7 @@ def ode_words(shift: Tensor) -> str:
 
 def importance_log_partition(walkers: Walkers) -> LogPartition:
     """log Z from the walkers of `importance_walkers`; its error: the spread of its groups, and what an ODE adds."""
+    require_weight(walkers.log_weight)
     groups = len(walkers.info["populations"])
     per_group = log_mean_exp(walkers.log_weight.view(groups, -1), 1)
     share = float(walkers.info["ess_fraction"])

@@ -301,6 +301,7 @@ def _resolve_energy(
     else:
         module = _own_energy(energy, rows, method)
         return module, {"name": "custom", "class": type(energy).__qualname__} | _wrapping(module, energy)
+    config = settled(config, rows)
     return built(with_classes(config, method, dataset), rows, seed), describe(config)
 
 
@@ -322,6 +323,11 @@ def _wrapping(module: Any, energy: Any) -> dict[str, Any]:
     if module is energy or not isinstance(module, JointEnergy):
         return {}
     return {"joint": {"output_scale": module.output_scale, "classes": module.classes}}
+
+
+def settled(config: Any, rows: Tensor | Pairs) -> Any:
+    """The settings of an energy, with what they leave to the data decided: a run records what it was."""
+    return config.settled(events(rows)) if hasattr(config, "settled") else config
 
 
 def built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:

@@ -371,6 +371,7 @@ def _resolve_energy(
     if config is not None:
         if reference is not None:
             config = _with_reference(config, reference)
+        config = settled(config, rows)
         return built(with_classes(config, method, dataset), rows, seed), describe(config)
     module = _own_energy(energy, rows, method)
     settings = {"name": "custom", "class": type(energy).__qualname__} | _wrapping(module, energy)
@@ -418,6 +419,11 @@ def _wrapping(module: Any, energy: Any) -> dict[str, Any]:
     if module is energy or not isinstance(module, JointEnergy):
         return {}
     return {"joint": {"output_scale": module.output_scale, "classes": module.classes}}
+
+
+def settled(config: Any, rows: Tensor | Pairs) -> Any:
+    """The settings of an energy, with what they leave to the data decided: a run records what it was."""
+    return config.settled(events(rows)) if hasattr(config, "settled") else config
 
 
 def built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from metastable.core.errors import ConfigError, require, require_choice, require_count, require_positive
 from metastable.core.random import derive
 from metastable.core.types import Pairs, events
-from metastable.proposals import fit_gaussian, fit_signs
+from metastable.proposals import fit_gaussian, fit_reference, fit_signs
 
 from .analytic import GaussianMixture
 from .conditional import ConditionalNet
@@ -22,7 +22,12 @@ from .networks import MLP, ConvNet, Tilted
 from .spectral import spectral_norm as normalise
 from .wide_resnet import WideResNet
 
-REFERENCES = ("gaussian", "none")
+REFERENCES = ("auto", "gaussian", "mixture", "none")
+MIXTURE_ROWS = 2000
+"""Up to so many rows a mixture chosen by cross-validation knows more of them than a network learns."""
+MIXTURE_COLUMNS = 64
+INFLATE = 1.2
+"""A single Gaussian is made so much wider than the data, so that it reaches around all of them."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +36,18 @@ class EnergyConfig:
 
     Attributes:
         reference: `gaussian` gives E = −log q + f with q fitted to the data and f zero at the start, so that
-            the first walkers and log Z₀ are exact; `none` gives the bare network.
-        inflate: the reference's standard deviations are the data's times this.
+            the first walkers and log Z₀ are exact; `mixture` the same with a mixture of Gaussians that
+            cross-validation chooses, see `fit_reference`; `none` gives the bare network. `auto` is a mixture for at
+            most `MIXTURE_ROWS` vectors of at most `MIXTURE_COLUMNS` numbers, of which a network would learn less,
+            and else a Gaussian.
+        inflate: the standard deviations of a Gaussian are the data's times this, 1.2 by default. A mixture has its
+            own.
         spectral_norm: divide every layer of the network by its largest singular value (see `spectral_norm`).
         scale: what a spectrally normalised network is multiplied with; learned where none is given.
     """
 
-    reference: str = "gaussian"
-    inflate: float = 1.2
+    reference: str = "auto"
+    inflate: float | None = None
     spectral_norm: bool = False
     scale: float | None = None
 
@@ -46,7 +55,10 @@ class EnergyConfig:
 
     def __post_init__(self) -> None:
         require_choice("energy.reference", self.reference, REFERENCES)
-        require_positive("energy.inflate", self.inflate)
+        if self.inflate is not None:
+            require_positive("energy.inflate", self.inflate)
+            rule = "left out for a mixture, whose widths are chosen by cross-validation"
+            require(self.reference != "mixture", "energy.inflate", rule, self.inflate)
         if self.scale is not None:
             require_positive("energy.scale", self.scale)
             require(self.spectral_norm, "energy.scale", "left out unless spectral_norm is on", self.scale)
@@ -57,14 +69,29 @@ class EnergyConfig:
         """The network f."""
         raise NotImplementedError
 
+    def settled(self, data: Tensor) -> EnergyConfig:
+        """These settings with what was left to the data decided, as a run records them."""
+        reference = self.reference
+        if reference == "auto":
+            few = data.dim() == 2 and len(data) <= MIXTURE_ROWS and data.shape[1] <= MIXTURE_COLUMNS
+            # a width that was asked for is one of a single Gaussian
+            reference = "mixture" if few and self.inflate is None else "gaussian"
+        inflate = None if reference == "mixture" else self.inflate or INFLATE
+        return replace(self, reference=reference, inflate=inflate)
+
     def build(self, data: Tensor, seed: int) -> nn.Module:
         """The energy for this data."""
+        config = self.settled(data)
         network = self.network(tuple(data.shape[1:]), derive(seed, "energy"))
         if self.spectral_norm:
             network = normalise(network, self.scale or 1.0, self.scale is None, derive(seed, "spectral"))
-        if self.reference == "none":
+        if config.reference == "none":
             return network
-        return Tilted(fit_gaussian(data, inflate=self.inflate), network)
+        if config.reference == "mixture":
+            rule = "'gaussian', 'none' or 'auto' for events that are no vectors"
+            require(data.dim() == 2, "energy.reference", rule, "mixture")
+            return Tilted(fit_reference(data, derive(seed, "reference")), network)
+        return Tilted(fit_gaussian(data, inflate=config.inflate or INFLATE), network)
 
 
 @dataclass(frozen=True)
@@ -285,7 +312,7 @@ class ConditionalConfig:
     def __post_init__(self) -> None:
         require_count("energy.width", self.width)
         require_count("energy.depth", self.depth, 2)
-        require_choice("energy.reference", self.reference, REFERENCES)
+        require_choice("energy.reference", self.reference, ("gaussian", "none"))
         require_positive("energy.inflate", self.inflate)
 
     def build(self, data: Tensor | Pairs, seed: int) -> ConditionalNet:

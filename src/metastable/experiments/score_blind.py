@@ -190,7 +190,7 @@ def score_error(model: Energy, truth: Energy, density: GridDensity) -> float:
 
 def train(bench: Bench, method: Method, x: Tensor, seed: int) -> nn.Module:
     """A perceptron on a fitted Gaussian, from random weights."""
-    config = MLPConfig(hidden=(bench.width, bench.width))
+    config = MLPConfig("gaussian", hidden=(bench.width, bench.width))
     run = fit(
         config,  # pyright: ignore
         x,

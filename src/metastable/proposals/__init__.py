@@ -5,9 +5,11 @@ from .choose import proposal_for, require_support
 from .cnf import InterpolantFlow
 from .diffusion import Diffusion, DiffusionEnergy
 from .fields import ConcatSquash, MixtureField, ResidualField, VectorField
+from .fitted import fit_reference
 from .flows import Flow
 from .generator import Generator
 from .mixture import Mixture
+from .scale_mixture import ScaleMixture
 from .signs import Signs, fit_signs
 
 __all__ = [
@@ -21,10 +23,12 @@ __all__ = [
     "Mixture",
     "MixtureField",
     "ResidualField",
+    "ScaleMixture",
     "Signs",
     "Uniform",
     "VectorField",
     "fit_gaussian",
+    "fit_reference",
     "fit_signs",
     "proposal_for",
     "require_support",

@@ -236,7 +236,7 @@ def broken(out, energy: nn.Module, method=None, **settings) -> Tensor:
     x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     method = method or PersistentCD(walkers=400, batch=20, step_size=0.1)
     with pytest.raises(DivergenceError, match=r"energy_limit|is nan"):
-        ms.fit(energy, x, method, 30, out=out, log_every=1, checkpoint_every=5, **settings)
+        ms.fit(energy, x, method, 30, out=out, log_every=1, checkpoint_every=5, units="none", **settings)
     return x
 
 

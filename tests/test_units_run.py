@@ -95,7 +95,7 @@ def test_an_energy_of_ones_own_sees_its_own_units_and_a_step_means_the_same_for_
     )
     assert isinstance(large.energy, Bowl)
     assert large.history[-1]["displacement"] == pytest.approx(small.history[-1]["displacement"], rel=1e-3)
-    assert float(large.energy.m) == pytest.approx(float(small.energy.m), abs=1e-4)
+    assert large.energy.m.item() == pytest.approx(small.energy.m.item(), abs=1e-4)
     plain = ms.fit(Bowl(1.0), x, method, steps=1, seed=0, evaluate=False, units="none")
     assert plain.coordinates is None
 
@@ -131,7 +131,8 @@ def test_conditional_runs_come_back_in_the_datas_units():
 
 def test_what_is_fitted_to_data_is_fitted_to_their_noise_as_well():
     x = torch.cat([torch.randn(500, 1), torch.zeros(500, 1)], 1)
-    run = ms.fit(SMALL, x, QUICK, steps=1, evaluate=False, units="none", data_noise=0.5)
+    energy = {**SMALL, "reference": "gaussian"}
+    run = ms.fit(energy, x, QUICK, steps=1, evaluate=False, units="none", data_noise=0.5)
     reference = run.energy.reference
     assert isinstance(reference, Gaussian)
     sd = (reference.scale @ reference.scale.T).diagonal().sqrt()

@@ -238,7 +238,7 @@ def _keep_last_good(folder: Path, trainer: Trainer, plan: Plan) -> str:
                 return f"They are drawn from a checkpoint, and {folder / 'checkpoints'} holds none."
             context, state = found
             check = step_check(Chains(plan.method, context, state), seed=plan.seed)
-            keep_histograms(folder, check, context.step, plan.coordinates)
+            keep_histograms(folder, check, context.step, plan.coordinates, plan.power)
             return ""
     except CheckpointError as error:  # of which the divergence must not be lost
         return f"No checkpoint can be read: {error}"

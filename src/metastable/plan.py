@@ -16,7 +16,7 @@ from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest
 from metastable.core.powered import without_rounding
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.types import Pairs, events, is_discrete
+from metastable.core.types import Pairs, Proposal, events, is_discrete
 from metastable.core.units import Coordinates, Units, default_kind, require_kind
 from metastable.data import Dataset
 from metastable.data.columns import columns_settings
@@ -25,7 +25,7 @@ from metastable.energies.build import ENERGIES, default_config
 from metastable.energies.in_units import in_training_units
 from metastable.energies.joint import JointEnergy, as_joint
 from metastable.kernels import KERNELS, Kernel
-from metastable.methods import METHODS, Method
+from metastable.methods import METHODS, Density, Method
 from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
 from metastable.training.config import Adam, TrainerConfig
 from metastable.training.engine import Engine
@@ -162,7 +162,7 @@ def coordinates_for(
 ) -> Coordinates | None:
     """The units to train in; None for the data's own. They are fitted to what training sees, noise included."""
     beside = "" if train.given is None and method.needs == "given?" else method.needs.rstrip("?")
-    kind = _kind_of_units(kind, energy, train, beside)
+    kind = _kind_of_units(kind, energy, train, method, beside)
     if kind == "none":
         return None
     rows = train.x.detach().cpu().double()
@@ -175,9 +175,9 @@ def coordinates_for(
     return Coordinates(Units.fit(rows, kind), given)
 
 
-def _kind_of_units(kind: str, energy: Any, train: Dataset, beside: str) -> str:
+def _kind_of_units(kind: str, energy: Any, train: Dataset, method: Method, beside: str) -> str:
     """What `auto` means here; a kind that this energy cannot be trained in is refused."""
-    why = _without_units(energy, beside)
+    why = _without_units(energy, method, beside)
     if kind == "auto":
         if why or beside == "labels":
             return "none"
@@ -188,8 +188,10 @@ def _kind_of_units(kind: str, energy: Any, train: Dataset, beside: str) -> str:
     return kind
 
 
-def _without_units(energy: Any, beside: str) -> str:
+def _without_units(energy: Any, method: Method, beside: str) -> str:
     """Why an energy has to be trained in the data's own units; empty where it need not."""
+    if _has_own_parts(method):
+        return "a method with modules of your own, which expect the data's units"
     settings = ENERGIES.get(energy if isinstance(energy, str) else "")
     if isinstance(energy, Mapping):
         settings = ENERGIES.get(str(energy.get("name")))
@@ -197,11 +199,25 @@ def _without_units(energy: Any, beside: str) -> str:
         return "units coded −1 and +1"
     if not is_own(energy):
         return ""
-    if isinstance(as_energy(energy), AsEnergy):
-        return "a density of your own, which expects its own units"
+    if isinstance(as_energy(energy), AsEnergy) or isinstance(method, Density):
+        return "a density of your own, which expects the data's units"
     if beside:
         return f"an energy of your own with {'contexts' if beside == 'given' else 'classes'}"
     return ""
+
+
+def _has_own_parts(method: Any) -> bool:
+    """Whether a method, or the source of its negatives, holds a module or a function of the user's own."""
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(_has_own_parts(part) if isinstance(part, Method) else _is_density(part) for part in parts):
+            return True
+    return False
+
+
+def _is_density(part: Any) -> bool:
+    return isinstance(part, (nn.Module, Proposal)) and not isinstance(part, type)
 
 
 def is_own(energy: Any) -> bool:

@@ -48,8 +48,9 @@ class Run:
             its method weighed them so. log Z, scores, walkers and the diagnosis are of that density.
         ended: in words, how training ended, where that was before its last step.
         kept: the update whose model was kept, where that is not the last one.
-        log_z_source: `training` where log Z and walkers are the method's own, `independent` where they come from
-            sequential Monte Carlo, which was surer of itself.
+        log_z_source: `training` where log Z is the method's own, `independent` where it comes from sequential Monte
+            Carlo, which was surer of itself.
+        samples_source: the same of the walkers, which are the method's own unless the two disagreed.
         coordinates: the units that it was trained in; None where they are the data's own. Everything here is in the
             data's units; `within()` is the run in those of its training.
         inside: every module as it was trained, in those units; the same as `players` where there are none.
@@ -75,6 +76,7 @@ class Run:
     ended: str = ""
     kept: int | None = None
     log_z_source: str = "training"
+    samples_source: str = "training"
     coordinates: Coordinates | None = None
     inside: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -343,7 +345,8 @@ class Run:
         be 1.
         """
         if self.coordinates is not None:
-            return self.within().log_ratio(self.coordinates.events.forward(x).to(self._home))
+            u = self.coordinates.events.forward(self._events(x))
+            return self.within().log_ratio(u.to(self._home))
         ratio = self.players.get("ratio")
         if ratio is None:
             raise InputError(f"ratio: a run of {self.method!r} learns no density ratio; train with 'f-ebm'")
@@ -388,6 +391,7 @@ class Run:
             "ended": self.ended,
             "kept": self.kept,
             "log_z_source": self.log_z_source,
+            "samples_source": self.samples_source,
         }
 
     def __str__(self) -> str:

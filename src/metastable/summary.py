@@ -101,7 +101,7 @@ def evaluate_run(
     if run.folder is not None:
         units = None if coordinates is None else coordinates.events
         rows = train if units is None else units.inverse(train)
-        _write(run, rows, toy_outside(toy, coordinates), seed, _in_data_units(check, units))
+        _write(run, rows, toy_outside(toy, coordinates), seed, _in_data_units(check, units, run.power))
     return run
 
 
@@ -133,17 +133,17 @@ def toy_outside(toy: ToySet | None, coordinates: Coordinates | None) -> ToySet |
     return dataclasses.replace(toy, centers=centers, log_density=None if log_density is None else outside)
 
 
-def _in_data_units(check: StepCheck | None, units: Units | None) -> StepCheck | None:
+def _in_data_units(check: StepCheck | None, units: Units | None, power: float) -> StepCheck | None:
     """Negatives where the data are, with their energies there."""
     if check is None or units is None:
         return check
-    larger = None if check.larger is None else check.larger - units.log_det
+    offset = units.log_det / power
     return dataclasses.replace(
         check,
         x=units.inverse(check.x),
-        data=check.data - units.log_det,
-        negatives=check.negatives - units.log_det,
-        larger=larger,
+        data=check.data - offset,
+        negatives=check.negatives - offset,
+        larger=None if check.larger is None else check.larger - offset,
     )
 
 
@@ -187,8 +187,9 @@ def _take(run: Run, second: LogPartition) -> Finding | None:
         return None
     found = _disagreement(own, second)
     if _better(second, own):
-        run.log_partition, run.walkers = second, second.walkers or run.walkers
-        run.log_z_source = "independent"
+        run.log_partition, run.log_z_source = second, "independent"
+        if found is not None or not own.trusted:
+            run.walkers, run.samples_source = second.walkers or run.walkers, "independent"
     elif found is not None:
         words = f"an independent estimate says {second.value:.3f} ± {second.std_error:.3f}"
         run.log_partition = dataclasses.replace(own, warnings=(*own.warnings, words))
@@ -487,7 +488,11 @@ HISTOGRAMS = (
 
 
 def keep_histograms(
-    folder: Path, check: StepCheck | None, step: int, coordinates: Coordinates | None = None
+    folder: Path,
+    check: StepCheck | None,
+    step: int,
+    coordinates: Coordinates | None = None,
+    power: float = 1.0,
 ) -> None:
     """Put the histograms of update `step` into a run's `figures.npz`, in the place of those from before.
 
@@ -497,7 +502,8 @@ def keep_histograms(
     if path.is_file():
         with np.load(path, allow_pickle=False) as stored:
             before = {name: stored[name] for name in stored.files if name not in HISTOGRAMS}
-    made = _histograms(_in_data_units(check, None if coordinates is None else coordinates.events))
+    units = None if coordinates is None else coordinates.events
+    made = _histograms(_in_data_units(check, units, power))
     if made:
         made["negatives_step"] = np.array([step])
     if made or before:
@@ -526,14 +532,17 @@ def load_summary(run: Run) -> Run:
     """What a run's `summary.json` knows, put back into the run."""
     assert run.folder is not None
     kept = read_summary(run.folder)
-    weighted = run.log_partition is not None and kept.get("log_z_source") != "independent"
-    if kept.get("log_partition") and not weighted:
+    own = run.log_partition is not None
+    weighted = own and kept.get("samples_source") != "independent"
+    if kept.get("log_partition") and (not own or kept.get("log_z_source") == "independent"):
         run.log_partition = LogPartition.from_json(kept["log_partition"])
     run.status = kept.get("status", "unfinished")
     run.scores = kept.get("scores", {})
     run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
     run.kept = kept.get("kept")
-    run.ended, run.log_z_source = kept.get("ended", ""), kept.get("log_z_source", "training")
+    run.ended = kept.get("ended", "")
+    run.log_z_source = kept.get("log_z_source", "training")
+    run.samples_source = kept.get("samples_source", "training")
     run.seconds = kept.get("seconds", 0.0)
     if kept:  # numbers of a run from before there was a power are those of exp(−E)
         run.power = kept.get("power", 1.0)

@@ -144,7 +144,9 @@ def test_copies_are_independent():
 )
 def test_resume_is_bit_exact_and_each_update_makes_one_iteration(method, tmp_path):
     x = torch.randn((64, 2), generator=rng())
-    settings = dict(seed=3, batch_size=16, evaluate=False, checkpoint_every=5, device="cpu")
+    settings = dict(
+        seed=3, batch_size=16, evaluate=False, checkpoint_every=5, device="cpu", learning_rate=1e-3
+    )
 
     def net() -> nn.Module:
         return spectral_norm(MLP(2, (8,), "leaky_relu", seed=1), learn_scale=True, seed=2)
@@ -204,7 +206,7 @@ def test_by_configuration_and_back_from_disk(tmp_path):
     run = ms.fit(settings, x, "cd", 3, out=tmp_path / "run", evaluate=False, device="cpu")
     again = ms.load_run(tmp_path / "run")
     assert torch.equal(run.energy(x), again.energy(x))
-    assert isinstance(again.energy.network, SpectralNorm)
+    assert isinstance(again.inside["energy"].network, SpectralNorm)
     assert isinstance(
         ConvConfig(reference="none", spectral_norm=True, scale=4.0).build(
             torch.randn((5, 1, 12, 12), generator=rng()), 0

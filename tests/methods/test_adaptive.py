@@ -294,7 +294,7 @@ def test_resume_is_bit_exact_between_renewals(tmp_path):
         return MLP(2, (8,), seed=1)
 
     method = AdaptiveNCE(chains(), interval=4)
-    settings = SETTINGS | {"checkpoint_every": 3}
+    settings = SETTINGS | {"checkpoint_every": 3, "learning_rate": 1e-3}
     whole = ms.fit(energy(), data(), method, 10, **settings)
     ms.fit(energy(), data(), method, 6, out=tmp_path / "run", **settings)  # ends between two renewals
     rest = ms.fit(energy(), data(), method, 10, out=tmp_path / "run", resume=True, **settings)

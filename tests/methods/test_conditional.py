@@ -141,7 +141,7 @@ def test_default_noise_follows_the_data():
 
 def test_sigma_is_kept_with_the_run(tmp_path):
     x = 5 * torch.randn((300, 2), generator=torch.Generator().manual_seed(0))
-    run = ms.fit(None, x, "conditional-nce", steps=3, out=tmp_path / "run", evaluate=False)
+    run = ms.fit(None, x, "conditional-nce", steps=3, out=tmp_path / "run", evaluate=False, units="none")
     again = ms.load_run(tmp_path / "run")
     assert again.players["noise"].sigma == run.players["noise"].sigma
     assert float(again.players["noise"].sigma) > 2

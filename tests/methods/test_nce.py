@@ -140,7 +140,7 @@ def test_a_finished_run_is_read_back_with_the_same_number(tmp_path):
     assert torch.equal(again.walkers.x, run.walkers.x)
     learned = run.players["log_partition"].value
     assert torch.equal(again.players["log_partition"].value, learned)
-    assert torch.equal(again.players["noise"].scale, run.players["noise"].scale)
+    assert torch.equal(again.inside["noise"].scale, run.inside["noise"].scale)
     assert again.scores["log_z_learned"] == pytest.approx(learned.item())
 
 

@@ -81,7 +81,7 @@ def test_contexts_with_every_proposal(kind, proposal, tmp_path):
     if proposal is SMALL_FLOW and importlib.util.find_spec("zuko") is None:
         pytest.skip("zuko is not installed")
     run = fit(None, kind(negatives_per_datum=3, proposal=proposal), steps=3, out=tmp_path / "run")
-    assert isinstance(run.energy, ConditionalNet)
+    assert isinstance(run.inside["energy"], ConditionalNet)
     assert all(math.isfinite(v) for v in run.history[-1].values())
     assert (run.log_partition, run.walkers) == (None, None)  # of all contexts together there is none
     learns = proposal in (SMALL_FLOW, FEW_STEPS)

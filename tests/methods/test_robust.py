@@ -14,9 +14,7 @@ from conftest import assert_within, z_limit, z_scores
 from torch import Tensor
 
 import metastable as ms
-from metastable.api import resolve_method
 from metastable.cli.plan import chains
-from metastable.compare import with_step_size
 from metastable.core.configure import describe
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.random import generator
@@ -37,6 +35,7 @@ from metastable.methods import (
 )
 from metastable.methods.base import Negatives, Nothing
 from metastable.methods.robust import Weights, robust_loss, watch
+from metastable.plan import resolve_method
 from metastable.proposals import Gaussian, Uniform, fit_gaussian, fit_signs
 from metastable.training import SGD
 
@@ -282,11 +281,6 @@ def test_log_z_is_given_only_where_walkers_follow_what_is_learned():
         assert (z is not None) is given, method
         _, metrics = method.advance(context, method.negatives(context, state, context.data)[1])
         assert ("log_z" in metrics) is (given and method.beta != (0.2, 0.0))
-
-
-def test_a_step_size_reaches_every_source():
-    method = with_step_size(Robust(source=Mixed(sources=(ShortRun(), PersistentCD(kernel=MALA(0.3))))), 0.01)
-    assert [s.moves.step_size for s in method.source.sources] == [0.01, 0.3]
 
 
 # ---- a run

@@ -33,7 +33,7 @@ def small() -> nn.Module:
 
 
 def train(out, steps=20, method=None, **options):
-    options = {"log_every": 3, "checkpoint_every": 5, "batch_size": 50} | options
+    options = {"log_every": 3, "checkpoint_every": 5, "batch_size": 50, "learning_rate": 1e-3} | options
     return fit(small(), DATA, method or METHODS["jarzynski"], steps, out=out, evaluate=False, **options)
 
 

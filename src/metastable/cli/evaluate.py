@@ -106,7 +106,8 @@ def look_at_negatives(run: Run, data: str | None, seed: int) -> None:
     except InputError as error:  # rows of an array in memory, or of a file that is gone
         say(f"no histograms of negatives, which need the rows of training: {error}")
         return
-    keep_histograms(run.folder, step_check(chains, seed=seed), chains.context.step)
+    check = step_check(chains, seed=seed)
+    keep_histograms(run.folder, check, chains.context.step, run.coordinates, run.power)
 
 
 def classifies(run: Run, dataset: Dataset) -> bool:

@@ -6,6 +6,7 @@ log Z is the same number in both.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class InDataUnits(nn.Module):
             return given
         return units.forward(given).to(_home(self.inner))
 
-    @property
+    @cached_property
     def reference(self) -> Any:
         """The reference of the energy inside, in the data's units, where it has one."""
         own = getattr(self.inner, "reference", None)
@@ -121,6 +122,8 @@ class InTrainingUnits(nn.Module):
         self.register_buffer("matrix", units.inverse_matrix.to(like.dtype), persistent=False)
         if hasattr(inner, "output_scale"):
             self.output_scale = inner.output_scale
+        self.register_state_dict_post_hook(_without_prefix)
+        self.register_load_state_dict_pre_hook(_with_prefix)
 
     def to_data(self, u: Tensor) -> Tensor:
         """x of u, in the dtype of u."""
@@ -138,13 +141,17 @@ class InTrainingUnits(nn.Module):
         density = None if own is None else own(self.to_data(probe))
         return None if density is None else DensityInTrainingUnits(density, self.coordinates)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the energy inside, so that its checkpoint is its own."""
-        return self.inner.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Into the energy inside."""
-        return self.inner.load_state_dict(*args, **kwargs)
+def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Keys of the module inside, as if nothing were around it."""
+    for key in [k for k in state if k.startswith(f"{prefix}inner.")]:
+        state[prefix + key[len(f"{prefix}inner.") :]] = state.pop(key)
+
+
+def _with_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """The inverse, before a state is read."""
+    for key in [k for k in state if k.startswith(prefix)]:
+        state[f"{prefix}inner.{key[len(prefix) :]}"] = state.pop(key)
 
 
 class GradientInTrainingUnits(InTrainingUnits):
@@ -159,12 +166,16 @@ class GradientInTrainingUnits(InTrainingUnits):
 
 
 class DrawnInTrainingUnits(GradientInTrainingUnits):
-    """The same for an energy that draws for itself and knows its log Z."""
+    """The same for an energy that draws for itself."""
 
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """Draws of u, `(n, *event)`."""
         drawn = self.inner.sample(n, rng)  # pyright: ignore
         return self.coordinates.events.forward(drawn).to(drawn.dtype)
+
+
+class KnownInTrainingUnits(DrawnInTrainingUnits):
+    """The same for one that knows its log Z as well."""
 
     def log_partition(self) -> Tensor:
         """The same number in both units."""
@@ -190,8 +201,8 @@ def in_training_units(energy: nn.Module, coordinates: Coordinates | None, power:
     if coordinates is None or coordinates.trivial:
         return energy
     kind = GradientInTrainingUnits if hasattr(energy, "value_and_grad") else InTrainingUnits
-    if hasattr(energy, "sample") and hasattr(energy, "log_partition"):
-        kind = DrawnInTrainingUnits
+    if hasattr(energy, "sample"):
+        kind = KnownInTrainingUnits if hasattr(energy, "log_partition") else DrawnInTrainingUnits
     return kind(energy, coordinates, power)
 
 

@@ -184,6 +184,7 @@ def _take(run: Run, second: LogPartition) -> Finding | None:
     own = run.log_partition
     if own is None:
         run.log_partition, run.walkers = second, second.walkers or run.walkers
+        run.log_z_source = run.samples_source = "independent"
         return None
     found = _disagreement(own, second)
     if _better(second, own):
@@ -462,8 +463,31 @@ def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int, check: StepCh
         figures["samples"] = x[np.random.default_rng(seed).permutation(len(x))[:shown]]
     figures |= _grids(run, train, toy) | _histograms(check)
     np.savez_compressed(run.folder / "figures.npz", **figures)
+    _keep_walkers(run)
     write_json(run.folder / "summary.json", run.summary())
     write_report(run.folder)
+
+
+def _keep_walkers(run: Run) -> None:
+    """Weighted walkers that no checkpoint holds, since they come from sequential Monte Carlo."""
+    assert run.folder is not None
+    path = run.folder / "walkers.npz"
+    path.unlink(missing_ok=True)
+    if run.walkers is None or run.samples_source == "training":
+        return
+    sizes = np.array(run.walkers.info.get("populations", [len(run.walkers)]))
+    arrays = {"x": run.walkers.x.cpu().numpy(), "log_weight": run.walkers.log_weight.cpu().numpy()}
+    np.savez_compressed(path, **arrays, populations=sizes)
+
+
+def _kept_walkers(folder: Path) -> Walkers | None:
+    """The inverse of `_keep_walkers`; equally weighted samples where a folder has only those."""
+    path, samples = folder / "walkers.npz", folder / "samples.npy"
+    if path.is_file():
+        with np.load(path, allow_pickle=False) as kept:
+            x, log_weight = (torch.from_numpy(kept[name]) for name in ("x", "log_weight"))
+            return Walkers(x, log_weight, {"populations": kept["populations"].tolist()})
+    return Walkers.equal(torch.from_numpy(np.load(samples, allow_pickle=False))) if samples.is_file() else None
 
 
 def _histograms(check: StepCheck | None) -> dict[str, Any]:
@@ -548,8 +572,10 @@ def load_summary(run: Run) -> Run:
         run.power = kept.get("power", 1.0)
     names = {f.name for f in dataclasses.fields(Finding)}
     run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]
-    samples = run.folder / "samples.npy"
-    if not weighted and samples.is_file():  # a buffer of chains has the data's mode weights, not the model's
-        x = torch.from_numpy(np.load(samples, allow_pickle=False))
-        run.walkers = Walkers.equal(x.to(run._home.device))
+    if not weighted:  # a buffer of chains has the data's mode weights, not the model's
+        walkers = _kept_walkers(run.folder)
+        if walkers is not None:
+            device = run._home.device
+            x, log_weight = walkers.x.to(device), walkers.log_weight.to(device)
+            run.walkers = dataclasses.replace(walkers, x=x, log_weight=log_weight)
     return run

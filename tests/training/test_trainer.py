@@ -136,7 +136,7 @@ def test_rollback_goes_on_from_the_last_good_checkpoint_at_half_the_rate(tmp_pat
     run = fit(
         RecoversAfterRollback(24, math.nan),
         DATA,
-        ContrastiveDivergence(steps=1),
+        ContrastiveDivergence(steps=1, step_size=0.05),
         30,
         out=tmp_path / "a",
         log_every=3,

@@ -111,6 +111,8 @@ def own_steps(method: Any) -> int | None:
 def kept_walkers(run: Run) -> tuple[Walkers | None, str]:
     """Samples that the run holds already, and where they came from; None where it holds none."""
     if run.walkers is not None and bool((run.walkers.log_weight != 0).any()):
+        if run.samples_source == "independent":
+            return run.walkers, "weighted samples drawn from the finished energy when training ended"
         return run.walkers, "the run's own weighted walkers"
     kept = run.folder / "samples.npy" if run.folder is not None else None
     if kept is None or not kept.is_file() or run.walkers is None:

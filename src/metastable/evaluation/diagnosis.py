@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from metastable.core.step_advice import REFUSED, StepSigns, signs_of, why_diverged, why_refused, why_slow
+from metastable.step_advice import REFUSED, StepSigns, signs_of, why_diverged, why_refused, why_slow
 from metastable.evaluation import profiles
 
 Row = Mapping[str, Any]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from metastable.core.types import energy_and_grad, row_dot
 from metastable.core.weights import log_mean_exp
 from metastable.energies import GaussianMixture
-from metastable.kernels import HMC, MALA, ULA
+from metastable.kernels import HMC, MALA, ULA, follow_acceptance
 from metastable.methods.jarzynski import cross, fixed_parameters, reweigh_then_move, stay
 from metastable.walkers.population import Population
 
@@ -86,6 +86,43 @@ def test_mean_weight_is_the_ratio_of_partition_functions(kernel, batch, steps):
     walkers, energy = follow(kernel, batch=batch, steps=steps)
     value, error = mean_and_error(torch.exp(walkers.log_weight - energy.log_ratio()))
     assert_within(value, torch.ones_like(value), error)
+
+
+def test_mean_weight_is_exact_with_a_step_that_follows_the_past():
+    """From a step far too long; each update's is set by the acceptance of the one before."""
+    energy = Moving()
+    walkers, rng = start(energy)
+    log_step, steps = torch.tensor(math.log(50.0), dtype=torch.float64), []
+    for k in range(STEPS):
+        energy.k = k + 1
+        steps.append(float(log_step.exp()))
+        walkers, move = reweigh_then_move(
+            MALA(), energy, walkers, None, 1, rng, "eager", log_step.exp(), probe=True
+        )
+        log_step = follow_acceptance(log_step, move.acceptance.mean(), 0.65, gain=0.5)
+    assert steps[-1] < 0.2 * steps[0]
+    value, error = mean_and_error(torch.exp(walkers.log_weight - energy.log_ratio()))
+    assert_within(value, torch.ones_like(value), error)
+
+
+def predicted_over_seen(forget: bool = False) -> tuple[float, float]:
+    """Mean of `Population.noise` over the variance of log Z between 1,000 populations, and its standard error."""
+    groups = 1000
+    walkers, _ = follow(MALA(0.15), steps=8, groups=groups, threshold=0.97)
+    assert int(walkers.resamplings.min()) >= 3
+    noise = walkers.noise() - walkers.past_noise if forget else walkers.noise()
+    return float(noise.mean() / walkers.log_partition().var()), math.sqrt(2 / groups)
+
+
+def test_the_variance_of_log_z_is_what_weights_predict():
+    """Within the order 1/n that the delta method leaves out, 40 walkers in a population, and mixing between."""
+    ratio, error = predicted_over_seen()
+    assert abs(ratio - 1) < 4 * error + 0.15
+
+
+def test_a_prediction_that_forgets_what_was_resampled_is_caught():
+    ratio, error = predicted_over_seen(forget=True)
+    assert abs(ratio - 1) > 4 * error + 0.15
 
 
 @pytest.mark.parametrize("kernel", [ULA(0.15), MALA(0.15)], ids=["ula", "mala"])

@@ -47,7 +47,7 @@ class Normal(nn.Module):
         return 0.5 * ((x - self.mean) / self.scale).square().sum(1)
 
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
-        return self.mean + self.scale * torch.randn((n, self.dim), generator=rng)
+        return self.mean.detach() + self.scale * torch.randn((n, self.dim), generator=rng)
 
     def log_partition(self) -> Tensor:
         return torch.tensor(self.dim * (math.log(self.scale) + 0.5 * math.log(2 * math.pi)))
@@ -106,16 +106,22 @@ def test_a_jump_of_v_is_answered_at_once():
 @over("kernel", [None, ULA(0.02)], ids=["tuned", "ula"])
 def test_a_learning_rate_a_hundredfold_too_high_is_slowed_to_the_pace(kernel):
     x = torch.randn((300, 1), generator=rng(1)) * 0.7 + 0.4
-    options = {"steps": 40, "learning_rate": 0.3, "log_every": 5, "evaluate": False}
-    seen = {}
-    for name, pace in (("bounded", 0.01), ("free", None)):
-        method = Jarzynski(walkers=512, populations=4, kernel=kernel, pace=pace)
-        run = fit(Tilted(Gaussian(torch.zeros(1), torch.ones(1)), MLP(1, (16,))), x, method, **options)
-        seen[name] = run.history[-4:]
-    late = [row["pace"] for row in seen["bounded"]]
-    assert max(late) < 0.05
-    assert all(0 < row["rate_factor"] < 1 for row in seen["bounded"])
-    assert not any("rate_factor" in row for row in seen["free"])
+    energy = Tilted(Gaussian(torch.zeros(1), torch.ones(1)), MLP(1, (16,)))
+    method = Jarzynski(walkers=512, populations=4, kernel=kernel, pace=0.01)
+    options = {"steps": 20, "learning_rate": 0.3, "log_every": 4, "evaluate": False}
+    rows = fit(energy, x, method, **options).history
+    assert max(row["pace"] for row in rows) < 0.03
+    assert rows[0]["rate_factor"] < 0.5
+    assert all(row["learning_rate"] == 0.3 for row in rows)
+
+
+def test_without_a_bound_the_same_rate_is_far_too_fast():
+    x = torch.randn((300, 1), generator=rng(1)) * 0.7 + 0.4
+    energy = Tilted(Gaussian(torch.zeros(1), torch.ones(1)), MLP(1, (16,)))
+    method = Jarzynski(walkers=512, populations=4, pace=None)
+    rows = fit(energy, x, method, steps=4, learning_rate=0.3, log_every=4, evaluate=False).history
+    assert rows[0]["pace"] > 0.1
+    assert "rate_factor" not in rows[0]
 
 
 def test_a_bound_must_be_positive():
@@ -283,7 +289,7 @@ def trained(scale: float, method: Jarzynski, seed: int = 0):
     x = scale * torch.randn((500, 1), generator=rng(seed))
     energy = Tilted(fit_gaussian(x), MLP(1, (16,), seed=seed))
     run = fit(energy, x, method, steps=60, learning_rate=5e-3, seed=seed, evaluate=False)
-    return run.log_partition, grid_density(run.energy, [(-8 * scale, 8 * scale)], points=4000).log_z
+    return run.log_partition, grid_density(run.energy, [(-8 * scale, 8 * scale)], points=4000).log_partition
 
 
 @over("scale", [0.1, 0.17, 1.0])

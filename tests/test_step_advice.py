@@ -14,7 +14,10 @@ CASES = {
     "thrown": ({"displacement": 30.0}, "Lower step_size"),
     "refused": ({"displacement": 0.2, "acceptance": 0.01}, "Lower step_size"),
     "crawling": ({"displacement": 1e-4}, "One step cannot fit"),
-    "hasty": ({"displacement": 0.2, "acceptance": 0.6, "step_size": 0.1, "pace": 40.0}, "Lower the learning rate"),
+    "hasty": (
+        {"displacement": 0.2, "acceptance": 0.6, "step_size": 0.1, "pace": 40.0},
+        "Lower the learning rate",
+    ),
     "tuned": ({"displacement": 0.2, "acceptance": 0.6, "step_size": 0.1}, "Try a smaller learning rate"),
     "without chains": ({}, "Try a smaller learning rate"),
 }

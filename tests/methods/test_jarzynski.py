@@ -177,7 +177,11 @@ def test_the_step_of_an_update_was_known_before_it():
 def test_unadjusted_chains_find_a_step_that_fits_a_narrow_energy(method):
     """ULA with h = 0.05 explodes at a width of 0.1 already; a tenth of the variance is what is wanted."""
     energy = Normal(0.05, 2)
-    data = torch.randn((256, 2), generator=rng(3)) if isinstance(method, ShortRun) else energy.sample(256, rng(3))
+    data = (
+        torch.randn((256, 2), generator=rng(3))
+        if isinstance(method, ShortRun)
+        else energy.sample(256, rng(3))
+    )
     state, rows = still(method, energy, 60, data)
     h = float(state.log_step.exp())
     assert 0.02 * 0.05**2 < h < 0.3 * 0.05**2

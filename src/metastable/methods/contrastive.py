@@ -55,9 +55,9 @@ def move(
 class UnadjustedChains(ChainMethod[State]):
     """Chains of ULA that nothing corrects: their own bias is what sets the step, where none is given.
 
-    The variances that ULA keeps are h/(2σ²) too wide for a density of width σ. Now and then a few chains, from where
-    they stand, propose one move of MALA at the current h, which is thrown away; how probable its acceptance is says
-    how h compares with σ² (`unadjusted_target`), and the steps of later updates follow.
+    The variances that ULA keeps are h/(2σ²) too wide for a density of width σ. Now and then a few chains, from
+    where they stand, propose one move of MALA at the current h, which is thrown away; how probable its acceptance
+    is says how h compares with σ² (`unadjusted_target`), and the steps of later updates follow.
     """
 
     def probe_due(self, context: Context) -> bool:
@@ -170,7 +170,7 @@ class ShortRun(FreshChains):
 
 
 class PersistentState(NamedTuple):
-    """The buffer, the chains in flight with their rows, the ends `(2, *event)` of uniform noise, and log h, `()`."""
+    """The buffer, chains in flight with their rows, the ends `(2, *event)` of uniform noise, and log h, `()`."""
 
     buffer: Tensor
     x: Tensor

@@ -177,9 +177,9 @@ def reweigh_then_move(
 ) -> tuple[Population, Move]:
     """For a kernel that leaves each model invariant: A += U_k − U_{k+1} where the walker stands, then move.
 
-    Annealed importance sampling along the path of θ; a move that keeps the model does not change a weight. Where every
-    walker moves, the energies that weigh them are those that their chains begin with. `step_size`, where it is not the
-    kernel's own, must not depend on what happens here; `probe` asks for v.
+    Annealed importance sampling along the path of θ; a move that keeps the model does not change a weight. Where
+    every walker moves, the energies that weigh them are those that their chains begin with. `step_size`, where it
+    is not the kernel's own, must not depend on what happens here; `probe` asks for v.
     """
     begin = kernel.init(energy, walkers.x if rows is None else walkers.x[rows])
     shared = rows is None and keeps_energy(kernel, energy)
@@ -215,8 +215,8 @@ def fixed_parameters(
 class JarzynskiState(NamedTuple):
     """Walkers that steer θ, walkers that only follow, and the mini-batch rows of each.
 
-    With them go log h of the next update where the step tunes itself, and the log of the factor on its learning rate
-    where the pace is bounded, both `()`.
+    With them go log h of the next update where the step tunes itself, and the log of the factor on its learning
+    rate where the pace is bounded, both `()`.
     """
 
     steering: Population
@@ -260,9 +260,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         pace: a bound on v = Var(U_{k+1} − U_k) over the walkers that steer, twice the KL divergence that θ moves by
             in one update. The learning rate is multiplied with a factor of at most 1 that keeps v near it or below,
             by feedback from one update to the next. None leaves the learning rate as it is.
-        step_size: h of ULA, the paper's kernel. Where neither it nor a `kernel` is given, walkers move by MALA, which
-            adds no noise to the weights, with a step that tunes itself from one update to the next; weights stay
-            exact, since no move depends on itself.
+        step_size: h of ULA, the paper's kernel. Where neither it nor a `kernel` is given, walkers move by MALA,
+            which adds no noise to the weights, with a step that tunes itself from one update to the next; weights
+            stay exact, since no move depends on itself.
 
     Metrics: `ess` and `ess_held_out`, before resampling; `resampled`, the share of updates after which the steering
     walkers were resampled; `ancestors`, the share of the first walkers that still have descendants, in the held-out
@@ -270,9 +270,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     `log_z_noise`, the standard deviation of a held-out population's log Z that its weights predict; `pace`, v, and
     `rate_factor`; `step_size` where it tunes itself.
 
-    Deviations: `held_out`, `order` and `pace` are not in the paper, and its kernel is ULA (`held_out=0, order="none",
-    pace=None, step_size=h` is the paper's). With a kernel that has an accept step the weight is the annealed one; see
-    `reweigh_then_move`.
+    Deviations: `held_out`, `order` and `pace` are not in the paper, and its kernel is ULA (`held_out=0,
+    order="none", pace=None, step_size=h` is the paper's). With a kernel that has an accept step the weight is the
+    annealed one; see `reweigh_then_move`.
     """
 
     walkers: int = 4096
@@ -363,9 +363,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if self.pace is not None:
             first = math.log(FIRST_FACTOR)
             log_factor = torch.full((), first, dtype=torch.float64, device=context.data.device)
-        return JarzynskiState(
-            *populations, log_step=self.first_log_step(context), log_factor=log_factor
-        )
+        return JarzynskiState(*populations, log_step=self.first_log_step(context), log_factor=log_factor)
 
     def rate_factor(self, state: JarzynskiState) -> Tensor | None:
         """What keeps v near `pace`, in (0, 1]."""
@@ -566,8 +564,8 @@ class HeldOut:
 
     Attributes:
         value: log Z.
-        error: its standard error. It is the spread between populations, or, where that is the smaller by chance, what
-            the weights predict, but never more than half as much again.
+        error: its standard error. It is the spread between populations, or, where that is the smaller by chance,
+            what the weights predict, but never more than half as much again.
         spread: standard deviation of log Z between populations.
         noise: the same as the weights predict it, see `Population.noise`.
         agreeing: effective share of the populations in their mean of Z: 1 where all say the same.
@@ -607,23 +605,40 @@ class HeldOut:
 
     def doubts(self) -> list[str]:
         """Why the value or its error should not be trusted; empty when nothing speaks against them."""
-        checks = {
-            f"the held-out populations disagree by {self.spread:.2f} nats, and a few of them decide; use more walkers "
-            "or a lower pace": self.spread > 1 or self.agreeing < 0.5,
-            f"each held-out population has only {self.size} walkers; their spread may be too small": self.size
-            < LEAST_WALKERS,
-            f"the standard error is {self.error:.2f} nats": self.error > 0.5,
-            f"one held-out population has an effective sample size of {100 * self.ess:.1f} %": self.ess < 0.05,
-            f"all the weights since the start make log Z of a population uncertain by {self.noise:.2f} nats, more than "
-            "the spread between populations can be believed to show; use a lower pace, more walkers, or moves that "
-            "are adjusted": self.noise > 1,
-            f"one held-out population descends from {self.ancestors} of its {self.size} first walkers; use a lower "
-            "pace or more walkers": self.resampled and self.ancestors < min(LEAST_ANCESTORS, self.size),
-            f"the held-out populations disagree by {self.spread:.2f} nats where their weights predict {self.noise:.2f}: "
-            "rare walkers of large weight decide, or walkers do not mix; use adjusted moves (leave step_size and kernel "
-            "out), shorter steps or more walkers": self.spread > max(0.2, 1.5 * self.noise),
-        }
-        return [words for words, speaks in checks.items() if speaks]
+        checks = [
+            (
+                self.spread > 1 or self.agreeing < 0.5,
+                f"the held-out populations disagree by {self.spread:.2f} nats, and a few of them decide; use more "
+                "walkers or a lower pace",
+            ),
+            (
+                self.size < LEAST_WALKERS,
+                f"each held-out population has only {self.size} walkers; their spread may be too small",
+            ),
+            (self.error > 0.5, f"the standard error is {self.error:.2f} nats"),
+            (
+                self.ess < 0.05,
+                f"one held-out population has an effective sample size of {100 * self.ess:.1f} %",
+            ),
+            (
+                self.noise > 1,
+                f"all the weights since the start make log Z of a population uncertain by {self.noise:.2f} nats, "
+                "more than the spread between populations can be believed to show; use a lower pace, more walkers, "
+                "or moves that are adjusted",
+            ),
+            (
+                self.resampled and self.ancestors < min(LEAST_ANCESTORS, self.size),
+                f"one held-out population descends from {self.ancestors} of its {self.size} first walkers; use a "
+                "lower pace or more walkers",
+            ),
+            (
+                self.spread > max(0.2, 1.5 * self.noise),
+                f"the held-out populations disagree by {self.spread:.2f} nats where their weights predict "
+                f"{self.noise:.2f}: rare walkers of large weight decide, or walkers do not mix; use adjusted moves "
+                "(leave step_size and kernel out), shorter steps or more walkers",
+            ),
+        ]
+        return [words for speaks, words in checks if speaks]
 
 
 def _doubt_of_moves(found: HeldOut, kernel: Kernel, dim: int, updates: int) -> list[str]:
@@ -651,14 +666,14 @@ def _doubt_of_gap(found: HeldOut, steering: Population) -> list[str]:
     chance = math.sqrt(found.error**2 + float(steering.noise()[0]))
     if not abs(gap) > max(1.0, 4 * chance):
         return []
+    side = "above" if gap > 0 else "below"
     return [
-        f"the walkers that steer θ give a log Z {abs(gap):.2f} nats {'above' if gap > 0 else 'below'} this one, which is "
-        "that of held-out walkers and is believed, since steering walkers pull their own down; as far apart as that, "
-        "θ was steered by walkers that are not the model's. Use a lower pace or learning rate, or more walkers"
+        f"the walkers that steer θ give a log Z {abs(gap):.2f} nats {side} this one, which is that of held-out "
+        "walkers and is believed, since steering walkers pull their own down; as far apart as that, θ was steered "
+        "by walkers that are not the model's. Use a lower pace or learning rate, or more walkers"
     ]
 
 
 def _comparable(walkers: Population) -> Tensor:
     """Log-weights that say what walkers count for across populations, `(G·n,)`."""
     return (walkers.by_group(walkers.log_weight) + walkers.log_z[:, None]).flatten()
-

@@ -164,9 +164,11 @@ def test_defaults_on_the_jarzynski_page_are_the_defaults():
         "resample",
         "threshold",
         "scheme",
+        "pace",
     ):
         assert shown[name] == str(getattr(method, name)), name
-    assert shown["step_size"] == str(method.default_step_size)
+    assert shown["step_size"] == "tuned"
+    assert method.tuned
     assert shown["order"] == method.order
 
 

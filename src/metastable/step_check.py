@@ -129,7 +129,9 @@ def _source(method: Any) -> ChainMethod:
 def _with_source(method: Any, state: Any, change: Change) -> Any:
     """The method with its chains changed; None where they cannot be. A loss may stand on another loss."""
     if isinstance(method, Objective):
-        own = state[0] if isinstance(method, Robust) else state  # one state for each β, whose chains are alike
+        own = (
+            state[0] if isinstance(method, Robust) else state
+        )  # one state for each β, whose chains are alike
         source = _with_source(method.source, own, change)
         return None if source is None else replace(method, source=source)
     return change(method, state)

@@ -21,6 +21,7 @@ from metastable.core import errors
 from metastable.core.errors import ConfigError, MetastableError, MissingDependencyError
 from metastable.core.types import energy_and_grad
 from metastable.kernels import ULA
+from metastable.methods import Jarzynski
 
 over = pytest.mark.parametrize
 TINY_STEPS = {
@@ -138,6 +139,7 @@ def test_step_cost_gives_the_claims_with_their_targets(in_process):
         "step_cost_ratio/mlp": ("<=", 1.10),
         "step_cost_ratio/mixture": ("<=", 1.30),
         "step_cost_ratio/robust": ("<=", 1.02),
+        "step_cost_ratio/care": ("<=", 1.03),
         **{f"step_cost_ratio/{name}": ("<=", 1.05) for name in step_cost.CONTRASTS},
         "peak_memory_gb/N=64": ("<=", 1.5),
     }
@@ -186,6 +188,20 @@ def test_the_beta_objective_is_timed_on_the_chains_of_plain_training():
     for training in done.values():
         step_cost._advance(training, 2)
     assert done["plain"].evaluations == done["robust"].evaluations > 0
+
+
+def test_care_is_timed_on_the_same_moves():
+    methods = step_cost.plain_and_careful(64)
+    x = torch.randn((50, 3), generator=torch.Generator().manual_seed(0))
+    make = step_cost._energies(x, (8,), 0)["mlp"]
+    done = {name: make(method) for name, method in methods.items()}
+    for training in done.values():
+        step_cost._advance(training, 2)
+    assert done["plain"].evaluations == done["care"].evaluations > 0
+    assert type(methods["plain"].moves) is type(methods["care"].moves)
+    assert methods["care"] == Jarzynski(walkers=64)
+    assert "pace" in done["care"].gather.kept
+    assert not {"ancestors", "log_z_noise"} & done["plain"].gather.latest.keys()
 
 
 def test_step_cost_starts_exactly():

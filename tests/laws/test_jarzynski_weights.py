@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from metastable.core.types import energy_and_grad, row_dot
 from metastable.core.weights import log_mean_exp
 from metastable.energies import GaussianMixture
-from metastable.kernels import HMC, MALA, ULA
+from metastable.kernels import HMC, MALA, ULA, follow_acceptance
 from metastable.methods.jarzynski import cross, fixed_parameters, reweigh_then_move, stay
 from metastable.walkers.population import Population
 
@@ -86,6 +87,39 @@ def test_mean_weight_is_the_ratio_of_partition_functions(kernel, batch, steps):
     walkers, energy = follow(kernel, batch=batch, steps=steps)
     value, error = mean_and_error(torch.exp(walkers.log_weight - energy.log_ratio()))
     assert_within(value, torch.ones_like(value), error)
+
+
+def test_mean_weight_is_exact_with_a_step_that_follows_the_past():
+    """From a step far too long; each update's is set by the acceptance of the one before."""
+    energy = Moving()
+    walkers, rng = start(energy)
+    log_step, steps = torch.tensor(math.log(50.0), dtype=torch.float64), []
+    for k in range(STEPS):
+        energy.k = k + 1
+        steps.append(float(log_step.exp()))
+        walkers, move = reweigh_then_move(
+            MALA(), energy, walkers, None, 1, rng, "eager", log_step.exp(), probe=True
+        )
+        log_step = follow_acceptance(log_step, move.acceptance.mean(), 0.65, gain=0.5)
+    assert steps[-1] < 0.2 * steps[0]
+    value, error = mean_and_error(torch.exp(walkers.log_weight - energy.log_ratio()))
+    assert_within(value, torch.ones_like(value), error)
+
+
+@functools.cache
+def mixing_populations() -> Population:
+    """A thousand populations of forty walkers that mix between updates and are resampled after most of them."""
+    return follow(MALA(0.3), steps=20, groups=1000, threshold=0.99)[0]
+
+
+def test_the_variance_of_log_z_is_what_weights_predict():
+    walkers = mixing_populations()
+    assert int(walkers.resamplings.min()) >= 3
+    seen, error = walkers.log_partition().var(), math.sqrt(2 / walkers.groups)
+    off = abs(float(walkers.noise().mean() / seen) - 1)
+    assert off < 4 * error + 2 / 40  # the delta method leaves out the order 1/n
+    forgetful = abs(float((walkers.noise() - walkers.past_noise).mean() / seen) - 1)
+    assert forgetful > 4 * error + 2 / 40, "what was resampled must count"
 
 
 @pytest.mark.parametrize("kernel", [ULA(0.15), MALA(0.15)], ids=["ula", "mala"])

@@ -31,7 +31,8 @@ def data(n: int = 60) -> torch.Tensor:
 
 
 def chains(**settings) -> PersistentCD:
-    return PersistentCD(**{"walkers": 32, "steps": 2, "rejuvenation": 0.2, **settings})
+    step = {} if "kernel" in settings else {"step_size": 0.05}
+    return PersistentCD(**{"walkers": 32, "steps": 2, "rejuvenation": 0.2, **step, **settings})
 
 
 class WithBuffer(nn.Module):

@@ -113,3 +113,28 @@ def test_principal_scores_survive_small_and_large_units(scale):
 def test_walkers_in_one_place_have_equal_scores():
     p = torch.full((2, 10), 0.1)
     assert bool((principal_scores(torch.ones(2, 10, 3), p).abs() < 1e-5).all())
+
+
+def test_ancestors_go_with_their_descendants_and_never_come_back():
+    first = walkers()
+    now, source = first, rng(3)
+    for _ in range(4):
+        before = now.ancestors()
+        now = now._replace(log_weight=torch.randn(200, generator=source, dtype=F64))
+        now = now.resample(marks(1, 0, 1, 1), "multinomial", "none", source)
+        assert bool((now.ancestors() <= before).all())
+    assert torch.equal(now.x, first.x[now.ancestor])
+    left = [len(part.unique()) / 50 for part in now.by_group(now.ancestor)]
+    assert now.ancestors().tolist() == pytest.approx(left)
+    assert float(now.ancestors()[1]) == 1.0
+
+
+def test_noise_adds_up_over_resamplings():
+    old = walkers()
+    each = (1 / old.ess() - 1) / 50
+    assert torch.allclose(old.noise(), each)
+    new = old.resample(marks(1, 0, 1, 0), "systematic", "none", rng())
+    assert torch.allclose(new.noise(), old.noise())
+    twice = new._replace(log_weight=old.log_weight)
+    expected = torch.where(marks(1, 0, 1, 0), 2 * each, each)
+    assert torch.allclose(twice.noise(), expected)

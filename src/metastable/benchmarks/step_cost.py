@@ -1,10 +1,11 @@
 """What an update costs: Jarzynski beside persistent contrastive divergence, noise contrast beside a loop by hand.
 
 Jarzynski and PCD train the same energy on the same data, full batch, through the real training loop, with as many
-walkers in all and the same kernel; resampling happens as often as it does in training. Jarzynski as it is by default
-is timed beside the same moves without what looks after them: no step that tunes itself, no bound on the pace, none of
-the meters. The β objective is timed beside plain training on the same chains. A method of noise contrast goes through the same loop, beside plain torch code that
-makes the same update and nothing else: no metrics, no guard, no schedule.
+walkers in all and the same kernel; resampling happens as often as it does in training. Jarzynski as it is by
+default is timed beside the same moves without what looks after them: no step that tunes itself, no bound on the
+pace, none of the meters. The β objective is timed beside plain training on the same chains. A method of noise
+contrast goes through the same loop, beside plain torch code that makes the same update and nothing else: no
+metrics, no guard, no schedule.
 """
 
 from __future__ import annotations
@@ -210,8 +211,8 @@ def _near_rows(
     """The limit is near: turns are single updates, and trainings are built afresh several times.
 
     Where its arrays happen to lie in memory makes a training faster or slower by a percent or two for as long as it
-    lives. So there are two trainings of the plain kind, one for `name` to be timed beside and one for a control, and
-    each of the three is the first to be built as often.
+    lives. So there are two trainings of the plain kind, one for `name` to be timed beside and one for a control,
+    and each of the three is the first to be built as often.
     """
     parts = []
     for build in range(BUILDS):

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from metastable.core.step_advice import REFUSED, StepSigns, signs_of, why_diverged, why_refused, why_slow
 from metastable.evaluation import profiles
+from metastable.step_advice import REFUSED, StepSigns, signs_of, why_diverged, why_refused, why_slow
 
 Row = Mapping[str, Any]
 Evidence = dict[str, float | str | list]
@@ -683,7 +683,7 @@ def _weight_degeneracy(history: Sequence[Row], facts: Facts) -> Finding | None:
 
 
 def _spent_walkers(history: Sequence[Row]) -> tuple[str, Evidence]:
-    """Severity and evidence of what weights lost over the whole run, which an ESS after resampling does not show."""
+    """Severity and evidence of what weights lost over a whole run, which no single ESS shows."""
     resampled, ess = _late_median(history, "resampled"), _late_median(history, "ess")
     ancestors, noise = _series(history, "ancestors"), _series(history, "log_z_noise")
     evidence: Evidence = {} if resampled is None else {"resampled": resampled}
@@ -703,16 +703,18 @@ def _degeneracy_advice(history: Sequence[Row]) -> str:
     moving = len(_series(history, "displacement")) > 0
     resampled = _late_median(history, "resampled")
     if pace is not None and pace > 0.1:
-        return "Lower the learning rate, or bound the pace (pace=0.03): θ moves faster than walkers can follow."
+        return (
+            "Lower the learning rate, or bound the pace (pace=0.03): θ moves faster than walkers can follow."
+        )
     if moving and not adjusted and resampled is not None and (pace is None or pace < 0.05):
         return (
             "Unadjusted moves add noise of their own to the weights, which grows with the cube of the step: lower "
-            "step_size, or leave it out, so that moves are adjusted and the step tunes itself. If step_size is short "
-            "already, lower the learning rate."
+            "step_size, or leave it out, so that moves are adjusted and the step tunes itself. If step_size "
+            "is short already, lower the learning rate."
         )
     return (
-        "Use more walkers, a smaller learning rate (or pace), more chain steps between updates, or resample earlier "
-        "(a higher ESS threshold)."
+        "Use more walkers, a smaller learning rate (or pace), more chain steps between updates, or "
+        "resample earlier (a higher ESS threshold)."
     )
 
 
@@ -739,7 +741,9 @@ def _degeneracy_text(evidence: Evidence, twins: float) -> str:
     if evidence.get("ancestors", 1.0) < FEW_ANCESTORS:  # type: ignore[operator]
         parts.append(f"Those that are left descend from {evidence['ancestors']:.1%} of the first ones.")
     if evidence.get("log_z_noise", 0.0) > LOG_Z_NOISE_WARNING:  # type: ignore[operator]
-        parts.append(f"By their weights alone, a population's log Z is uncertain by {evidence['log_z_noise']:.2g}.")
+        parts.append(
+            f"By their weights alone, a population's log Z is uncertain by {evidence['log_z_noise']:.2g}."
+        )
     if twins >= 0.5:
         parts.append(f"{twins:.0%} of the walkers are copies of another.")
     return " ".join([*parts, "Averages over so few different walkers are mostly noise."])

@@ -1,7 +1,8 @@
 """A step size that fits: warm-up by dual averaging, and feedback for chains that never stop.
 
-Warm-up is that of Nesterov (2009) and Hoffman and Gelman (2014, Section 3.2). It ends, after which the step is fixed.
-The energy of a training moves on, so there the step follows it: after each update by what was accepted in it.
+Warm-up is that of Nesterov (2009) and Hoffman and Gelman (2014, Section 3.2); it ends, and the step is fixed from
+there on. The energy of a training moves on, so there the step follows it: after each update, by what was accepted
+in it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, require
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers, precise
-from metastable.kernels import ULA, Kernel
+from metastable.kernels import ULA, Kernel, follow_acceptance
 
 Metrics = dict[str, Tensor]
 State = TypeVar("State")
@@ -214,6 +214,8 @@ class ChainMethod(Method[State]):
 
     first_step_size: ClassVar[float] = 0.05
     """h of the first update where it tunes itself, in units of the data's mean variance."""
+    longest_step_size: ClassVar[float] = 0.1
+    """What h may grow to, in the same units: a flat energy accepts any step."""
 
     def __post_init__(self) -> None:
         if self.kernel is not None and self.step_size is not None:
@@ -238,9 +240,15 @@ class ChainMethod(Method[State]):
         """log h of the first update, `()`, on the device; None where the step is fixed."""
         if not self.tuned:
             return None
-        variance = context.data_scale**2 / math.prod(context.data.shape[1:])
-        log_step = math.log(self.first_step_size * variance)
+        log_step = math.log(self.first_step_size * _mean_variance(context))
         return torch.full((), log_step, dtype=torch.float64, device=context.data.device)
+
+    def next_log_step(
+        self, context: Context, log_step: Tensor, acceptance: Tensor, target: float, gain: float
+    ) -> Tensor:
+        """log h of the update after one in which `acceptance`, `()`, of the moves were (or would be) accepted."""
+        moved = follow_acceptance(log_step, acceptance, target, gain)
+        return moved.clamp(max=math.log(self.longest_step_size * _mean_variance(context)))
 
     def kernel_now(self, state: Any) -> Kernel:
         """The kernel as it moves chains now, with the step that `state` holds; the host waits for that."""
@@ -351,6 +359,11 @@ class Objective(Method[State]):
     def load(self, tree: dict[str, Any]) -> State:
         """The source's."""
         return self.source.load(tree)
+
+
+def _mean_variance(context: Context) -> float:
+    """Of one coordinate of the data."""
+    return context.data_scale**2 / math.prod(context.data.shape[1:])
 
 
 def contrast(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
 from metastable.core.types import Walkers, is_discrete
-from metastable.kernels import MALA, follow_acceptance, run_chain, unadjusted_target
+from metastable.kernels import MALA, run_chain, unadjusted_target
 from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_data, from_noise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Nothing, State, chain_metrics
@@ -55,9 +55,9 @@ def move(
 class UnadjustedChains(ChainMethod[State]):
     """Chains of ULA that nothing corrects: their own bias is what sets the step, where none is given.
 
-    The variances that ULA keeps are h/(2σ²) too wide for a density of width σ. Now and then a few chains, from where
-    they stand, propose one move of MALA at the current h, which is thrown away; how probable its acceptance is says
-    how h compares with σ² (`unadjusted_target`), and the steps of later updates follow.
+    The variances that ULA keeps are h/(2σ²) too wide for a density of width σ. Now and then a few chains, from
+    where they stand, propose one move of MALA at the current h, which is thrown away; how probable its acceptance
+    is says how h compares with σ² (`unadjusted_target`), and the steps of later updates follow.
     """
 
     def probe_due(self, context: Context) -> bool:
@@ -73,7 +73,7 @@ class UnadjustedChains(ChainMethod[State]):
         with torch.no_grad():
             _, info = kernel.step(context.energy, state, kernel.draw(some, context.rng), h)
         target = unadjusted_target(some[0].numel())
-        return follow_acceptance(log_step, info.acceptance.mean(), target, gain=0.5)
+        return self.next_log_step(context, log_step, info.acceptance.mean(), target, gain=0.5)
 
     def evaluations(self, context: Context, batch: int) -> int | None:
         """The chains' gradients, one energy for each datum and each negative, and the two of a probe."""
@@ -170,7 +170,7 @@ class ShortRun(FreshChains):
 
 
 class PersistentState(NamedTuple):
-    """The buffer, the chains in flight with their rows, the ends `(2, *event)` of uniform noise, and log h, `()`."""
+    """The buffer, chains in flight with their rows, the ends `(2, *event)` of uniform noise, and log h, `()`."""
 
     buffer: Tensor
     x: Tensor

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.types import energy_and_grad, is_discrete
+from metastable.core.weights import log_mean_exp
 from metastable.walkers.population import Population
 from metastable.walkers.smc import smc
 
@@ -50,7 +51,9 @@ def _by_smc(context: Context, n: int, groups: int) -> Population:
     start = smc(context.energy, context.noise, groups, n // groups, context.rng)
     nothing_yet = torch.zeros(groups, dtype=torch.float64, device=context.data.device)
     population = _population(context, start.x.to(context.data.dtype), nothing_yet)
-    return population._replace(log_weight=start.log_weight)
+    log_z0 = log_mean_exp(population.by_group(start.log_weight))
+    noise = log_z0.var().expand(groups) if groups > 1 else population.past_noise
+    return population._replace(log_weight=start.log_weight, past_noise=noise)
 
 
 def _population(context: Context, x: Tensor, log_z: Tensor) -> Population:

@@ -33,7 +33,7 @@ from metastable.core.random import normal_like
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import Energy, LogPartition, Walkers, energy_and_grad
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
-from metastable.kernels import MALA, ULA, Gibbs, Kernel, follow_acceptance, run_chain
+from metastable.kernels import MALA, ULA, Gibbs, Kernel, run_chain
 from metastable.walkers.population import ORDERS, Population
 from metastable.walkers.starts import random_rows
 
@@ -45,6 +45,8 @@ ACCEPTED = 0.65
 """Share of proposals that a step which tunes itself lets be accepted."""
 PROBES = 128
 """Walkers that say how far a step of θ went, where unadjusted moves do not say it by the way."""
+LEAST_WALKERS, LEAST_ANCESTORS = 50, 10
+"""Of one held-out population, for its spread to say how wrong log Z is."""
 FIRST_FACTOR = 0.1
 """What the first learning rate is multiplied with: how far it goes is known after the update only."""
 
@@ -175,9 +177,9 @@ def reweigh_then_move(
 ) -> tuple[Population, Move]:
     """For a kernel that leaves each model invariant: A += U_k − U_{k+1} where the walker stands, then move.
 
-    Annealed importance sampling along the path of θ; a move that keeps the model does not change a weight. Where every
-    walker moves, the energies that weigh them are those that their chains begin with. `step_size`, where it is not the
-    kernel's own, must not depend on what happens here; `probe` asks for v.
+    Annealed importance sampling along the path of θ; a move that keeps the model does not change a weight. Where
+    every walker moves, the energies that weigh them are those that their chains begin with. `step_size`, where it
+    is not the kernel's own, must not depend on what happens here; `probe` asks for v.
     """
     begin = kernel.init(energy, walkers.x if rows is None else walkers.x[rows])
     shared = rows is None and keeps_energy(kernel, energy)
@@ -213,8 +215,8 @@ def fixed_parameters(
 class JarzynskiState(NamedTuple):
     """Walkers that steer θ, walkers that only follow, and the mini-batch rows of each.
 
-    With them go log h of the next update where the step tunes itself, and the log of the factor on its learning rate
-    where the pace is bounded, both `()`.
+    With them go log h of the next update where the step tunes itself, and the log of the factor on its learning
+    rate where the pace is bounded, both `()`.
     """
 
     steering: Population
@@ -258,9 +260,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         pace: a bound on v = Var(U_{k+1} − U_k) over the walkers that steer, twice the KL divergence that θ moves by
             in one update. The learning rate is multiplied with a factor of at most 1 that keeps v near it or below,
             by feedback from one update to the next. None leaves the learning rate as it is.
-        step_size: h of ULA, the paper's kernel. Where neither it nor a `kernel` is given, walkers move by MALA, which
-            adds no noise to the weights, with a step that tunes itself from one update to the next; weights stay
-            exact, since no move depends on itself.
+        step_size: h of ULA, the paper's kernel. Where neither it nor a `kernel` is given, walkers move by MALA,
+            which adds no noise to the weights, with a step that tunes itself from one update to the next; weights
+            stay exact, since no move depends on itself.
 
     Metrics: `ess` and `ess_held_out`, before resampling; `resampled`, the share of updates after which the steering
     walkers were resampled; `ancestors`, the share of the first walkers that still have descendants, in the held-out
@@ -268,9 +270,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     `log_z_noise`, the standard deviation of a held-out population's log Z that its weights predict; `pace`, v, and
     `rate_factor`; `step_size` where it tunes itself.
 
-    Deviations: `held_out`, `order` and `pace` are not in the paper, and its kernel is ULA (`held_out=0, order="none",
-    pace=None, step_size=h` is the paper's). With a kernel that has an accept step the weight is the annealed one; see
-    `reweigh_then_move`.
+    Deviations: `held_out`, `order` and `pace` are not in the paper, and its kernel is ULA (`held_out=0,
+    order="none", pace=None, step_size=h` is the paper's). With a kernel that has an accept step the weight is the
+    annealed one; see `reweigh_then_move`.
     """
 
     walkers: int = 4096
@@ -286,6 +288,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     order: str = "principal"
     pace: float | None = 0.03
 
+    longest_step_size: ClassVar[float] = 2.0
     name: ClassVar[str] = "jarzynski"
 
     def __post_init__(self) -> None:
@@ -360,9 +363,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if self.pace is not None:
             first = math.log(FIRST_FACTOR)
             log_factor = torch.full((), first, dtype=torch.float64, device=context.data.device)
-        return JarzynskiState(
-            *populations, log_step=self.first_log_step(context), log_factor=log_factor
-        )
+        return JarzynskiState(*populations, log_step=self.first_log_step(context), log_factor=log_factor)
 
     def rate_factor(self, state: JarzynskiState) -> Tensor | None:
         """What keeps v near `pace`, in (0, 1]."""
@@ -421,14 +422,14 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if state.following is not None:
             following = self._follow(context, state.following, state.following_rows, h)
         metrics = self._metrics(context, state, steering, following)
-        return self._tuned_after(state, steering, following), metrics
+        return self._tuned_after(context, state, steering, following), metrics
 
     def _tuned_after(
-        self, state: JarzynskiState, steering: Followed, following: Followed | None
+        self, context: Context, state: JarzynskiState, steering: Followed, following: Followed | None
     ) -> JarzynskiState:
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
         if log_step is not None:
-            log_step = follow_acceptance(log_step, move.acceptance.mean(), ACCEPTED, gain=0.2)
+            log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, gain=0.2)
         if log_factor is not None and self.pace is not None and move.shift is not None:
             log_factor = paced(log_factor, move.shift, self.pace)
         return state._replace(
@@ -531,32 +532,11 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             return LogPartition(
                 value, math.nan, float(state.steering.ess()[0]) * len(state.steering.x), 0, (warning,)
             )
-        per_population = state.following.log_partition()
-        error = float(spread_of_log_mean(per_population))
+        found = HeldOut.of(state.following)
         ess = float(ess_fraction(_comparable(state.following))) * len(state.following.x)
-        return LogPartition(
-            float(log_mean_exp(per_population)),
-            error,
-            ess,
-            state.following.groups - 1,
-            tuple(self._doubts(per_population, error, state)),
-        )
-
-    def _doubts(self, per_population: Tensor, error: float, state: JarzynskiState) -> list[str]:
-        doubts = []
-        if float(per_population.std()) > 1:
-            doubts.append(
-                f"the held-out populations disagree by {float(per_population.std()):.2f} nats; use more walkers"
-            )
-        if state.following is not None and len(state.following.x) < 50 * state.following.groups:
-            size = len(state.following.x) // state.following.groups
-            doubts.append(f"each held-out population has only {size} walkers; their spread may be too small")
-        if error > 0.5:
-            doubts.append(f"the standard error is {error:.2f} nats")
-        low = float(state.following.ess().min()) if state.following is not None else 1.0
-        if low < 0.05:
-            doubts.append(f"one held-out population has an effective sample size of {100 * low:.1f} %")
-        return doubts
+        moves = _doubt_of_moves(found, self.moves, math.prod(context.data.shape[1:]), context.step)
+        doubts = (*found.doubts(), *moves, *_doubt_of_gap(found, state.steering))
+        return LogPartition(found.value, found.error, ess, state.following.groups - 1, doubts)
 
     def save(self, state: JarzynskiState) -> dict[str, Any]:
         """Both populations; mini-batch rows are drawn anew in each update."""
@@ -578,7 +558,122 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         )
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """log Z of held-out populations, and what speaks for and against it.
+
+    Attributes:
+        value: log Z.
+        error: its standard error. It is the spread between populations, or, where that is the smaller by chance,
+            what the weights predict, but never more than half as much again.
+        spread: standard deviation of log Z between populations.
+        noise: the same as the weights predict it, see `Population.noise`.
+        agreeing: effective share of the populations in their mean of Z: 1 where all say the same.
+        size: walkers of a population.
+        ancestors: first walkers that the population with the fewest of them descends from.
+        ess: the lowest effective sample size of a population, as a fraction.
+        resampled: whether any of them was ever resampled.
+    """
+
+    value: float
+    error: float
+    spread: float
+    noise: float
+    agreeing: float
+    size: int
+    ancestors: int
+    ess: float
+    resampled: bool
+
+    @classmethod
+    def of(cls, walkers: Population) -> HeldOut:
+        """Read from held-out populations."""
+        log_z, size = walkers.log_partition(), len(walkers.x) // walkers.groups
+        error, noise = float(spread_of_log_mean(log_z)), math.sqrt(float(walkers.noise().mean()))
+        predicted = noise / math.sqrt(walkers.groups)
+        return cls(
+            value=float(log_mean_exp(log_z)),
+            error=max(error, min(predicted, 1.5 * error)),
+            spread=float(log_z.std()),
+            noise=noise,
+            agreeing=float(ess_fraction(log_z)),
+            size=size,
+            ancestors=round(float(walkers.ancestors().min()) * size),
+            ess=float(walkers.ess().min()),
+            resampled=bool((walkers.resamplings > 0).any()),
+        )
+
+    def doubts(self) -> list[str]:
+        """Why the value or its error should not be trusted; empty when nothing speaks against them."""
+        checks = [
+            (
+                self.spread > 1 or self.agreeing < 0.5,
+                f"the held-out populations disagree by {self.spread:.2f} nats, and a few of them decide; use more "
+                "walkers or a lower pace",
+            ),
+            (
+                self.size < LEAST_WALKERS,
+                f"each held-out population has only {self.size} walkers; their spread may be too small",
+            ),
+            (self.error > 0.5, f"the standard error is {self.error:.2f} nats"),
+            (
+                self.ess < 0.05,
+                f"one held-out population has an effective sample size of {100 * self.ess:.1f} %",
+            ),
+            (
+                self.noise > 1,
+                f"all the weights since the start make log Z of a population uncertain by {self.noise:.2f} nats, "
+                "more than the spread between populations can be believed to show; use a lower pace, more walkers, "
+                "or moves that are adjusted",
+            ),
+            (
+                self.resampled and self.ancestors < min(LEAST_ANCESTORS, self.size),
+                f"one held-out population descends from {self.ancestors} of its {self.size} first walkers; use a "
+                "lower pace or more walkers",
+            ),
+            (
+                self.spread > max(0.2, 1.5 * self.noise),
+                f"the held-out populations disagree by {self.spread:.2f} nats where their weights predict "
+                f"{self.noise:.2f}: rare walkers of large weight decide, or walkers do not mix; use adjusted moves "
+                "(leave step_size and kernel out), shorter steps or more walkers",
+            ),
+        ]
+        return [words for speaks, words in checks if speaks]
+
+
+def _doubt_of_moves(found: HeldOut, kernel: Kernel, dim: int, updates: int) -> list[str]:
+    """Unadjusted moves that lead away from the model: weights then do their work, and rare ones decide.
+
+    A ULA step of h = κσ² adds dim·κ³/2 to the variance of a weight; beyond κ = ½ its own law is a third wider than
+    the model. With noise of its own, or a clipped drift, it is another law at any step.
+    """
+    if not isinstance(kernel, ULA) or updates == 0:
+        return []
+    altered = kernel.noise is not None or kernel.drift_clip is not None
+    most, each = (0.01 if altered else 0.06 * dim), found.noise**2 * found.size / updates
+    if not each > most:
+        return []
+    what = "moves whose noise or drift was altered lead" if altered else "the step is too long: moves lead"
+    return [
+        f"{what} away from the model, and add a variance of {each:.2g} to the weights in each update, so that rare "
+        "walkers decide; leave step_size and kernel out, so that moves are adjusted and the step tunes itself"
+    ]
+
+
+def _doubt_of_gap(found: HeldOut, steering: Population) -> list[str]:
+    """Two estimates of one log Z that cannot both be right."""
+    gap = float(steering.log_partition()[0]) - found.value
+    chance = math.sqrt(found.error**2 + float(steering.noise()[0]))
+    if not abs(gap) > max(1.0, 4 * chance):
+        return []
+    side = "above" if gap > 0 else "below"
+    return [
+        f"the walkers that steer θ give a log Z {abs(gap):.2f} nats {side} this one, which is that of held-out "
+        "walkers and is believed, since steering walkers pull their own down; as far apart as that, θ was steered "
+        "by walkers that are not the model's. Use a lower pace or learning rate, or more walkers"
+    ]
+
+
 def _comparable(walkers: Population) -> Tensor:
     """Log-weights that say what walkers count for across populations, `(G·n,)`."""
     return (walkers.by_group(walkers.log_weight) + walkers.log_z[:, None]).flatten()
-

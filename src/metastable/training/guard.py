@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metastable.core.errors import DivergenceError
-from metastable.core.step_advice import signs_of, why_diverged
+from metastable.step_advice import signs_of, why_diverged
 
 from .records import Row
 
@@ -51,7 +51,8 @@ class Guard:
             f"The last good checkpoint is {checkpoint}." if checkpoint else "No checkpoint was written yet."
         )
         return DivergenceError(
-            f"training diverged by step {step} (seed {self.seed}): {reason}. {kept} {f'{cause} ' if cause else ''}{advice}",
+            f"training diverged by step {step} (seed {self.seed}): {reason}. "
+            + " ".join(words for words in (kept, cause, advice) if words),
             step=step,
             checkpoint=checkpoint,
         )

@@ -21,10 +21,12 @@ HASTY = 1.0
 """v beyond which weights of walkers spread by their own size in one update."""
 
 SHORTER = "Lower step_size, or leave it out, so that it tunes itself"
-LONGER = "Raise step_size, or leave it out, so that it tunes itself; or take more chain steps for each update."
+LONGER = (
+    "Raise step_size, or leave it out, so that it tunes itself; or take more chain steps for each update."
+)
 UNLIKE_WIDTHS = (
-    "One step cannot fit directions of such different widths, and no other step_size will: bring the columns to one "
-    "scale (units='whiten' or 'scale')"
+    "One step cannot fit directions of such different widths, and no other step_size will: bring the columns "
+    "to one scale (units='whiten' or 'scale')"
 )
 
 
@@ -64,7 +66,7 @@ def signs_of(rows: Sequence[Mapping[str, Any]]) -> StepSigns:
 
 
 def why_diverged(signs: StepSigns) -> tuple[str, str]:
-    """The likely cause of energies that ran away, as a sentence, and what to try; ("", …) where nothing points to one.
+    """The likely cause of energies that ran away, empty where nothing points to one, and what to try.
 
     >>> why_diverged(StepSigns(displacement=40.0))[1][:15]
     'Lower step_size'
@@ -93,8 +95,8 @@ def _bad_step(signs: StepSigns) -> tuple[str, str] | None:
         return text, f"{SHORTER}; MALA and HMC refuse such moves."
     if signs.acceptance is None and moved < CRAWLING:
         text = (
-            f"Chains move {moved:.2g} of the data's spread in one update, and yet their energies ran away: the step "
-            "is too short for the widest direction of the data and too long for the narrowest."
+            f"Chains move {moved:.2g} of the data's spread in one update, and yet their energies ran away: "
+            "the step is too short for the widest direction of the data and too long for the narrowest."
         )
         return text, f"{UNLIKE_WIDTHS}, and leave step_size out."
     return None
@@ -104,9 +106,9 @@ def why_slow(signs: StepSigns, diverged: bool) -> str:
     """What to try where chains crawl."""
     if signs.tuned:
         return (
-            "The step tunes itself, and what keeps it short is the narrowest direction of the energy, or its steepest "
-            "place: bring the columns to one scale (units='whiten'), take more chain steps for each update, or use "
-            "kernel=HMC(...)."
+            "The step tunes itself, and what keeps it short is the narrowest direction of the energy, or "
+            "its steepest place: bring the columns to one scale (units='whiten'), take more chain steps for "
+            "each update, or use kernel=HMC(...)."
         )
     if diverged or (signs.acceptance is not None and signs.acceptance < 0.5):
         return f"{UNLIKE_WIDTHS}; or use kernel=HMC(...)."
@@ -117,7 +119,7 @@ def why_refused(signs: StepSigns) -> str:
     """What to try where hardly a proposal is accepted."""
     if signs.tuned:
         return (
-            "The step tunes itself, and the energy grows steeper faster than it can follow: lower the learning rate, or "
-            "bound the slope with spectral normalisation (energies.spectral_norm)."
+            "The step tunes itself, and the energy grows steeper faster than it can follow: lower the learning "
+            "rate, or bound the slope with spectral normalisation (energies.spectral_norm)."
         )
     return f"{SHORTER}: about 0.6 of the proposals should be accepted."

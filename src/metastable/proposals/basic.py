@@ -19,8 +19,8 @@ class Gaussian(nn.Module):
 
     Args:
         mean: `(*event)`.
-        scale: a number or `(*event)` for independent coordinates; for vectors `(d,)` also `(d, d)`, lower
-            triangular.
+        scale: a number or `(*event)` for independent coordinates; or `(d, d)`, lower triangular, over the d numbers
+            of a flattened event.
 
     >>> q = Gaussian(torch.zeros(3), 2.0)
     >>> round(q.log_prob(torch.zeros(1, 3)).item(), 4)  # −3 log(2√(2π))
@@ -35,7 +35,7 @@ class Gaussian(nn.Module):
         mean = torch.as_tensor(mean)
         scale = torch.as_tensor(scale, dtype=mean.dtype, device=mean.device)
         self.event_shape = tuple(mean.shape)
-        self.full = scale.dim() == 2 and scale.shape == (mean.numel(), mean.numel()) and mean.dim() == 1
+        self.full = scale.shape == (mean.numel(), mean.numel()) and scale.shape != mean.shape
         if not self.full:
             scale = scale.expand(mean.shape).clone()
         elif not torch.equal(scale, scale.tril()):
@@ -64,7 +64,9 @@ class Gaussian(nn.Module):
         )
 
     def _place(self, noise: Tensor) -> Tensor:
-        return self.mean + (noise @ self.scale.T if self.full else noise * self.scale)
+        if self.full:
+            return self.mean + (noise.flatten(1) @ self.scale.T).view(noise.shape)
+        return self.mean + noise * self.scale
 
     def sample_and_log_prob(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """The draws of `sample` with their log-densities, which need no solving for the noise behind them."""
@@ -75,7 +77,8 @@ class Gaussian(nn.Module):
         """Normalised log-density, `(B, *event)` to `(B,)`."""
         centred = x - self.mean
         if self.full:  # events lie along the first dimension here: a sum over it runs through memory in order
-            square = torch.linalg.solve_triangular(self.scale, centred.T, upper=False).square().sum(0)
+            rows = centred.flatten(1).T
+            square = torch.linalg.solve_triangular(self.scale, rows, upper=False).square().sum(0)
         else:
             square = row_sum((centred / self.scale).square())
         return -0.5 * square - self._constant()
@@ -108,10 +111,20 @@ class Uniform(nn.Module):
         return torch.where(inside, value, torch.full_like(value, -math.inf))
 
 
+def is_image(event_shape: tuple[int, ...]) -> bool:
+    """Whether events are images `(C, H, W)` of one or three channels.
+
+    >>> is_image((1, 8, 8)), is_image((8, 3)), is_image((2, 8, 8))
+    (True, False, False)
+    """
+    return len(event_shape) == 3 and event_shape[0] in (1, 3)
+
+
 def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1.0) -> Gaussian:
     """The Gaussian with the (weighted) mean and covariance of `x`, its standard deviations × `inflate`.
 
-    Small event dimensions get a full covariance; beyond `FULL_COVARIANCE_LIMIT`, or for images, variances.
+    Events of up to `FULL_COVARIANCE_LIMIT` numbers, of any shape but that of an image, get a full covariance; others
+    get variances.
     """
     p = torch.softmax(log_weight if log_weight is not None else x.new_zeros(len(x)), 0).to(x.dtype)
     flat = x.flatten(1)
@@ -119,11 +132,11 @@ def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1
     centred = flat - mean
     variance = p @ centred.square()
     floor = 1e-6 * variance.mean().clamp(min=1e-12)
-    if x.dim() == 2 and flat.shape[1] <= FULL_COVARIANCE_LIMIT:
+    if flat.shape[1] <= FULL_COVARIANCE_LIMIT and not is_image(tuple(x.shape[1:])):
         # In float64: columns that depend on each other leave only `floor`, less than float32's rounding.
         centred, p = centred.double(), p.double()
         covariance = (centred * p[:, None]).T @ centred
         factor = torch.linalg.cholesky(covariance + floor * torch.eye(len(mean)).to(covariance))
-        return Gaussian(mean, inflate * factor.to(x.dtype))
+        return Gaussian(mean.view(x.shape[1:]), inflate * factor.to(x.dtype))
     scale = inflate * (variance + floor).sqrt()
     return Gaussian(mean.view(x.shape[1:]), scale.view(x.shape[1:]))

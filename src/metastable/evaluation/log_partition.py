@@ -189,18 +189,18 @@ class Whitened:
 
     def to_model(self, z: Tensor) -> Tensor:
         """x = m + Lz."""
-        return self.centre + (z @ self.scale.T if self.full else z * self.scale)
+        return self.centre + ((z.flatten(1) @ self.scale.T).view(z.shape) if self.full else z * self.scale)
 
     def to_white(self, x: Tensor) -> Tensor:
         """z = L⁻¹(x − m)."""
         centred = x - self.centre
         if not self.full:
             return centred / self.scale
-        return torch.linalg.solve_triangular(self.scale, centred.T, upper=False).T
+        return torch.linalg.solve_triangular(self.scale, centred.flatten(1).T, upper=False).T.reshape(x.shape)
 
     def pull_back(self, grad: Tensor) -> Tensor:
         """∇_z = Lᵀ∇_x."""
-        return grad @ self.scale if self.full else grad * self.scale
+        return (grad.flatten(1) @ self.scale).view(grad.shape) if self.full else grad * self.scale
 
 
 def _scales(reference: Proposal, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -321,13 +321,13 @@ def _with_rows(x: Tensor, log_weight: Tensor, rows: Tensor | None) -> tuple[Tens
 def _fit(x: Tensor, log_weight: Tensor | None, inflate: float) -> Gaussian:
     """A Gaussian fit that stays well conditioned when the effective rows are few for the dimension.
 
-    The covariance is shrunk towards its diagonal by d/(d + n), and variances of events that are not vectors,
-    whose coordinates share a unit, are kept above a hundredth of their mean.
+    The covariance is shrunk towards its diagonal by d/(d + n), and variances without one, as of images, whose
+    coordinates share a unit, are kept above a hundredth of their mean.
     """
     log_weight = x.new_zeros(len(x), dtype=torch.float64) if log_weight is None else log_weight
     fit = fit_gaussian(x.double(), log_weight, inflate)
     if fit.full:
-        n, d = float(ess_fraction(log_weight)) * len(x), x.shape[1]
+        n, d = float(ess_fraction(log_weight)) * len(x), x[0].numel()
         covariance = fit.scale @ fit.scale.T
         shrunk = torch.lerp(covariance, torch.diag(covariance.diagonal()), d / (d + n))
         scale = torch.linalg.cholesky(shrunk)

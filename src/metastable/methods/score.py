@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.plain import plain_layers
 from metastable.core.errors import (
     ConfigError,
     UnsupportedError,
@@ -62,7 +63,8 @@ class Curvature(NamedTuple):
 def score(energy: Energy, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A copy of x to differentiate in, E and ∇E there; the gradient can be differentiated again."""
     x = x.detach().requires_grad_(True)
-    E = energy(x)
+    with plain_layers():  # those of torch have too few derivatives
+        E = energy(x)
     (g,) = torch.autograd.grad(E.sum(), x, create_graph=True)
     return x, E, g
 

@@ -23,8 +23,8 @@ class Gaussian(nn.Module):
 
     Args:
         mean: `(*event)`.
-        scale: a number or `(*event)` for independent coordinates; for vectors `(d,)` also `(d, d)`, lower
-            triangular.
+        scale: a number or `(*event)` for independent coordinates; or `(d, d)`, lower triangular, over the d numbers
+            of a flattened event.
 
     >>> q = Gaussian(torch.zeros(3), 2.0)
     >>> round(q.log_prob(torch.zeros(1, 3)).item(), 4)  # −3 log(2√(2π))
@@ -39,7 +39,7 @@ class Gaussian(nn.Module):
         mean = torch.as_tensor(mean)
         scale = torch.as_tensor(scale, dtype=mean.dtype, device=mean.device)
         self.event_shape = tuple(mean.shape)
-        self.full = scale.dim() == 2 and scale.shape == (mean.numel(), mean.numel()) and mean.dim() == 1
+        self.full = scale.shape == (mean.numel(), mean.numel()) and scale.shape != mean.shape
         if not self.full:
             scale = scale.expand(mean.shape).clone()
         elif not torch.equal(scale, scale.tril()):
@@ -68,7 +68,9 @@ class Gaussian(nn.Module):
         )
 
     def _place(self, noise: Tensor) -> Tensor:
-        return self.mean + (noise @ self.scale.T if self.full else noise * self.scale)
+        if self.full:
+            return self.mean + (noise.flatten(1) @ self.scale.T).view(noise.shape)
+        return self.mean + noise * self.scale
 
     def sample_and_log_prob(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """The draws of `sample` with their log-densities, which need no solving for the noise behind them."""
@@ -79,7 +81,8 @@ class Gaussian(nn.Module):
         """Normalised log-density, `(B, *event)` to `(B,)`."""
         centred = x - self.mean
         if self.full:  # events lie along the first dimension here: a sum over it runs through memory in order
-            square = torch.linalg.solve_triangular(self.scale, centred.T, upper=False).square().sum(0)
+            rows = centred.flatten(1).T
+            square = torch.linalg.solve_triangular(self.scale, rows, upper=False).square().sum(0)
         else:
             square = row_sum((centred / self.scale).square())
         return -0.5 * square - self._constant()
@@ -112,14 +115,24 @@ class Uniform(nn.Module):
         return torch.where(inside, value, torch.full_like(value, -math.inf))
 
 
+def is_image(event_shape: tuple[int, ...]) -> bool:
+    """Whether events are images `(C, H, W)` of one or three channels.
+
+    >>> is_image((1, 8, 8)), is_image((8, 3)), is_image((2, 8, 8))
+    (True, False, False)
+    """
+    return len(event_shape) == 3 and event_shape[0] in (1, 3)
+
+
 def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1.0) -> Gaussian:
     """The Gaussian with the (weighted) mean and covariance of `x`, its standard deviations × `inflate`.
 
-    Small event dimensions get a full covariance; beyond `FULL_COVARIANCE_LIMIT`, or for images, variances. Each
-    column of vectors has units of its own: to its variance a millionth of itself is added, whatever the others are.
-    Pixels have common units, and get a millionth of their mean variance.
+    Events of up to `FULL_COVARIANCE_LIMIT` numbers, of any shape but that of an image, get a full covariance; others
+    get variances. Each column of vectors has units of its own: to its variance a millionth of itself is added,
+    whatever the others are. Pixels have common units, and get a millionth of their mean variance.
     """
-    if x.dim() == 2:
+    small = x[0].numel() <= FULL_COVARIANCE_LIMIT and not is_image(tuple(x.shape[1:]))
+    if x.dim() == 2 or small:
         return _fit_columns(x, log_weight, inflate)
     p = torch.softmax(log_weight if log_weight is not None else x.new_zeros(len(x)), 0).to(x.dtype)
     flat = x.flatten(1)
@@ -132,18 +145,18 @@ def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1
 
 def _fit_columns(x: Tensor, log_weight: Tensor | None, inflate: float) -> Gaussian:
     """In float64, and by way of the correlations, so that a column's unit is nothing to another's."""
-    flat = x.double()
+    flat = x.double().flatten(1)
     p = torch.softmax(flat.new_zeros(len(x)) if log_weight is None else log_weight.double(), 0)
     mean = p @ flat
     centred = flat - mean
     scale = column_scales(mean, (p @ centred.square()).sqrt())
     factor = inflate * math.sqrt(1 + FLOOR) * scale
-    if x.shape[1] <= FULL_COVARIANCE_LIMIT:
+    if flat.shape[1] <= FULL_COVARIANCE_LIMIT:
         z = centred / scale
         correlation = (z * p[:, None]).T @ z
         added = torch.where(correlation.diagonal() < 0.5, 1.0, FLOOR)  # 0 of a constant column, else 1
         factor = inflate * scale[:, None] * torch.linalg.cholesky(correlation + added.diag())
-    return Gaussian(mean.to(x.dtype), factor.to(x.dtype))
+    return Gaussian(mean.view(x.shape[1:]).to(x.dtype), factor.to(x.dtype))
 
 
 def column_scales(mean: Tensor, std: Tensor) -> Tensor:

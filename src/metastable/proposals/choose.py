@@ -78,11 +78,13 @@ def named_settings(choice: str | Mapping[str, Any], field: str) -> tuple[str, di
 
 
 def _flow(kind: type, data: Tensor | Pairs, settings: dict[str, Any]) -> nn.Module:
-    """A flow over the data's events, given their contexts, which are standardised unless there is an encoder."""
+    """A flow over the data's events, given their contexts, which are standardised unless there is an encoder, or a field of one's own."""
     x = events(data)
     if isinstance(data, Pairs):
         shape = tuple(data.given.shape[1:])
-        settings = {"context_shape": shape, "encoder": Standardise(shape, data.given), **settings}
+        named = isinstance(settings.get("field", ""), str)  # a field of one's own sees contexts as they are
+        encoder = {"encoder": Standardise(shape, data.given)} if named else {}
+        settings = {"context_shape": shape, **encoder, **settings}
     return kind(tuple(x.shape[1:]), data=x, **settings).to(x)
 
 

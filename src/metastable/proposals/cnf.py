@@ -37,7 +37,7 @@ from metastable.core.times import checked_times
 from metastable.core.types import Pairs, as_shape, events
 from metastable.core.waiting import may_look
 
-from .encoders import Encoder, Standardise, lead_of, moments, require_contexts
+from .encoders import Encoder, Standardise, lead_of, learned_parameters, moments, require_contexts
 from .fields import VectorField, Velocity, field_for
 from .flows import _standard_log_prob
 from .interpolants import Interpolant, draw_times, interpolant_loss, interpolant_named
@@ -384,8 +384,9 @@ class InterpolantFlow(ContinuousFlow):
             flattened events (x `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`).
         width: of a named field's layers.
         layers: of a named field, the first and the last included; 3 for `concatsquash`, 8 for `residual`.
-        encoder: of a named field, from contexts `(B, *context)` to codes `(B, c)`; run once for each context. By
-            default contexts are standardised, by `data` and by those of `fit`.
+        encoder: from contexts `(B, *context)` to codes `(B, c)`; run once for each context. A module is part of the
+            flow. For a named field contexts are standardised by default, by `data` and by those of `fit`; a callable
+            is given the codes, or flattened contexts without an encoder; a `VectorField` has its own `encode`.
         log_time: whether a named field sees −log(1.1 − t) in the place of t, as the paper's flows beside
             interpolating energies do.
         interpolant: `trigonometric`, `linear` or an `Interpolant`.
@@ -439,7 +440,8 @@ class InterpolantFlow(ContinuousFlow):
         require_positive("flow.crowding", crowding)
         self.interpolant, self.alpha, self.times = interpolant_named(interpolant), alpha, times
         self.crowding, self.replay = crowding, isinstance(field, str) if replay is None else replay
-        self.standardises = encoder is None and self.context_shape is not None and isinstance(field, str)
+        own = encoder
+        self.standardises = own is None and self.context_shape is not None and isinstance(field, str)
         if self.standardises:
             encoder = Standardise(self.context_shape or (), data.given if isinstance(data, Pairs) else None)
         depth = {} if layers is None else {"layers": layers}
@@ -451,7 +453,7 @@ class InterpolantFlow(ContinuousFlow):
             "seed": seed,
             **depth,
         }
-        self.field = field_for(field, len(self.mean), **settings)
+        self.field = field_for(field, len(self.mean), own, **settings)
         if isinstance(field, str):
             self.field.to(self.mean)
 
@@ -493,7 +495,8 @@ class InterpolantFlow(ContinuousFlow):
     ) -> InterpolantFlow:
         """Minimise `loss` on `data`, in place, by Adam with a cosine schedule; standardises anew.
 
-        Events are standardised by `data`, and contexts that no encoder takes by theirs.
+        Events are standardised by `data`, and contexts that no encoder takes by theirs. Parameters that are frozen
+        (`requires_grad_(False)`), such as those of an encoder learned elsewhere, stay as they are.
 
         Args:
             data: `(n, *event)`, or `Pairs`, which bring their contexts.
@@ -511,9 +514,8 @@ class InterpolantFlow(ContinuousFlow):
             buffer.copy_(value)
         if self.standardises and given is not None:
             self.field.encoder.refit(given)  # pyright: ignore
-        parameters = list(self.parameters())
-        learned = [p.requires_grad for p in parameters]
-        optimiser = torch.optim.Adam([p.requires_grad_(True) for p in parameters], learning_rate)
+        parameters = learned_parameters(self)
+        optimiser = torch.optim.Adam(parameters, learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         rng = generator(derive(seed, "fit") if isinstance(seed, int) else seed, data.device)
         for _ in range(steps):
@@ -522,8 +524,8 @@ class InterpolantFlow(ContinuousFlow):
             self.loss(data[rows], None if given is None else given[rows], rng=rng).backward()
             optimiser.step()
             schedule.step()
-        for parameter, learns in zip(parameters, learned, strict=True):
-            parameter.requires_grad_(learns).grad = None
+        for parameter in parameters:
+            parameter.grad = None
         return self
 
     def velocity(self, x: Tensor, t: float | Tensor, given: Tensor | None = None) -> Tensor:

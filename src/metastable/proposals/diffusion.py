@@ -31,13 +31,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from metastable.core.plain import plain_layers
 from metastable.core.errors import InputError, require, require_positive
 from metastable.core.random import normal_like
 from metastable.core.types import Pairs, events
 
 from .cnf import ContinuousFlow
 from .encoders import Encoder, Standardise
-from .fields import ResidualField, VectorField, _silu_and_slope, field_for
+from .fields import (
+    ResidualField,
+    VectorField,
+    _silu_and_slope,
+    field_for,
+    require_encodable,
+    require_no_encoder,
+)
 
 # ---- EDM
 
@@ -151,7 +159,8 @@ class Diffusion(ContinuousFlow):
             c_noise broadcasts against `(…)`, given against `(…, c)`).
         width: of a named network's layers.
         layers: of a named network, the first and the last included.
-        encoder: of a named network, from contexts `(B, *context)` to codes `(B, c)`; run once for each context.
+        encoder: from contexts `(B, *context)` to codes `(B, c)`; run once for each context, for a named network or a
+            callable. A `VectorField` has its own `encode`.
         sigma_data: standard deviation that events have (or are given, with `data`).
         sigma_min: the least noise level.
         sigma_max: the largest.
@@ -203,18 +212,22 @@ class Diffusion(ContinuousFlow):
             self.scale.div_(sigma_data)
         self.sigma_data, self.sigma_min, self.sigma_max, self.rho = sigma_data, sigma_min, sigma_max, rho
         self.log_sigma = log_sigma
-        if encoder is None and self.context_shape is not None:
+        own = encoder
+        if own is None and self.context_shape is not None:
             encoder = Standardise(self.context_shape, data.given if isinstance(data, Pairs) else None)
         settings = {"context_shape": self.context_shape, "width": width, "layers": layers}
-        named = self._network(network, {**settings, "encoder": encoder, "seed": seed})
+        named = self._network(network, own, {**settings, "encoder": encoder, "seed": seed})
         self.field = EDMField(named, sigma_data)  # pyright: ignore
         if isinstance(network, str):
             self.field.to(self.mean)
 
     def _network(
-        self, choice: str | VectorField | Callable[..., Tensor], settings: dict[str, Any]
+        self,
+        choice: str | VectorField | Callable[..., Tensor],
+        own: Encoder | None,
+        settings: dict[str, Any],
     ) -> VectorField:
-        return field_for(choice, len(self.mean), **settings)
+        return field_for(choice, len(self.mean), own, **settings)
 
     # ---- learning
 
@@ -279,15 +292,30 @@ class Potential(VectorField):
 
     def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         """∇φ, `(…, d)`."""
-        return torch.func.grad(lambda y: self.potential(y, code, clock).sum())(x)
+        with plain_layers():  # what is trained is a derivative: fused ones have no second one
+            return torch.func.grad(lambda y: self.potential(y, code, clock).sum())(x)
 
 
 class PlainPotential(Potential):
-    """Any callable `φ(y, given, t)` to `(…)`: y `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`."""
+    """Any callable `φ(y, given, t)` to `(…)`: y `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`.
 
-    def __init__(self, function: Callable[..., Tensor]):
+    With an encoder as of `PlainField`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        encoder: Encoder | None = None,
+        context_shape: Sequence[int] | None = None,
+    ):
         super().__init__()
-        self.function = function
+        self.function, self.encoder = function, encoder
+        if encoder is not None:
+            require_encodable(encoder, context_shape)
+
+    def encode(self, given: Tensor) -> Tensor:
+        """`(B, *context)` to `(B, c)`."""
+        return super().encode(given) if self.encoder is None else self.encoder(given)
 
     def potential(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         """φ, `(…)`."""
@@ -371,12 +399,18 @@ class DiffusionEnergy(Diffusion):
         self.sigma_rel = sigma_rel
 
     def _network(
-        self, choice: str | VectorField | Callable[..., Tensor], settings: dict[str, Any]
+        self,
+        choice: str | VectorField | Callable[..., Tensor],
+        own: Encoder | None,
+        settings: dict[str, Any],
     ) -> VectorField:
         if isinstance(choice, str):
             require(choice == "residual", "diffusion.potential", "'residual', or a Potential", choice)
             return ResidualPotential(len(self.mean), **settings)
-        return choice if isinstance(choice, Potential) else PlainPotential(choice)
+        if isinstance(choice, Potential):
+            require_no_encoder(choice, own)
+            return choice
+        return PlainPotential(choice, own, self.context_shape)
 
     def encode(self, given: Tensor) -> Tensor:
         """What `score` needs of the contexts, `(B, 1, c)`."""

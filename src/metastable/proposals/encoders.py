@@ -124,3 +124,14 @@ def require_contexts(given: Any, context_shape: tuple[int, ...] | None, rows: in
         raise InputError(
             f"given: must be one for each of the {rows} rows of events, got {len(given)} contexts"
         )
+
+
+def learned_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a model that `fit` moves: those that are not frozen, of which there must be some."""
+    learned = [p for p in model.parameters() if p.requires_grad]
+    if not learned:
+        raise InputError(
+            f"fit: every parameter of this {type(model).__name__} is frozen, so that nothing can be fitted; call "
+            "requires_grad_(True) on what shall learn"
+        )
+    return learned

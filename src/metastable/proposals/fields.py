@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vmap
 from torch.nn.functional import linear, silu
 
+from metastable.core.plain import plain_layers
 from metastable.core.errors import InputError, require_choice, require_count
 from metastable.core.random import seeded
 
@@ -66,7 +67,8 @@ class VectorField(nn.Module):
             change = jvp(lambda y: self.velocity(y, code, clock), (x,), (direction.expand_as(x),))[1]
             return (change * direction).sum(-1)
 
-        return vmap(along)(basis).sum(0)
+        with plain_layers():  # fused ones have no derivative forwards
+            return vmap(along)(basis).sum(0)
 
     def forward(self, x: Tensor, given: Tensor | None, t: Tensor | float) -> Tensor:
         """v(x, given, t): x `(B, d)` or `(B, K, d)`, given `(B, *context)` or None, t a number or like x's rows."""
@@ -77,11 +79,26 @@ class VectorField(nn.Module):
 
 
 class PlainField(VectorField):
-    """Any callable `v(x, given, t)` as a field: x `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`."""
+    """Any callable `v(x, given, t)` as a field: x `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`.
 
-    def __init__(self, function: Callable[..., Tensor]):
+    With an encoder, `given` is what that makes of a context, once for all its rows; a module is part of the field, and
+    learns and is saved with it. Without one contexts are flattened.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        encoder: Encoder | None = None,
+        context_shape: Sequence[int] | None = None,
+    ):
         super().__init__()
-        self.function = function
+        self.function, self.encoder = function, encoder
+        if encoder is not None:
+            require_encodable(encoder, context_shape)
+
+    def encode(self, given: Tensor) -> Tensor:
+        """`(B, *context)` to `(B, c)`."""
+        return super().encode(given) if self.encoder is None else self.encoder(given)
 
     def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         return self.function(x, code, clock)
@@ -421,9 +438,37 @@ class MixtureField(VectorField):
 FIELDS = {"concatsquash": ConcatSquash, "residual": ResidualField}
 
 
-def field_for(choice: str | VectorField | Callable[..., Tensor], dim: int, **settings: Any) -> VectorField:
-    """The field that `choice` names, a field itself, or any callable `v(x, given, t)`."""
+def field_for(
+    choice: str | VectorField | Callable[..., Tensor], dim: int, own: Encoder | None = None, **settings: Any
+) -> VectorField:
+    """The field that `choice` names, a field itself, or any callable `v(x, given, t)`.
+
+    Args:
+        choice: of the field.
+        dim: d, of a flattened event.
+        own: the encoder that the user gave, if any, which a callable is given too.
+        settings: of a named field, its encoder among them.
+    """
     if isinstance(choice, str):
         require_choice("field", choice, FIELDS)
         return FIELDS[choice](dim, **settings)
-    return choice if isinstance(choice, VectorField) else PlainField(choice)
+    if isinstance(choice, VectorField):
+        require_no_encoder(choice, own)
+        return choice
+    return PlainField(choice, own, settings.get("context_shape"))
+
+
+def require_no_encoder(field: VectorField, encoder: Encoder | None) -> None:
+    """A `VectorField` encodes contexts by itself: an encoder beside it would never be called."""
+    if encoder is not None:
+        raise InputError(
+            f"encoder: {type(field).__name__} is a VectorField, which encodes contexts by its own `encode`; call the "
+            "encoder there, or give the field as a plain callable v(x, given, t)"
+        )
+
+
+def require_encodable(encoder: Encoder, context_shape: Sequence[int] | None) -> None:
+    """Refuse an encoder where there are no contexts, and one that does not turn them into vectors."""
+    if context_shape is None:
+        raise InputError("encoder: a density without contexts has none; set context_shape")
+    width_of(encoder, context_shape, torch.empty(0))

@@ -25,7 +25,7 @@ from metastable.core.errors import InputError, need, require_choice, require_cou
 from metastable.core.random import Seed, derive, generator, normal_like, seeded
 from metastable.core.types import Pairs, as_shape, events
 
-from .encoders import Encoder, Standardise, lead_of, moments, require_contexts, width_of
+from .encoders import Encoder, Standardise, lead_of, learned_parameters, moments, require_contexts, width_of
 
 KINDS = {"spline": "NSF", "affine": "MAF"}
 """Flows of zuko by the shape of their one-dimensional transformations."""
@@ -173,7 +173,8 @@ class Flow(nn.Module):
     ) -> Flow:
         """Maximum likelihood on `data`, in place, by Adam with a cosine schedule; standardises anew.
 
-        Events are standardised by `data`, and contexts that no encoder takes by theirs.
+        Events are standardised by `data`, and contexts that no encoder takes by theirs. Parameters that are frozen
+        (`requires_grad_(False)`), such as those of an encoder learned elsewhere, stay as they are.
 
         Args:
             data: `(n, *event)`, or `Pairs` for a flow with contexts.
@@ -190,9 +191,8 @@ class Flow(nn.Module):
         self.scale.copy_(scale)
         if self.standardises and isinstance(data, Pairs):
             self.encoder.refit(data.given)  # pyright: ignore
-        parameters = list(self.parameters())
-        learned = [p.requires_grad for p in parameters]
-        optimiser = torch.optim.Adam([p.requires_grad_(True) for p in parameters], learning_rate)
+        parameters = learned_parameters(self)
+        optimiser = torch.optim.Adam(parameters, learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         device = self.mean.device
         rng = generator(derive(seed, "fit") if isinstance(seed, int) else seed, device)
@@ -204,8 +204,8 @@ class Flow(nn.Module):
             loss.backward()
             optimiser.step()
             schedule.step()
-        for parameter, learns in zip(parameters, learned, strict=True):
-            parameter.requires_grad_(learns).grad = None
+        for parameter in parameters:
+            parameter.grad = None
         return self
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 import torch
 
 from metastable.core.types import LogPartition, Walkers
@@ -36,7 +39,8 @@ def test_a_bare_network_whose_walkers_have_left_is_told_so():
     run = run_of(MLP(2, (16,), seed=1), X + 300.0, log_z=-1500.0)
     findings = found(run)
     assert findings["mass-ran-away"] == findings["impossible-likelihood"] == "problem"
-    assert all('reference="gaussian"' in f.advice for f in run.diagnosis if f.severity == "problem")
+    ours = [f for f in run.diagnosis if f.name in ("mass-ran-away", "impossible-likelihood")]
+    assert all('reference="gaussian"' in f.advice for f in ours)
     drawn = _runaway(run, (X + 300.0).numpy(), X)
     assert np.median(drawn["radius_data"]) < 2
     assert np.median(drawn["radius_samples"]) > 1000  # in spreads of each column
@@ -51,7 +55,5 @@ def test_the_same_network_on_a_reference_has_nothing_to_answer_for():
     facts = _density_facts(run, X)
     assert facts["rays_down"] == 0
     assert facts["excess_mass"] < 1
-    assert (
-        abs(facts["entropy"] - float(-torch.distributions.MultivariateNormal(X.mean(0), X.T.cov()).entropy()))
-        < 99
-    )
+    exact = math.log(2 * math.pi * math.e) + math.log(0.01)  # of the law that the rows were drawn from
+    assert facts["entropy"] == pytest.approx(exact, abs=0.05 + 4 * facts["entropy_se"])

@@ -18,9 +18,11 @@ from metastable.core.units import Coordinates, Units
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
 from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, median_distance, mmd2
+from metastable.evaluation.entropy import excess_mass, nearest_neighbour_entropy
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
+from metastable.evaluation.rays import far_share, holds_density, radii
 from metastable.kernels import Kernel
 from metastable.methods.base import ChainMethod, Objective
 from metastable.methods.contrastive import ExactDraws
@@ -390,6 +392,7 @@ def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> 
         **_sample_facts(run, train),
         **_held_out_facts(run, train, validation),
         **_energy_facts(run, train),
+        **_density_facts(run, train),
     )
     findings = diagnose(run.kept_history, facts)
     z = run.log_partition
@@ -409,9 +412,11 @@ def _sample_facts(run: Run, train: Tensor) -> dict[str, float]:
     held = run.walkers.x.flatten(1)
     if is_discrete(run.energy):  # few states: that walkers share one says nothing
         return {"sample_std_ratio": float(ratio)}
+    shaped = x.view(-1, *train.shape[1:])
+    away = {"far_share": far_share(shaped, train), "sample_radius": float(radii(shaped, train).median())}
     direction = torch.randn(held.shape[1], generator=generator(0), dtype=torch.float64).to(held.device)
     distinct = len(torch.unique(in_parts(lambda part: (part * direction).sum(1), held)))
-    return {"sample_std_ratio": float(ratio), "duplicates": 1 - distinct / len(held)}
+    return {"sample_std_ratio": float(ratio), "duplicates": 1 - distinct / len(held), **away}
 
 
 def _energy_facts(run: Run, train: Tensor) -> dict[str, float]:
@@ -421,6 +426,28 @@ def _energy_facts(run: Run, train: Tensor) -> dict[str, float]:
     x = train[:SHOWN]
     noise = fit_gaussian(x).sample(len(x), generator(0, x.device)).to(x)
     return {"energy_spread": float(energies_of(run.learned_energy, torch.cat([x, noise])).std())}
+
+
+def _density_facts(run: Run, train: Tensor) -> dict[str, Any]:
+    """Whether the energy can hold a density, and what tells a log-likelihood that none can have.
+
+    Entropy and likelihood must be in the same coordinates: those of the rows that the energy was given.
+    """
+    if is_discrete(run.energy) or run.normalised or _costly(run):
+        return {}
+    facts: dict[str, Any] = {"dimensions": train[0].numel()}
+    if not hasattr(run.energy, "logits"):  # a classifier's density is a by-product
+        facts["rays_down"] = holds_density(run.learned_energy, train).share_bad
+        facts["bare"] = getattr(run.energy, "reference", None) is None
+    z = run.log_partition
+    if z is None or "log_likelihood" not in run.scores:
+        return facts
+    facts |= {key: run.scores[key] for key in ("log_likelihood", "log_likelihood_se")}
+    facts["excess_mass"] = excess_mass(run.learned_energy, z.value, train)
+    if train[0].numel() <= MOST_DIMENSIONS:
+        value, error, copies = nearest_neighbour_entropy(train)
+        facts |= {"entropy": value, "entropy_se": error, "copies": copies}
+    return facts
 
 
 def kernel_of(method: Any) -> Kernel | None:
@@ -461,6 +488,7 @@ def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int, check: StepCh
         x = _equal_weights(run, max(SHOWN, min(len(run.walkers), 10_000)), seed).cpu().numpy()
         np.save(run.folder / "samples.npy", x)
         figures["samples"] = x[np.random.default_rng(seed).permutation(len(x))[:shown]]
+        figures |= _runaway(run, figures["samples"], train)
     figures |= _grids(run, train, toy) | _histograms(check)
     np.savez_compressed(run.folder / "figures.npz", **figures)
     _keep_walkers(run)
@@ -487,7 +515,20 @@ def _kept_walkers(folder: Path) -> Walkers | None:
         with np.load(path, allow_pickle=False) as kept:
             x, log_weight = (torch.from_numpy(kept[name]) for name in ("x", "log_weight"))
             return Walkers(x, log_weight, {"populations": kept["populations"].tolist()})
-    return Walkers.equal(torch.from_numpy(np.load(samples, allow_pickle=False))) if samples.is_file() else None
+    return (
+        Walkers.equal(torch.from_numpy(np.load(samples, allow_pickle=False))) if samples.is_file() else None
+    )
+
+
+def _runaway(run: Run, samples: np.ndarray, train: Tensor) -> dict[str, Any]:
+    """Distances of data and samples from the data's centre, for the picture of mass that has run away."""
+    if not any(finding.name == "mass-ran-away" for finding in run.diagnosis):
+        return {}
+    train = train.cpu()
+    return {
+        "radius_data": radii(train[:SHOWN], train).numpy(),
+        "radius_samples": radii(torch.from_numpy(samples), train).numpy(),
+    }
 
 
 def _histograms(check: StepCheck | None) -> dict[str, Any]:

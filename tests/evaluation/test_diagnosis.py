@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -528,3 +529,114 @@ def test_a_slope_that_goes_on_growing_is_named(slope, found: bool) -> None:
 def test_advice_on_mode_weights_is_the_methods_own(method: str, words: str) -> None:
     findings = diagnose(healthy(), Facts(method, [0.5, 0.5], [0.2, 0.8], 0.01, separated=True))
     assert words in only(findings, "wrong-mode-weights").advice
+
+
+# ---- training that has not ended
+
+
+def closing(last: float, noise_: float = 0.05, **columns: object) -> list[dict]:
+    """A gap that closes from −3 to `last`, with a likelihood that rises."""
+    rng = np.random.default_rng(1)
+    gap = lambda t: last + (-3 - last) * math.exp(-t / 0.15) + noise_ * rng.normal()  # noqa: E731
+    return changed(healthy(), energy_gap=gap, **columns)
+
+
+def test_a_gap_that_is_clearly_open_at_the_end_is_not_healthy() -> None:
+    """−0.33 ± 0.01, while the cross-entropy falls: the run has learned, and has not ended."""
+    (finding,) = diagnose(closing(-0.33), Facts("jarzynski"))
+    assert (finding.name, finding.severity) == ("not-converged", "warning")
+    assert finding.evidence["gap_last_fifth"] == pytest.approx(-0.33, abs=0.03)
+    assert finding.evidence["gap_se"] < 0.02
+    assert re.search(r"still 0\.3\d ± 0\.0", finding.text)
+    assert "below" in finding.text
+    assert "steps" in finding.advice
+    assert "learning rate" in finding.advice
+    above = only(diagnose(closing(0.33), Facts("pcd")), "not-converged")
+    assert "above" in above.text
+
+
+@pytest.mark.parametrize(
+    ("log", "method"),
+    [
+        (closing(-0.05), "jarzynski"),  # too small to matter
+        (closing(-0.33, noise_=1.5), "jarzynski"),  # not told from noise
+        (closing(-0.33), "ranking-nce"),  # whose negatives are not draws of the model
+        (closing(-0.33), "nce"),
+        (closing(-0.33, label_cross_entropy=lambda t: 2 - t), "jem"),  # a classifier's
+    ],
+)
+def test_a_gap_that_says_nothing_is_left_alone(log: list[dict], method: str) -> None:
+    assert "not-converged" not in names(diagnose(log, Facts(method)))
+
+
+def test_a_gap_that_never_closes_is_said_once() -> None:
+    log = changed(healthy(), energy_gap=lambda t: -3.0, cross_entropy=None)
+    assert names(diagnose(log, Facts("pcd"))) == ["no-learning"]
+
+
+# ---- densities that are none
+
+
+def test_mass_that_has_run_away_is_a_problem_with_the_knob_that_is_wrong() -> None:
+    facts = Facts("jarzynski", far_share=0.4, sample_radius=300.0, rays_down=0.3, sample_std_ratio=300.0)
+    (finding,) = diagnose(healthy(), facts)
+    assert (finding.name, finding.severity) == ("mass-ran-away", "problem")
+    assert "40% of the samples" in finding.text
+    assert "300 spreads" in finding.text
+    assert 'reference="gaussian"' in finding.advice
+    held = only(diagnose(healthy(), Facts("jarzynski", far_share=0.4, rays_down=0.0)), "mass-ran-away")
+    assert "reference" not in held.advice
+    bare = only(diagnose(healthy(), Facts("jarzynski", far_share=0.4, bare=True)), "mass-ran-away")
+    assert 'reference="gaussian"' in bare.advice
+    assert [f.name for f in diagnose(healthy(), Facts("jarzynski", far_share=0.01))] == ["healthy"]
+
+
+def test_an_energy_that_falls_far_away_is_a_warning_while_samples_stay() -> None:
+    (finding,) = diagnose(healthy(), Facts("pcd", far_share=0.0, rays_down=0.02))
+    assert (finding.name, finding.severity) == ("no-density", "warning")
+    assert [f.name for f in diagnose(healthy(), Facts("pcd", far_share=0.0, rays_down=0.0))] == ["healthy"]
+
+
+def test_a_likelihood_that_no_density_can_have_is_a_problem() -> None:
+    claimed = {"log_likelihood": 61436.0, "log_likelihood_se": 70.0, "dimensions": 2}
+    for facts in (
+        Facts("jarzynski", excess_mass=61000.0, **claimed),
+        Facts("jarzynski", entropy=2.8, entropy_se=0.03, copies=0.0, **claimed),
+    ):
+        (finding,) = diagnose(healthy(), facts)
+        assert (finding.name, finding.severity) == ("impossible-likelihood", "problem")
+        assert "6.144e+04 nats is none that a density can have" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({"log_likelihood": -2.0, "excess_mass": 6.9}, False),
+        ({"log_likelihood": -2.0, "excess_mass": 7.1}, True),
+        (
+            {"log_likelihood": -2.0, "log_likelihood_se": 1.0, "excess_mass": 11.9},
+            False,
+        ),  # log Z is not so sure
+        ({"log_likelihood": 9.1, "entropy": 2.8, "dimensions": 2}, False),  # 11.9 of 5 + 3.5·2
+        ({"log_likelihood": 9.3, "entropy": 2.8, "dimensions": 2}, True),
+        ({"log_likelihood": 9.3, "entropy": 2.8, "dimensions": 20}, False),
+        ({"log_likelihood": 9.3, "entropy": -math.inf, "dimensions": 1}, False),  # atoms alone
+        ({"excess_mass": 100.0}, False),  # nothing was claimed
+    ],
+)
+def test_the_edges_of_what_a_density_can_have(facts: dict, found: bool) -> None:
+    assert ("impossible-likelihood" in names(diagnose(healthy(), Facts("jarzynski", **facts)))) == found
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"copies": 0.4}, "dequantise"),
+        ({"rays_down": 0.5}, 'reference="gaussian"'),
+        ({"bare": True, "far_share": 0.5}, 'reference="gaussian"'),
+        ({}, "more walkers"),
+    ],
+)
+def test_advice_on_an_impossible_likelihood_names_its_cause(facts: dict, words: str) -> None:
+    facts = {"log_likelihood": 500.0, "excess_mass": 400.0, **facts}
+    assert words in only(diagnose(healthy(), Facts("jarzynski", **facts)), "impossible-likelihood").advice

@@ -471,3 +471,18 @@ def test_resumed_log_keeps_what_happened_last(tmp_path):
     rows = [{"step": s, "energy_gap": 1.0} for s in (10, 20, 30)] + [{"step": 20, "energy_gap": 2.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     assert "20 steps" in read(write_report(folder)).text
+
+
+def test_mass_that_has_run_away_is_drawn(tmp_path):
+    folder = build_run(tmp_path / "run")
+    assert "Mass that has run away" not in write_report(folder).read_text(encoding="utf-8")
+    with np.load(folder / "figures.npz") as stored:
+        arrays = dict(stored)
+    rng = np.random.default_rng(0)
+    far = {"radius_data": rng.uniform(0.1, 2, 200), "radius_samples": rng.uniform(200, 400, 200)}
+    np.savez(folder / "figures.npz", **arrays, **far)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "Mass that has run away" in page
+    assert (
+        "outside the axis" not in page[page.index("Mass that has run away") :][:20_000]
+    )  # all of it is shown

@@ -5,7 +5,7 @@ from .check import check_conditional, check_energy
 from .conditional import ConditionalNet
 from .discrete import RBM, BoltzmannMachine, DiscreteEnergy, Hopfield
 from .joint import JointEnergy
-from .networks import MLP, ConvNet, Tilted, zero_last_layer
+from .networks import MLP, ConvNet, Tilted, on_reference, zero_last_layer
 from .normalised import AsEnergy, as_energy
 from .spectral import SpectralNorm, spectral_norm
 from .wide_resnet import WideResNet
@@ -31,6 +31,7 @@ __all__ = [
     "as_energy",
     "check_conditional",
     "check_energy",
+    "on_reference",
     "spectral_norm",
     "two_modes",
     "zero_last_layer",

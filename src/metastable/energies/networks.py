@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.random import seeded
 from metastable.core.types import Proposal, as_shape
+from metastable.proposals import fit_gaussian
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
@@ -126,6 +127,27 @@ class Tilted(nn.Module):
         with torch.no_grad():
             is_zero = bool((self.network(probe) == 0).all())
         return self.reference if is_zero else None  # pyright: ignore
+
+
+def on_reference(network: nn.Module, x: Tensor, inflate: float = 1.2, zero_start: bool = True) -> Tilted:
+    """The network on a Gaussian fitted to the data: an energy that can hold a density, whatever the network is.
+
+    Args:
+        network: any module from `(B, *event)` to `(B,)`; its last layer is set to zero, in place, so that the model
+            begins as the Gaussian.
+        x: rows of the data, `(n, *event)`, as training will see them.
+        inflate: the Gaussian's standard deviations are the data's times this.
+        zero_start: False leaves the network's weights as they are.
+
+    >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    >>> energy = on_reference(MLP(2), x)
+    >>> bool((energy(x) == -energy.reference.log_prob(x)).all())
+    True
+    """
+    reference = fit_gaussian(x, inflate=inflate)
+    home = next(iter(network.parameters()), None)
+    reference = reference if home is None else reference.to(device=home.device, dtype=home.dtype)
+    return Tilted(reference, network, zero_start)
 
 
 def zero_last_layer(network: nn.Module) -> None:

@@ -51,6 +51,14 @@ BIAS_FLOOR = 0.05  # nats of log-density
 IGNORED = 0.01  # mean weight of negatives, 1 without β: below, an update is a hundredth of what it was
 COLLAPSED = 0.01  # mean weight of a datum among its negatives: below, hardly a gradient is left
 
+FAR_SHARE = 0.01  # of the samples: what lies that far out is mass that has left, not a tail
+CONVERGED_FLOOR = 0.1  # nats: below, chains that lag a little behind the energy leave such a gap for ever
+MARKOV = 7.0  # nats of mass that a density cannot have around the data but with a probability of e⁻⁷
+ENTROPY_SLACK, ENTROPY_SLACK_PER_DIMENSION = (
+    5.0,
+    3.5,
+)  # nats: data may be 30 times finer than neighbours are apart
+
 ENERGIES = ("energy_data", "energy_negatives", "energy_gap")
 
 # Of the data, and of the labels where a classifier is trained.
@@ -128,6 +136,17 @@ class Facts:
             with it, and so they are judged.
         output_scale: o, where P·E is −o·log Σ e^h of a classifier's logits. Where labels are learned too, the gap
             is judged in units of it, and not at all without it.
+        far_share: share of the samples that lie far beyond every datum.
+        sample_radius: their median distance from the data's centre, in root mean square distances of the data.
+        bare: whether the energy stands on no reference density that holds it.
+        rays_down: share of the rays away from the data along which exp(−P·E) has no finite integral.
+        log_likelihood: mean log-density of held-out data.
+        log_likelihood_se: its standard error, that of log Z included.
+        entropy: of the data's law, in nats, in the coordinates of `log_likelihood`.
+        entropy_se: its standard error.
+        copies: share of the data that are copies of another row.
+        dimensions: of an event.
+        excess_mass: log of the mass that the density has around the data by importance sampling, at most about 0.
     """
 
     method: str | None = None
@@ -145,6 +164,17 @@ class Facts:
     negatives_per_datum: int | None = None
     power: float = 1.0
     output_scale: float | None = None
+    far_share: float | None = None
+    sample_radius: float | None = None
+    bare: bool = False
+    rays_down: float | None = None
+    log_likelihood: float | None = None
+    log_likelihood_se: float | None = None
+    entropy: float | None = None
+    entropy_se: float | None = None
+    copies: float | None = None
+    dimensions: int | None = None
+    excess_mass: float | None = None
 
     def __post_init__(self) -> None:
         if self.data_mode_weights is None or self.sample_mode_weights is None:
@@ -199,6 +229,9 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
     facts = facts or Facts()
     history = [_in_nats(row, facts.power) for row in history]
     checks = (
+        _ran_away(facts),
+        _impossible_likelihood(facts),
+        _no_density(facts),
         _energies_drifting(history, facts),
         _mode_collapse(facts),
         _wrong_mode_weights(facts),
@@ -206,6 +239,7 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
         _constant_energy(facts),
         _steepening(history),
         _no_learning(history, facts),
+        _not_converged(history, facts),
         _weight_degeneracy(history, facts),
         _stuck_chains(history, facts),
         _conditional_noise(history),
@@ -316,6 +350,114 @@ def _bins(values: np.ndarray, count: int = 10) -> np.ndarray:
 
 # ----------------------------------------------------------------------------------------- the findings
 
+ON_A_REFERENCE = (
+    'Put the energy on a reference with one word, fit(…, reference="gaussian"): a Gaussian fitted to the data '
+    "(energies.Tilted), whose energy grows as the square of the distance."
+)
+
+
+def _has_left(facts: Facts) -> bool:
+    return facts.far_share is not None and facts.far_share > FAR_SHARE
+
+
+def _ran_away(facts: Facts) -> Finding | None:
+    if not _has_left(facts):
+        return None
+    evidence: Evidence = {"far_share": float(facts.far_share or 0)}
+    evidence |= {} if facts.sample_radius is None else {"sample_radius": float(facts.sample_radius)}
+    evidence |= {} if facts.rays_down is None else {"rays_down": float(facts.rays_down)}
+    where = (
+        ""
+        if facts.sample_radius is None
+        else f", at a median of {facts.sample_radius:.3g} spreads of the data"
+    )
+    why = ""
+    if facts.rays_down:
+        why = f" The energy grows too slowly along {facts.rays_down:.0%} of the rays away from the data."
+    elif facts.bare:
+        why = " The energy stands on no reference that would hold it."
+    return Finding(
+        "mass-ran-away",
+        "problem",
+        f"{facts.far_share:.0%} of the samples lie more than five times as far out as any datum{where}: the mass "
+        f"of the model has run away.{why}",
+        evidence,
+        ON_A_REFERENCE
+        if facts.rays_down or facts.bare
+        else "Use a smaller learning rate and more walkers, so that chains follow; begin some afresh from noise.",
+    )
+
+
+def _no_density(facts: Facts) -> Finding | None:
+    """Of an energy that falls far away where samples have not yet been: they are of a part of space only."""
+    if not facts.rays_down or _has_left(facts):
+        return None
+    return Finding(
+        "no-density",
+        "warning",
+        f"Along {facts.rays_down:.0%} of the rays away from the data the energy grows too slowly for exp(−E) to "
+        "have a finite integral. Samples have not gone there, and log Z is of the part of space where they are.",
+        {"rays_down": float(facts.rays_down)},
+        ON_A_REFERENCE,
+    )
+
+
+def _impossible_likelihood(facts: Facts) -> Finding | None:
+    """More than a density can have: mass beyond one around the data, or less surprise than the data's law has."""
+    claimed = facts.log_likelihood
+    if claimed is None:
+        return None
+    error = facts.log_likelihood_se or 0.0
+    evidence: Evidence = {"log_likelihood": float(claimed), "log_likelihood_se": float(error)}
+    too_much = facts.excess_mass is not None and facts.excess_mass > MARKOV + CLEAR * error
+    if too_much:
+        evidence["excess_mass"] = float(facts.excess_mass or 0)
+        what = (
+            f"with this log Z the density sums to e^{facts.excess_mass:.4g} around the data, and no density to "
+            "more than 1: log Z is too low by at least as much"
+        )
+    elif _below_entropy(facts):
+        assert facts.entropy is not None
+        evidence |= {"entropy": float(facts.entropy), "entropy_se": float(facts.entropy_se or 0)}
+        evidence |= {"copies": float(facts.copies)} if facts.copies else {}
+        what = (
+            f"the entropy of the data is about {facts.entropy:.4g} nats, and no density gives their law more than "
+            "minus that on average"
+        )
+    else:
+        return None
+    return Finding(
+        "impossible-likelihood",
+        "problem",
+        f"A log-likelihood of {claimed:.4g} nats is none that a density can have: {what}.",
+        evidence,
+        _impossible_advice(facts),
+    )
+
+
+def _below_entropy(facts: Facts) -> bool:
+    claimed, entropy, d = facts.log_likelihood, facts.entropy, facts.dimensions
+    if claimed is None or entropy is None or d is None or not math.isfinite(entropy):
+        return False
+    error = math.hypot(facts.log_likelihood_se or 0.0, facts.entropy_se or 0.0)
+    slack = ENTROPY_SLACK + ENTROPY_SLACK_PER_DIMENSION * d + CLEAR * error
+    return claimed + entropy > slack
+
+
+def _impossible_advice(facts: Facts) -> str:
+    if facts.rays_down or (facts.bare and _has_left(facts)):
+        return ON_A_REFERENCE
+    if facts.copies:
+        return (
+            "Rows are copies of each other, where a density may rise without end: add noise (data_noise=…) or "
+            "dequantise columns of few distinct values."
+        )
+    return (
+        "Do not use it: take log Z from another estimate (`metastable evaluate --log-z`), and use more walkers or "
+        "a smaller learning rate, so that weights keep up. Where the model has spikes at single rows, add noise to "
+        "the data (data_noise=…)."
+    )
+
 
 def _energies_drifting(history: Sequence[Row], facts: Facts) -> Finding | None:
     return _non_finite(history) or _gap_growing(history, facts) or _offset_growing(history)
@@ -374,7 +516,9 @@ def _gap_growing(history: Sequence[Row], facts: Facts) -> Finding | None:
         f"The energy of data runs ever further {side} that of the negatives (gap {bins[1]:.3g} early, "
         f"{bins[-1]:.3g} at the end); at equilibrium the gap is about 0.",
         {"gap_early": float(bins[1]), "gap_late": float(bins[-1]), "gap_bins": bins.tolist()},
-        "The chains do not follow the energy: take more chain steps for each update or a smaller learning "
+        ON_A_REFERENCE
+        if _has_left(facts) and (facts.rays_down or facts.bare)
+        else "The chains do not follow the energy: take more chain steps for each update or a smaller learning "
         "rate, or penalise the squares of the energies.",
     )
 
@@ -506,7 +650,7 @@ def _in_errors(difference: float, error: float) -> str:
 
 def _spread(facts: Facts) -> Finding | None:
     ratio = facts.sample_std_ratio
-    if ratio is None or ratio <= 2:
+    if ratio is None or ratio <= 2 or _has_left(facts):  # of which more is said by `_ran_away`
         return None
     return Finding(
         "samples-too-wide",
@@ -550,7 +694,7 @@ def _steepening(history: Sequence[Row]) -> Finding | None:
 
 def _far_from_data(facts: Facts) -> bool:
     ratio = facts.sample_std_ratio
-    return bool(_lost_modes(facts)) or (ratio is not None and not 0.5 <= ratio <= 2)
+    return _has_left(facts) or bool(_lost_modes(facts)) or (ratio is not None and not 0.5 <= ratio <= 2)
 
 
 def _no_learning(history: Sequence[Row], facts: Facts) -> Finding | None:
@@ -619,6 +763,33 @@ def _density_stalled(
     )
     severity = "problem" if _far_from_data(facts) else "warning"
     return Finding("no-learning", severity, text, evidence, advice)
+
+
+def _not_converged(history: Sequence[Row], facts: Facts) -> Finding | None:
+    """A gap that is clearly not zero at the end, though it may be closing and the likelihood rising."""
+    gap = _trend(_gap(history))
+    if gap is None or not facts.gap_should_vanish or _no_learning(history, facts) is not None:
+        return None
+    if len(_series(history, "label_cross_entropy")):  # of a classifier's density `_density_stalled` says more
+        return None
+    if abs(gap.last) <= max(CLEAR * gap.se, CONVERGED_FLOOR) or not _keeps_its_side(gap):
+        return None
+    course = f", from {gap.first:.3g} early" if _closes(gap) else ""
+    side = "below" if gap.last < 0 else "above"
+    return Finding(
+        "not-converged",
+        "warning",
+        f"Training has not ended: the energy of data is still {abs(gap.last):.2g} ± {gap.se:.1g} {side} that of "
+        f"the negatives{course}; where the model is the data's law both are the same.",
+        _gap_evidence(gap),
+        "Train on (more steps), or raise the learning rate while the gap is closing; where it has stopped closing, "
+        "give chains more steps for each update, or the energy more capacity.",
+    )
+
+
+def _keeps_its_side(gap: _Trend) -> bool:
+    """Whether the last two fifths have one sign: what swings about zero is noise that follows itself."""
+    return gap.fifths[-2] * gap.last > 0
 
 
 def _closes(gap: _Trend) -> bool:

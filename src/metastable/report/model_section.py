@@ -22,7 +22,24 @@ def model(run: Run) -> Html:
     shape = run.event_shape
     if shape is None or not ({"data", "samples", "log_density"} & set(run.arrays)):
         return empty("No pictures of the model: neither figures.npz nor samples.npy holds any.")
-    return _drawn(run, shape) or empty("The stored arrays do not fit the shape of a data point.")
+    drawn = _drawn(run, shape) or empty("The stored arrays do not fit the shape of a data point.")
+    return join([_runaway(run), drawn])
+
+
+def _runaway(run: Run) -> Html | None:
+    """How far out samples lie where the model's mass has left the data, on a scale that shows all of them."""
+    far = {k: run.arrays.get(f"radius_{k}") for k in ("data", "samples")}
+    if any(values is None or not values.size for values in far.values()):
+        return None
+    looks = {"data": (DATA, True), "samples": (MODEL, False)}
+    clouds = [
+        plots.Cloud(k, np.log10(np.maximum(values, 1e-3)), *looks[k])  # pyright: ignore
+        for k, values in far.items()
+    ]
+    drawing = plots.overlaid("runaway", clouds, "log₁₀ of the distance from the data's centre")
+    words = "In root mean square distances of the data: 0 is the data's spread, 2 a hundred times as far."
+    keys = [key("data", DATA, "block"), key("samples", MODEL)]
+    return pictures([picture("Mass that has run away", drawing, words, keys)], "full")
 
 
 def _drawn(run: Run, shape: tuple[int, ...]) -> Html:

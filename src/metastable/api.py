@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -114,7 +115,8 @@ def fit(
             alone. Samples, densities and log Z come back in the data's units. An energy of your own still sees
             those: only its chains move in the others, so that a step size means the same for every data set.
         dequantise: spread columns of few values, such as codes, evenly between the midpoints to their neighbours.
-        reference: `gaussian` puts the energy on a Gaussian fitted to the data, so that exp(−E) has an integral.
+        reference: `gaussian` puts the energy, your own too, on a Gaussian fitted to the data (`energies.Tilted`), so
+            that exp(−E) has an integral; a built-in energy has one already, which its settings choose.
         trainer: all training settings at once, instead of `options`.
         evaluate: compute scores, samples and the diagnosis when training ends.
         progress: show a progress bar, or call this with each row of metrics.
@@ -138,6 +140,8 @@ def fit(
     plan = make_plan(
         energy, dataset, method, config, seed=seed, held_out=held_out, units=units, reference=reference
     )
+    if plan.doubt is not None:
+        warnings.warn(plan.doubt, stacklevel=2)
     settings = plan.settings(__version__) | ({"dequantise": True} if dequantise else {})
     folder = None if out is None else Path(out)
     if folder is not None:

@@ -24,6 +24,8 @@ from metastable.energies import AsEnergy, as_energy, check_conditional, check_en
 from metastable.energies.build import ENERGIES, default_config
 from metastable.energies.in_units import in_training_units
 from metastable.energies.joint import JointEnergy, as_joint
+from metastable.energies.networks import Tilted, on_reference
+from metastable.evaluation.rays import bare_network_words
 from metastable.kernels import KERNELS, Kernel
 from metastable.methods import METHODS, Density, Method
 from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
@@ -49,6 +51,7 @@ class Plan:
         noise: a normalised density around the rows.
         seed: of every random number.
         held_out: share of the rows kept from training.
+        doubt: why the energy cannot hold a density, in words, where it cannot.
     """
 
     dataset: Dataset
@@ -64,6 +67,7 @@ class Plan:
     noise: Gaussian | Signs
     seed: int
     held_out: float
+    doubt: str | None = None
 
     @property
     def units(self) -> str:
@@ -137,6 +141,9 @@ def make_plan(
     _check_energy(module, method, rows)
     _check_discrete(module, method)
     noise = noise_around(module, events(seen))
+    doubt = None
+    if not isinstance(rows, Pairs) and callable(module):
+        doubt = bare_network_words(module, rows)
     return Plan(
         dataset,
         train,
@@ -151,6 +158,7 @@ def make_plan(
         noise,
         seed,
         held_out,
+        doubt,
     )
 
 
@@ -391,6 +399,9 @@ def _resolve_energy(
         return built(with_classes(config, method, dataset), rows, seed), describe(config)
     module = _own_energy(energy, rows, method)
     settings = {"name": "custom", "class": type(energy).__qualname__} | _wrapping(module, energy)
+    if reference is not None:
+        module = _on_reference(module, reference, rows, coordinates)
+        settings["reference"] = reference
     if isinstance(module, nn.Module):
         module = in_training_units(module, coordinates, power)
     return module, settings
@@ -403,6 +414,18 @@ def energy_config(energy: Any, event_shape: tuple[int, ...], beside: str, timed:
     if isinstance(energy, (str, Mapping)):
         return build_tagged(ENERGIES, energy, "energy")
     return None if is_own(energy) else energy
+
+
+def _on_reference(
+    module: Any, reference: str, rows: Tensor | Pairs, coordinates: Coordinates | None
+) -> nn.Module:
+    """An energy of one's own on a Gaussian fitted to the data, in the data's units, which it expects."""
+    if reference != "gaussian":
+        raise ConfigError("reference", f"must be 'gaussian' for an energy of your own, got {reference!r}")
+    if isinstance(rows, Pairs) or not isinstance(module, nn.Module) or isinstance(module, AsEnergy):
+        raise UnsupportedError("reference: only an energy of events alone can be put on one; leave it out")
+    x = rows if coordinates is None else coordinates.events.inverse(rows)
+    return on_reference(module, x.cpu())
 
 
 def _with_reference(config: Any, reference: str) -> Any:
@@ -427,6 +450,9 @@ def reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:
     coordinates = Coordinates.from_json(config.get("coordinates"))
     if config["energy"]["name"] != "custom" or not isinstance(energy, nn.Module):
         return energy
+    if config["energy"].get("reference") and not isinstance(energy, Tilted):
+        x = torch.randn((8, *config["event_shape"]), generator=generator(0))
+        energy = on_reference(energy, x, zero_start=False)
     return in_training_units(energy, coordinates, power_of(method, config["trainer"]["steps"]))
 
 

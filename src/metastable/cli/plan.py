@@ -54,6 +54,7 @@ def print_plan(job: Job, folder: Path) -> None:
         f"memory      about {_size(memory(job, energy, x, seen))}",
         f"folder      {folder}{_state(folder)}",
         *job.notes,
+        *([] if plan.doubt is None else [f"energy: {plan.doubt}"]),
         "dry run: nothing was written",
     )
 

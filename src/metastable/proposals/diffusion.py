@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from metastable.core.plain import plain_layers
 from metastable.core.errors import InputError, require, require_positive
+from metastable.core.plain import plain_layers
 from metastable.core.random import normal_like
 from metastable.core.types import Pairs, events
 

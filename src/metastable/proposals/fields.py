@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.func import jvp, vmap
 from torch.nn.functional import linear, silu
 
-from metastable.core.plain import plain_layers
 from metastable.core.errors import InputError, require_choice, require_count
+from metastable.core.plain import plain_layers
 from metastable.core.random import seeded
 
 from .encoders import Encoder, width_of

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
-from metastable.core.random import derive, generator
+from metastable.core.random import derive, generator, normal_like
 from metastable.core.types import (
     Energy,
     EnergyGrad,
@@ -25,17 +25,30 @@ from metastable.core.types import (
     Walkers,
     energy_and_grad,
     is_discrete,
+    per_row,
     row_sum,
 )
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.proposals import Gaussian, fit_gaussian
-from metastable.walkers.smc import Annealed, Schedule, default_kernel, find_schedule, reverse_ais, smc
+from metastable.walkers.smc import (
+    STEP_JITTER,
+    Annealed,
+    Schedule,
+    default_kernel,
+    find_schedule,
+    reverse_ais,
+    smc,
+)
+
+from .stationarity import Drift, find_drift
 
 SPREAD = 10.0
 """Standard deviation of the Gaussian that a search without data begins from."""
 INFLATE = 1.3
 """The reference is this much wider than the model, so that it reaches into the model's tails."""
+TAIL_DEGREES = 5
+"""Degrees of freedom of a fitted reference's tails, which must be heavier than the model's."""
 WIDER = 3.0
 """The second look of a search is this much wider than what the first one found."""
 WIDE_LOOKS = 2
@@ -48,6 +61,8 @@ PILOT_WALKERS = 512
 RUNAWAY_WALKERS = 32
 UNEASY = 0.2
 """Populations whose log Z have a larger standard deviation than this walk again, on a finer path."""
+FINER_STEP, FINER_JITTER = 0.5, 0.8
+"""Steps of that path: half as long, and spread wider, for regions narrower than those that the pilot saw."""
 
 
 def log_partition(
@@ -129,9 +144,9 @@ def log_partition(
     job = _Job(energy, shape, place, kernel, steps, conditional_ess, _checked_seed(seed))
     _check_values(job)
     start = _begin(job, reference, data if data is not None else samples, spread)
-    main = _walk(job, start, populations, walkers, refinements)
+    main, drift = _walk(job, start, populations, walkers, refinements)
     back = None if samples is None else _walk_back(job, start, main, samples, populations)
-    words = [*start.words, *_reach_words(job, start, main, data, samples)]
+    words = [*start.words, *_reach_words(job, start, main, data, samples), *_drift_words(drift)]
     return _summary(job, start, main, back, words)
 
 
@@ -172,10 +187,18 @@ class Whitened:
     """Energy and reference in coordinates z with x = m + Lz, in which the reference has unit scales.
 
     log Z is the same in both, since E_z(z) = E(m + Lz) − log|det L|, but one step size then serves every
-    direction. A Gaussian reference brings its own m and L; any other is scaled by its draws.
+    direction. A Gaussian reference brings its own m and L; any other is scaled by its draws. A Gaussian that was
+    fitted (`tailed`) only says m and L, and the reference is Student's t around it.
     """
 
-    def __init__(self, energy: Energy, reference: Proposal, place: _Place, rng: torch.Generator):
+    def __init__(
+        self,
+        energy: Energy,
+        reference: Proposal,
+        place: _Place,
+        rng: torch.Generator,
+        tailed: bool = False,
+    ):
         gaussian = isinstance(reference, Gaussian)
         centre, scale = (reference.mean, reference.scale) if gaussian else _scales(reference, rng)
         self.full = gaussian and reference.full
@@ -183,8 +206,9 @@ class Whitened:
         diagonal = self.scale.diagonal() if self.full else self.scale
         self.log_det = diagonal.double().log().sum().to(place.dtype)
         self.energy = _WhiteEnergy(energy, self)
+        standard = _Tailed if tailed else _Standard
         self.reference: Proposal = (
-            _Standard(torch.zeros_like(self.centre)) if gaussian else _WhiteReference(reference, self)
+            standard(torch.zeros_like(self.centre)) if gaussian else _WhiteReference(reference, self)
         )
 
     def to_model(self, z: Tensor) -> Tensor:
@@ -247,6 +271,35 @@ class _Standard(Gaussian):
         return 0.5 * row_sum(z.square()) + 0.5 * self.mean.numel() * math.log(2 * math.pi), z
 
 
+class _Tailed:
+    """Student's t with `TAIL_DEGREES` ν around 0, in all dimensions at once: a Gaussian of random width.
+
+    −log q = ½(ν + d)·log(1 + |z|²/ν) + const grows with log|z| only, so that exp(−E)/q stays bounded for every
+    model whose tails fall faster than a power. It differs from a Gaussian in one number, its width, and so costs a
+    few temperatures in any dimension.
+    """
+
+    def __init__(self, centre: Tensor):
+        self.centre, self.dim = centre, centre.numel()
+        self.event_shape = tuple(centre.shape)
+        v, d = TAIL_DEGREES, self.dim
+        self.log_norm = math.lgamma(v / 2) - math.lgamma((v + d) / 2) + 0.5 * d * math.log(v * math.pi)
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        z = normal_like(self.centre.new_empty((n, *self.event_shape)), rng)
+        square = row_sum(normal_like(self.centre.new_empty((n, TAIL_DEGREES)), rng).square())
+        return z * per_row((TAIL_DEGREES / square).sqrt(), z)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return -self.value_and_grad(x)[0]
+
+    def value_and_grad(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """−log q and its gradient, (ν + d)·z/(ν + |z|²)."""
+        square, power = row_sum(z.square()), TAIL_DEGREES + self.dim
+        energy = 0.5 * power * torch.log1p(square / TAIL_DEGREES) + self.log_norm
+        return energy, z * per_row(power / (TAIL_DEGREES + square), z)
+
+
 # --- the reference -----------------------------------------------------------------------------------------
 
 
@@ -264,9 +317,11 @@ def _begin(job: _Job, reference: Proposal | None, rows: Tensor | None, spread: f
     return _settle(job, Gaussian(centre, spread), None)
 
 
-def _look(job: _Job, reference: Proposal, number: int, rough: bool = False) -> tuple[Whitened, Annealed]:
+def _look(
+    job: _Job, reference: Proposal, number: int, *, rough: bool = False, tailed: bool = False
+) -> tuple[Whitened, Annealed]:
     """A pilot from `reference`, in its coordinates; a rough one takes larger changes of temperature."""
-    white = Whitened(job.energy, reference, job.place, job.rng("scales"))
+    white = Whitened(job.energy, reference, job.place, job.rng("scales"), tailed)
     pilot = find_schedule(
         white.energy,
         white.reference,
@@ -286,14 +341,14 @@ def _settle(job: _Job, reference: Gaussian, rows: Tensor | None) -> _Start:
     met before the fit narrows. Rows that are given must stay covered: they are fitted together with the walkers.
     """
     wide_looks = WIDE_LOOKS if rows is None else 0
-    white, pilot = _look(job, reference, 0, rough=wide_looks > 0)
+    white, pilot = _look(job, reference, 0, rough=wide_looks > 0, tailed=True)
     wide = None
     for number in range(1, LOOKS):
         if not pilot.complete or (number > wide_looks and _holds(pilot)):
             break
         x, log_weight = _with_rows(white.to_model(pilot.x), pilot.log_weight, rows)
         fit = _fit(x, log_weight, WIDER if number < wide_looks else INFLATE)
-        white, pilot = _look(job, fit, number, rough=number < wide_looks)
+        white, pilot = _look(job, fit, number, rough=number < wide_looks, tailed=True)
         wide = float(pilot.log_partitions) if number < wide_looks else wide
     lost = pilot.complete and not _holds(pilot)
     words = ("no Gaussian was found that holds the model: give data or a reference",) if lost else ()
@@ -339,25 +394,35 @@ def _fit(x: Tensor, log_weight: Tensor | None, inflate: float) -> Gaussian:
 # --- the run -----------------------------------------------------------------------------------------------
 
 
-def _walk(job: _Job, start: _Start, populations: int, walkers: int, refinements: int) -> Annealed:
-    """G populations on the pilot's path; again on a finer one while they disagree."""
+def _walk(
+    job: _Job, start: _Start, populations: int, walkers: int, refinements: int
+) -> tuple[Annealed, Drift | None]:
+    """G populations on the pilot's path; again on a finer one while they disagree, or drift when they go on."""
     path, steps = start.pilot.schedule, job.steps
     if not start.pilot.complete:  # nothing to be precise about
-        return _run(job, start, path, steps, populations, min(walkers, RUNAWAY_WALKERS), 0)
-    main = _run(job, start, path, steps, populations, walkers, 0)
-    for attempt in range(1, refinements + 1):
-        if float(main.log_partitions.std()) < UNEASY:
+        return _run(job, start, path, steps, populations, min(walkers, RUNAWAY_WALKERS), 0), None
+    jitter = STEP_JITTER
+    for attempt in range(refinements + 1):
+        main = _run(job, start, path, steps, populations, walkers, attempt, jitter)
+        drift = find_drift(start.white.energy, main, job.kernel, job.rng("drift", attempt))
+        if float(main.log_partitions.std()) < UNEASY and not drift.significant:
             break
-        path, steps = path.refined(), 2 * steps
-        main = _run(job, start, path, steps, populations, walkers, attempt)
-    return main
+        path, steps, jitter = path.refined().scaled(FINER_STEP), 2 * steps, FINER_JITTER
+    return main, drift
 
 
 def _run(
-    job: _Job, start: _Start, path: Schedule, steps: int, populations: int, walkers: int, attempt: int
+    job: _Job,
+    start: _Start,
+    path: Schedule,
+    steps: int,
+    populations: int,
+    walkers: int,
+    attempt: int,
+    jitter: float = STEP_JITTER,
 ) -> Annealed:
     white, rng = start.white, job.rng("walk", attempt)
-    options = {"schedule": path, "kernel": job.kernel, "steps": steps}
+    options = {"schedule": path, "kernel": job.kernel, "steps": steps, "jitter": jitter}
     return smc(white.energy, white.reference, populations, walkers, rng, **options)
 
 
@@ -435,6 +500,15 @@ def _run_words(main: Annealed, error: float) -> list[str]:
     if odd:
         words.append(f"{odd} energies were not a number, and were taken as probability zero")
     return words
+
+
+def _drift_words(drift: Drift | None) -> list[str]:
+    if drift is None or not drift.significant:
+        return []
+    return [
+        f"walkers drifted when they went on: their {drift.what} changed by {drift.change:+.2f} standard deviations "
+        f"({abs(drift.score):.0f} standard errors), so that part of the model was missed: give more steps"
+    ]
 
 
 def _contradictions(

@@ -67,6 +67,10 @@ class Schedule(NamedTuple):
         """The same path walked from the other end."""
         return Schedule(self.betas.flip(0), self.step_sizes.flip(0))
 
+    def scaled(self, by: float) -> Schedule:
+        """The same temperatures with step sizes multiplied by `by`."""
+        return Schedule(self.betas, by * self.step_sizes)
+
     def refined(self) -> Schedule:
         """Twice as many changes of temperature: every gap is halved, step sizes between are geometric means."""
         betas = torch.stack([self.betas[:-1], (self.betas[:-1] + self.betas[1:]) / 2], 1).flatten()
@@ -568,6 +572,7 @@ def smc(
     pilot_walkers: int | None = None,
     conditional_ess: float = CONDITIONAL_ESS,
     resample_below: float = RESAMPLE_BELOW,
+    jitter: float = STEP_JITTER,
 ) -> Annealed:
     """Sequential Monte Carlo on a path that a pilot found: G independent unbiased estimates of Z in one batch.
 
@@ -584,6 +589,7 @@ def smc(
         pilot_walkers: of the pilot, by default as many as one population has, at least 256.
         conditional_ess: share of effective walkers that one change of temperature leaves.
         resample_below: populations with a smaller effective share are resampled.
+        jitter: standard deviation of each walker's log step size around the schedule's.
     """
     require_count("populations", populations)
     require_count("walkers", walkers, 2)
@@ -596,7 +602,7 @@ def smc(
         pilot = find_schedule(energy, reference, size, kernel, rng, **options)
         schedule, complete = pilot.schedule, pilot.complete
     x = _draw(reference, populations * walkers, rng)
-    options = {"steps": steps, "populations": populations, "resample_below": resample_below}
+    options = {"steps": steps, "populations": populations, "resample_below": resample_below, "jitter": jitter}
     return replace(anneal(energy, reference, x, schedule, kernel, rng, **options), complete=complete)
 
 

@@ -26,7 +26,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.plain import plain_layers
 from metastable.core.errors import (
     ConfigError,
     UnsupportedError,
@@ -35,6 +34,7 @@ from metastable.core.errors import (
     require_count,
     require_positive,
 )
+from metastable.core.plain import plain_layers
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, row_dot
 

@@ -123,8 +123,8 @@ def is_image(event_shape: tuple[int, ...]) -> bool:
 def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1.0) -> Gaussian:
     """The Gaussian with the (weighted) mean and covariance of `x`, its standard deviations × `inflate`.
 
-    Events of up to `FULL_COVARIANCE_LIMIT` numbers, of any shape but that of an image, get a full covariance; others
-    get variances.
+    Events of up to `FULL_COVARIANCE_LIMIT` numbers, of any shape but that of an image, get a full covariance;
+    others get variances.
     """
     p = torch.softmax(log_weight if log_weight is not None else x.new_zeros(len(x)), 0).to(x.dtype)
     flat = x.flatten(1)

@@ -17,7 +17,7 @@ from metastable.core.errors import ConfigError, InputError, UnsupportedError, ne
 from metastable.core.powered import without_rounding
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.types import Pairs, Proposal, events, is_discrete
-from metastable.core.units import Coordinates, Units, default_kind, require_kind
+from metastable.core.units import Coordinates, Units, default_kind, require_kind, rounded
 from metastable.data import Dataset
 from metastable.data.columns import columns_settings
 from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
@@ -251,7 +251,7 @@ def training_rows(
     if method.needs == "labels":
         return Pairs(x, beside.to(x.device))
     if coordinates is not None and coordinates.given is not None:
-        beside = coordinates.given.forward(beside)
+        beside = rounded(coordinates.given.forward(beside))
     return Pairs(x, engine.place(beside))
 
 

@@ -258,13 +258,18 @@ def test_an_energy_of_the_wrong_shape_raises():
 # --- coordinates --------------------------------------------------------------------------------------------
 
 
-def test_whitened_coordinates_keep_the_density():
+@pytest.mark.parametrize("shape", [(3,), (3, 1)])
+def test_whitened_coordinates_keep_the_density(shape):
     """exp(−E) dx is the same measure: E_z(z) = E(x) − log|det L|, and gradients follow the chain rule."""
-    energy = Gaussian(torch.zeros(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
+    flat = Gaussian(torch.zeros(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
+
+    def energy(x):
+        return flat(x.flatten(1))
+
     factor = torch.linalg.cholesky(torch.tensor([[2.0, 0.5, 0], [0.5, 1, 0.2], [0, 0.2, 3]]).double())
-    q = Reference(torch.tensor([1.0, -1, 0.5]).double(), factor)
+    q = Reference(torch.tensor([1.0, -1, 0.5]).double().view(shape), factor)
     white = Whitened(energy, q, _Place(torch.float64, torch.device("cpu")), rng())
-    x = torch.randn(5, 3, generator=rng(1)).double()
+    x = torch.randn(5, *shape, generator=rng(1)).double()
     z = white.to_white(x)
     log_det = factor.diagonal().log().sum()
     assert torch.allclose(white.to_model(z), x)
@@ -273,3 +278,16 @@ def test_whitened_coordinates_keep_the_density():
     y = z.clone().requires_grad_(True)
     (grad,) = torch.autograd.grad(white.energy(y).sum(), y)
     assert torch.allclose(white.energy.value_and_grad(z).grad, grad)
+
+
+def test_log_z_of_events_of_two_dimensions_with_a_covariance():
+    """N(m, LLᵀ) over walks (4, 2): a reference with variances alone would not be whitened."""
+    factor = torch.tril(torch.ones(8, 8)) / 2
+    inverse = torch.cholesky_inverse(factor)
+
+    def energy(x):
+        return 0.5 * ((x.flatten(1) @ inverse) * x.flatten(1)).sum(1)
+
+    found = log_partition(energy, reference=Reference(torch.zeros(4, 2), 1.2 * factor), **QUICK)
+    truth = float(factor.diagonal().log().sum()) + 4 * math.log(2 * math.pi)
+    assert is_close(found, truth)

@@ -10,7 +10,7 @@ import torch
 from metastable.core.errors import UnsupportedError
 from metastable.energies import Banana, DoubleWell
 from metastable.kernels import HMC, MALA, ULA, Kernel, run_chain, warm_up
-from metastable.kernels.adaptation import dual_average_init, dual_average_update
+from metastable.kernels.adaptation import dual_average_init, dual_average_update, step_of_rows, warm_up_each
 
 TARGETS = {"banana": Banana(4, 1.0, 0.5), "wells": DoubleWell(3, 1.5, 2.0, tilt=0.5)}
 ACCURACY = 0.04
@@ -99,3 +99,43 @@ def test_the_update_is_the_papers():
         average = t**-0.75 * log_step + (1 - t**-0.75) * average
         assert s.log_step.item() == pytest.approx(log_step, rel=1e-6)
         assert s.log_average.item() == pytest.approx(average, rel=1e-6)
+
+
+# ---- a step size for each group
+
+WIDTHS = torch.tensor([1.0, 0.05, math.exp(-4), 30.0], dtype=torch.float64)
+
+
+def of_widths(x: torch.Tensor) -> torch.Tensor:
+    """½|x/σ|² with the σ of a row's group, `(4·K, 2)`."""
+    return 0.5 * (x.view(4, -1, 2) / WIDTHS[:, None, None]).square().sum(-1).flatten()
+
+
+@over("first", [1e-3, 1.0])
+@over("kernel", [MALA(1.0), HMC(1.0, leapfrog=3), ULA(1.0)])
+def test_every_group_has_the_step_that_suits_it(kernel, first):
+    x = (WIDTHS[:, None, None] * torch.randn(4, 200, 2, generator=rng(), dtype=torch.float64)).flatten(0, 1)
+    guess = torch.full((4,), first, dtype=torch.float64)
+    found = warm_up_each(kernel, of_widths, x, 120, rng(1), guess)
+    moving = MALA(1.0) if isinstance(kernel, ULA) else kernel
+    h = step_of_rows(found.step_size, found.x)
+    result = run_chain(moving, of_widths, moving.init(of_widths, found.x), 40, rng(2), step_size=h)
+    by_group = result.info.acceptance.view(4, -1).mean(1)
+    assert float((by_group - kernel.target_acceptance).abs().max()) < 2 * ACCURACY
+    assert float((found.acceptance - by_group).abs().max()) < 4 * ACCURACY
+    # the same law in other units: the step scales with the width (HMC) or its square
+    power = 1 if isinstance(kernel, HMC) else 2
+    in_units = found.step_size / WIDTHS**power
+    assert float(in_units.max() / in_units.min()) < 1.4
+
+
+def test_one_group_is_what_all_chains_together_are():
+    """A kernel that takes a number for the step takes one for each row, with the same moves."""
+    energy, x = TARGETS["banana"], exact_start(TARGETS["banana"], 30)
+    for kernel in (MALA(0.2), HMC(0.2, leapfrog=2), ULA(0.01)):
+        each = step_of_rows(torch.tensor([kernel.step_size]), x)
+        one, many = (
+            run_chain(kernel, energy, kernel.init(energy, x), 5, rng(3), step_size=h).state.x
+            for h in (None, each)
+        )
+        assert torch.allclose(one, many, rtol=1e-6)

@@ -19,7 +19,7 @@ from metastable.methods.base import Negatives
 from metastable.proposals import fit_gaussian
 from metastable.training import SGD
 
-SETTINGS = dict(seed=1, batch_size=None, evaluate=False, device="cpu", log_every=1)
+SETTINGS = dict(seed=1, batch_size=None, evaluate=False, device="cpu", log_every=1, units="none")
 
 
 def rng(seed: int = 0) -> torch.Generator:

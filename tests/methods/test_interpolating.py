@@ -10,7 +10,7 @@ from conftest import assert_within, mean_and_error, z_limit
 from torch import Tensor, nn
 
 import metastable as ms
-from metastable.core.errors import ConfigError, InputError, UnsupportedError
+from metastable.core.errors import ConfigError, EnergyError, InputError, UnsupportedError
 from metastable.core.types import Pairs
 from metastable.energies import ConditionalNet
 from metastable.methods import InterpolatingNCE
@@ -236,3 +236,71 @@ def test_bad_settings_name_field_and_value(make, field):
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.path == field
+
+
+# ---- energies as the documentation describes them
+
+
+class Plain(nn.Module):
+    """E(y | x, t) written as the documentation says: a time for each event, none for t = 1."""
+
+    def __init__(self, context: int = 1):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1 + context + 1, 16), nn.SiLU(), nn.Linear(16, 1))
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, y: Tensor, given: Tensor | None = None, t: Tensor | None = None) -> Tensor:
+        t = torch.ones(y.shape[:-1]) if t is None else t
+        self.seen.append(tuple(t.shape))
+        assert t.shape == y.shape[:-1]
+        parts = [y, t[..., None]]
+        if given is not None:
+            parts.append(given if y.dim() == 2 else given[:, None].expand(*y.shape[:2], -1))
+        return self.net(torch.cat(parts, -1))[..., 0] + 0.5 * y.square().sum(-1)
+
+
+def test_a_plain_energy_with_a_time_for_each_event_is_trained_and_sampled_alike():
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand((200, 1), generator=rng)
+    y = x + 0.2 * torch.randn((200, 1), generator=rng)
+    method = InterpolatingNCE(negatives_per_datum=2, times=3, proposal=FEW_STEPS)
+    run = ms.fit(Plain(), y, method, given=x, steps=4, batch_size=8, evaluate=False)
+    assert (8, 9) in run.energy.seen  # 3 times of a datum, each with two negatives
+    run.energy.seen.clear()
+    walkers = run.sample(6, given=x[:5], evaluations=20)
+    assert walkers.x.shape == (5, 6, 1)
+    assert set(run.energy.seen) == {(5, 6), (5, 16)}  # walkers, and pilots
+    assert run.log_prob(y[:5], x[:5], draws=64).shape == (5,)
+    from metastable.methods.conditional_sampling import best_of, sample_from_proposal
+
+    assert best_of(run.energy, walkers.x, x[:5], t=1.0).x.shape == (5, 1)
+    some = sample_from_proposal(run.energy, run.players["proposal"], 6, x[:5], rng, steps=2, t=0.5)
+    assert some.x.shape == (5, 6, 1)
+
+
+def test_a_plain_energy_with_a_time_needs_no_contexts():
+    y = torch.randn((200, 1), generator=torch.Generator().manual_seed(0))
+    method = InterpolatingNCE(negatives_per_datum=2, times=3, proposal=FEW_STEPS, walkers=256)
+    run = ms.fit(Plain(0), y, method, steps=4, batch_size=8, evaluate=False)
+    assert run.sample(20, steps=3).x.shape == (20, 1)
+
+
+def test_an_energy_that_cannot_take_a_time_for_each_event_is_named_before_training():
+    class Wrong(Plain):
+        def forward(self, y, given, t=None):
+            t = torch.ones(len(y)) if t is None else t
+            return (y * t.view(-1, 1, 1)).square().sum(-1) + given.sum() * 0
+
+    data = pairs(20)
+    with pytest.raises(EnergyError, match=r"on events \(2, 3, 2\) with t \(2, 3\), one time for each event"):
+        ms.fit(
+            Wrong(), data.x.float(), InterpolatingNCE(proposal=FEW_STEPS), given=data.given.float(), steps=1
+        )
+
+
+def test_a_time_for_each_context_is_what_it_is_for_its_events():
+    energy = ConditionalNet(2, 1, width=8, depth=3, time=True)
+    x, given, t = torch.randn(3, 4, 2), torch.randn(3, 1), torch.tensor([0.0, 0.3, 1.0])
+    expected = energy(x, given, t)
+    for shaped in (t[:, None].expand(3, 4), t[:, None].expand(3, 4).clone()):
+        assert torch.allclose(energy(x, given, shaped), expected, atol=1e-6)

@@ -292,7 +292,7 @@ def test_a_small_spread_by_chance_is_not_believed():
 def trained(scale: float, method: Jarzynski, seed: int = 0):
     x = scale * torch.randn((500, 1), generator=rng(seed))
     energy = Tilted(fit_gaussian(x), MLP(1, (16,), seed=seed))
-    run = fit(energy, x, method, steps=60, learning_rate=5e-3, seed=seed, evaluate=False)
+    run = fit(energy, x, method, steps=60, learning_rate=5e-3, seed=seed, evaluate=False, units="none")
     return run.log_partition, grid_density(run.energy, [(-8 * scale, 8 * scale)], points=4000).log_partition
 
 

@@ -169,12 +169,26 @@ def test_weights_move_the_fit_to_the_target():
     assert z_scores(fit_gaussian(x).mean, MEAN, error).max() > z_limit(3)  # the weights were needed
 
 
-@over("shape", [(200, 2, 3), (200, 1, 4, 4), (200, FULL_COVARIANCE_LIMIT + 1)])
+@over("shape", [(200, 1, 4, 4), (200, 3, 2, 2), (200, 43, 3), (200, FULL_COVARIANCE_LIMIT + 1)])
 def test_images_and_long_vectors_get_variances_only(shape):
     x = torch.randn(shape, generator=rng(), dtype=F64) * 3 + 1
     q = fit_gaussian(x)
     assert q.scale.shape == q.mean.shape == q.event_shape == shape[1:]
     assert torch.allclose(q.scale.square(), x.var(0, correction=0), rtol=1e-4)
+
+
+@over("shape", [(4, 3), (2, 2, 2), (128, 1)])
+def test_events_of_few_numbers_have_their_covariance_whatever_their_shape(shape):
+    d = math.prod(shape)
+    factor = torch.eye(d, dtype=F64) + 0.5 * torch.ones(d, d, dtype=F64).tril(-1) / math.sqrt(d)
+    truth = Gaussian(torch.arange(d, dtype=F64).view(shape), factor)
+    fitted = fit_gaussian(truth.sample(20_000, rng()))
+    assert fitted.event_shape == shape
+    assert torch.allclose(fitted.scale @ fitted.scale.T, factor @ factor.T, atol=0.1)
+    flat = fit_gaussian(truth.sample(20_000, rng()).flatten(1))
+    x = truth.sample(50, rng(1))
+    assert torch.allclose(fitted.log_prob(x), flat.log_prob(x.flatten(1)))
+    assert torch.allclose(fitted.sample(5, rng()).flatten(1), flat.sample(5, rng()))
 
 
 @over("d", [1, 64, FULL_COVARIANCE_LIMIT])

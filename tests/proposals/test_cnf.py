@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import Pairs, Proposal
 from metastable.core.waiting import unwatched
-from metastable.proposals import Gaussian, InterpolantFlow, Mixture, MixtureField, fields
+from metastable.proposals import (
+    Diffusion,
+    DiffusionEnergy,
+    Gaussian,
+    InterpolantFlow,
+    Mixture,
+    MixtureField,
+    fields,
+    proposal_for,
+)
 from metastable.proposals.encoders import Borrowed, Standardise
 from metastable.proposals.fields import ConcatSquash, ResidualField
 
@@ -343,9 +352,8 @@ def test_a_flow_learns_a_conditional_density(field):
     x, fresh = truth.sample(2000, rng(6)), truth.sample(1000, rng(7))
     signs, fresh_signs = (1.0 - 2 * (torch.arange(n)[:, None] % 2) for n in (2000, 1000))
     q = InterpolantFlow(1, 1, field=field, layers=4, width=32, times=2, steps=60, scored=31)
-    q.requires_grad_(False)
     q.fit(x * signs, signs, steps=400, batch=256, learning_rate=2e-2)
-    assert not any(p.requires_grad for p in q.parameters())
+    assert all(p.requires_grad and p.grad is None for p in q.parameters())
     with torch.no_grad():
         kl, error = mean_and_error(truth.log_prob(fresh) - q.log_prob(fresh * fresh_signs, fresh_signs))
     assert -z_limit() * error < kl < 0.06 + z_limit() * error
@@ -532,3 +540,94 @@ def test_finely_raises_steps_and_never_lowers_them():
     assert (fine.steps, fine.scored) == (128, 100)
     assert (flow.steps, flow.scored) == (10, 100)
     assert fine.field is flow.field
+
+
+# ---- an encoder beside a field of one's own, and what is frozen
+
+
+class Given(nn.Module):
+    """v(x, given, t) from a vector that the encoder made, and a potential with the same signature."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2 + 5 + 1, 2)
+
+    def forward(self, x, given, t):
+        lead = x.shape[:-1]
+        parts = [x, given.expand(*lead, 5), t.expand(lead)[..., None]]
+        return self.linear(torch.cat(parts, -1)).tanh()
+
+
+class Scalar(Given):
+    def forward(self, x, given, t):
+        return super().forward(x, given, t).sum(-1)
+
+
+def with_encoder(kind):
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh())
+    if kind == "interpolant":
+        return InterpolantFlow(2, (3, 2), field=Given(), encoder=encoder, steps=4, scored=3)
+    if kind == "diffusion":
+        return Diffusion(2, (3, 2), network=Given(), encoder=encoder, steps=4, scored=3)
+    return DiffusionEnergy(2, (3, 2), potential=Scalar(), encoder=encoder, steps=4, scored=3)
+
+
+@over("kind", ["interpolant", "diffusion", "phi"])
+def test_an_encoder_beside_a_field_of_ones_own_is_learned_saved_and_used(kind):
+    rng, x, given = torch.Generator().manual_seed(0), normal(9, 2).float(), normal(9, 3, 2).float()
+    flow = with_encoder(kind)
+    names = [name for name, _ in flow.named_parameters() if "encoder" in name]
+    assert len(names) == 2
+    flow.loss(x, given, rng=rng).backward()
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for n, p in flow.named_parameters() if n in names
+    )
+    before = flow.log_prob(x, given)
+    other = with_encoder(kind)
+    assert not torch.equal(other.log_prob(x, given), before)
+    other.load_state_dict(flow.state_dict())
+    assert torch.equal(other.log_prob(x, given), before)
+    with torch.no_grad():
+        for name, p in flow.named_parameters():
+            p.zero_() if "encoder" in name else None
+    assert not torch.equal(flow.log_prob(x, given), before)  # it was used
+
+
+def test_an_encoder_that_would_never_be_called_is_refused():
+    own = ConcatSquash(2, (3,), width=8)
+    with pytest.raises(
+        InputError, match="encoder: ConcatSquash is a VectorField, which encodes contexts by its own"
+    ):
+        InterpolantFlow(2, 3, field=own, encoder=nn.Linear(3, 5))
+    with pytest.raises(InputError, match="encoder: ConcatSquash is a VectorField"):
+        Diffusion(2, 3, network=own, encoder=nn.Linear(3, 5))
+    with pytest.raises(InputError, match="encoder: a density without contexts has none"):
+        InterpolantFlow(2, field=Given(), encoder=nn.Linear(3, 5))
+    with pytest.raises(InputError, match=r"encoder: must map contexts .* got \(1, 3, 5\)"):
+        InterpolantFlow(2, (3, 2), field=Given(), encoder=nn.Linear(2, 5))
+
+
+def test_a_field_of_ones_own_by_name_of_its_flow_sees_contexts_as_they_are():
+    data = Pairs(normal(9, 2).float(), 7 + normal(9, 5).float())
+    flow = proposal_for({"name": "interpolant", "field": Given(), "steps": 2}, data, "proposal")
+    assert torch.equal(flow.field.encode(data.given), data.given)
+    coded = proposal_for(
+        {"name": "interpolant", "field": Given(), "encoder": nn.Linear(5, 5), "steps": 2}, data, "proposal"
+    )
+    assert not torch.equal(coded.field.encode(data.given), data.given)
+
+
+def test_frozen_parameters_stay_frozen_in_fit():
+    data = far_pairs(200)
+    encoder = nn.Linear(1, 3).requires_grad_(False)
+    flow = InterpolantFlow(1, 1, encoder=encoder, width=8)
+    before = {name: p.clone() for name, p in flow.named_parameters()}
+    flow.fit(data, steps=3)
+    for name, p in flow.named_parameters():
+        frozen = "encoder" in name
+        assert torch.equal(p, before[name]) == frozen, name
+        assert p.requires_grad != frozen
+        assert p.grad is None
+    flow.requires_grad_(False)
+    with pytest.raises(InputError, match="fit: every parameter of this InterpolantFlow is frozen"):
+        flow.fit(data, steps=3)

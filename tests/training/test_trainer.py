@@ -142,6 +142,7 @@ def test_rollback_goes_on_from_the_last_good_checkpoint_at_half_the_rate(tmp_pat
         log_every=3,
         checkpoint_every=5,
         on_divergence="rollback",
+        units="none",
         learning_rate=1e-2,
         evaluate=False,
     )

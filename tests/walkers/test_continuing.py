@@ -60,12 +60,12 @@ def test_modes_keep_their_masses_and_the_stated_errors_cover():
 def test_unadjusted_moves_do_not():
     """The same walkers by ULA with its own weights, at the step that MALA would accept nine times in ten."""
     ways = []
-    for seed in range(6):
+    for seed in range(8):
         kernel, _ = warm_up(ULA(0.05), mixture(), draws(1024, seed).x, 100, rng(seed))
         ways.append(fixed_parameters(kernel, mixture(), draws(8000, seed).x, 100, rng(seed)))
     worst, covered = misses(ways)
-    assert worst > 0.04
-    assert covered < 0.6
+    assert worst > 0.02  # which adjusted moves stay below
+    assert covered < 0.75
 
 
 def test_a_narrow_mode_beside_a_wide_one_fills_both():

@@ -18,9 +18,9 @@ def plain_layers() -> Iterator[None]:
     """Within it attention, transformer layers and norms are computed by plain operations.
 
     torch's fused attention has one derivative, and only backwards: scores that are trained need three, a divergence
-    needs one forwards, under `vmap`. Its norms have two right derivatives; the third, by which score matching learns,
-    takes mean and deviation for constants, without a word. What is recorded within can be differentiated afterwards as
-    well. Other layers compute what they always do, and torch's settings are put back.
+    needs one forwards, under `vmap`. Its norms have two right derivatives; the third, by which score matching
+    learns, takes mean and deviation for constants, without a word. What is recorded within can be differentiated
+    afterwards as well. Other layers compute what they always do, and torch's settings are put back.
 
     >>> layer = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     >>> x = torch.randn(3, 5, 4)

@@ -81,7 +81,8 @@ class Bound:
 
     A conditional energy is called with events `(B, K, *event)` and `given`, `(B, *context)`, and returns `(B, K)`.
     One with a time is given one for each event too, `(B, K)`, here as in training, though all events of a context
-    share it here. One with `encode(given)` and `score(x, code, t)` has its contexts encoded once, here, whatever the chains do.
+    share it here. One with `encode(given)` and `score(x, code, t)` has its contexts encoded once, here, whatever
+    the chains do.
 
     Attributes:
         energy: the conditional energy.

@@ -53,8 +53,8 @@ def _check(energy: Any, example: Tensor) -> None:
 def check_conditional(energy: Any, example: Pairs) -> Any:
     """Like `check_energy`, for a conditional energy E(x | given) and events with their contexts.
 
-    It must take events `(B, K, *event)`, K for each of the contexts `(B, *context)`, and return `(B, K)`. One with a
-    time `t` must take one for each event too, `(B, K)`.
+    It must take events `(B, K, *event)`, K for each of the contexts `(B, *context)`, and return `(B, K)`. One with
+    a time `t` must take one for each event too, `(B, K)`.
     """
     _check_kind(energy)
     few = example[:2]
@@ -86,8 +86,8 @@ def _call_at_a_time(energy: Bound, x: Tensor) -> None:
         energy(x.flatten(0, 1))
     except Exception as error:
         raise EnergyError(
-            f"energy: raised {type(error).__name__} on events {tuple(x.shape)} with t of shape {tuple(x.shape[:2])}, "
-            f"one time for each event: {error}"
+            f"energy: raised {type(error).__name__} on events {tuple(x.shape)} with t {tuple(x.shape[:2])}, one "
+            f"time for each event: {error}"
         ) from error
 
 

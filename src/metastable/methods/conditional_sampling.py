@@ -33,7 +33,7 @@ from metastable.kernels import HMC, MALA, ULA, Kernel, StepKernel, run_chain
 from metastable.kernels.adaptation import require_adaptable, step_of_rows
 from metastable.proposals.given import sample_given
 
-from .conditional_starts import Starts, draw_starts, too_few
+from .conditional_starts import Starts, draw_starts, own_draws, too_few
 from .conditional_tuning import Starter, Tuned, steps_for
 
 CAREFUL = 0.95
@@ -74,16 +74,17 @@ def sample_from_proposal(
         t: the time of an energy that has one; the data are at t = 1.
         engine: `eager` or `compile`.
         candidates: draws of the proposal for each start. By default 32, and at least 1,024 for a context; 4, and at
-            least 256, where the proposal solves an ODE, each of whose draws costs as much as some hundred energies.
-            1 starts at the proposal's own draws, as the paper does; so does a proposal whose density is an estimate.
+            least 256, where the proposal solves an ODE, each of whose draws costs as much as some hundred
+            energies. 1 starts at the proposal's own draws, as the paper does; so does a proposal whose density is
+            an estimate.
         tune: find a step size for each context; by default for the default kernel only, while a kernel that is
             given keeps its own. `HMC(0.1, leapfrog=5)` with `tune=True` takes steps of a length that suits each.
 
     Returns:
         Walkers with `x` of shape `(B, n, *event)` and equal weights. `info` has, for each context, `(B,)`, the mean
         `acceptance`, the `step_size`, and `start_ess_given`, the effective draws behind its starts; their sum,
-        each counted up to n, as `start_ess`; the `kernel`; `warnings` in words; `energy_rows`, every energy that was
-        evaluated, for weights, for step sizes and in the chains, and `evaluations`, how many that are for a walker.
+        each counted up to n, as `start_ess`; the `kernel`; `warnings` in words; `energy_rows`, every energy that
+        was evaluated, for weights, for step sizes and in the chains, and `evaluations`, how many for a walker.
 
     Deviations: the paper starts at the proposal's own draws (`candidates=1`) and takes one step size for all.
 
@@ -151,11 +152,11 @@ def sample_interpolating(
 
     Returns:
         Walkers with `x` of shape `(B, n, *event)` and equal weights. `info` is that of `sample_from_proposal`, with
-        `eta` (a number, or one for each context), `sde_steps` and `chain_steps`. T is what a walker costs in the two
-        stages; `evaluations` has what step sizes and candidates cost beside it.
+        `eta` (a number, or one for each context), `sde_steps` and `chain_steps`. T is what a walker costs in the
+        two stages; `evaluations` has what step sizes and candidates cost beside it.
 
-    Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps. It has one step size for
-    all contexts.
+    Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps. It has one step size
+    for all contexts.
     """
     require_count("n", n)
     require_count("candidates", candidates)
@@ -323,25 +324,25 @@ def _chosen(
         return usual, None
     require_adaptable(usual, target)
     assert isinstance(usual, StepKernel)
-    tuned = steps_for(target, usual, start, careful if kernel is None else None)
+    tuned = steps_for(target, usual, start, careful)
     return replace(usual, step_size=float(tuned.step_size.median())), tuned
 
 
 def _weighed_starts(proposal: Any) -> Starter:
-    def start(target: Bound, n: int, rng: torch.Generator) -> tuple[Tensor, int]:
+    def start(target: Bound, n: int, rng: torch.Generator) -> Starts:
         starts = draw_starts(target, proposal, n, rng)
         _require_finite(starts.y, "the proposal's draws")
-        return starts.y, starts.rows
+        return starts
 
     return start
 
 
 def _flow_starts(flow: Any) -> Starter:
-    def start(target: Bound, n: int, rng: torch.Generator) -> tuple[Tensor, int]:
+    def start(target: Bound, n: int, rng: torch.Generator) -> Starts:
         with torch.no_grad():
             y = flow.sample(n, rng, target.given)
         _require_finite(y, "the flow's draws")
-        return y, 0
+        return own_draws(y)
 
     return start
 
@@ -368,7 +369,7 @@ def _starts_at(
 ) -> Starts:
     """Walkers of the flow at t̲, weighed there by E(· | given, t̲) where there are several for each."""
     if candidates == 1:
-        return Starts(flow.sample(n, rng, target.given, until=t_low), None, n, 0)
+        return own_draws(flow.sample(n, rng, target.given, until=t_low))
     able = hasattr(flow, "sample_and_log_prob")
     require(
         able, "candidates", "1 for a flow without sample_and_log_prob(n, rng, given, until=t)", candidates

@@ -22,7 +22,7 @@ from metastable.proposals.given import sample_and_log_prob_given, sample_given
 from metastable.walkers.population import principal_scores
 
 CANDIDATES, LEAST = 32, 1024
-"""Draws for each start, and at least for each context, where the density of a draw costs about as much as itself."""
+"""Draws for each start, and at least for each context, where a draw costs about as much as an energy."""
 CANDIDATES_ODE, LEAST_ODE = 4, 256
 """The same of a flow that solves an ODE: its draws cost a hundred energies, and it is nearer to the model."""
 ROWS, NUMBERS = 2**17, 2**23
@@ -36,12 +36,14 @@ class Starts(NamedTuple):
 
     Attributes:
         y: `(B, n, *event)`.
+        spread: variances of the draws behind them, the least of any number, `(B,)`: starts may be copies of a few.
         ess: effective draws behind them, `(B,)`, float64; None for the proposal's own draws.
         draws: M, made for each context.
         rows: energies evaluated, of all contexts together.
     """
 
     y: Tensor
+    spread: Tensor
     ess: Tensor | None
     draws: int
     rows: int
@@ -62,13 +64,24 @@ def draw_starts(
             `CANDIDATES`, or `CANDIDATES_ODE` where a draw solves an ODE.
     """
     if candidates == 1 or not can_weigh(proposal):
-        return Starts(sample_given(proposal, n, rng, target.given), None, n, 0)
+        return own_draws(sample_given(proposal, n, rng, target.given))
     M = _draws(proposal, n, candidates)
     B, at_once = len(target.given), max(1, _rows_at_once(proposal) // M)
     parts = [
         _weighed(target.some(slice(i, i + at_once)), proposal, n, M, rng, i) for i in range(0, B, at_once)
     ]
-    return Starts(torch.cat([y for y, _ in parts]), torch.cat([ess for _, ess in parts]), M, B * M)
+    y, spread, ess = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Starts(y, spread, ess, M, B * M)
+
+
+def own_draws(y: Tensor) -> Starts:
+    """Draws `(B, n, *event)` as they are."""
+    return Starts(y, least_variance(y), None, y.shape[1], 0)
+
+
+def least_variance(y: Tensor) -> Tensor:
+    """Of `(B, K, *event)`, the least variance of a number of the event, for each context, `(B,)`."""
+    return y.flatten(2).var(1, correction=0).amin(1)
 
 
 def can_weigh(proposal: Any) -> bool:
@@ -83,7 +96,7 @@ def too_few(starts: Starts) -> Tensor:
 
 
 def _draws(proposal: Any, n: int, candidates: int | None) -> int:
-    """M, a multiple of nothing in particular, at least n and at most what fits into memory at once."""
+    """M: what is wanted, as far as it fits into memory at once, and at least n."""
     ode = hasattr(proposal, "finely")
     if candidates is None:
         wanted = max(n * (CANDIDATES_ODE if ode else CANDIDATES), LEAST_ODE if ode else LEAST)
@@ -99,8 +112,8 @@ def _rows_at_once(proposal: Any) -> int:
 
 def _weighed(
     target: Bound, proposal: Any, n: int, draws: int, rng: torch.Generator, first: int
-) -> tuple[Tensor, Tensor]:
-    """Starts of a few contexts, `(b, n, *event)`, and their effective draws, `(b,)`."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Starts of a few contexts, `(b, n, *event)`, the spread of all draws, and how many are effective, `(b,)`."""
     y, log_q = sample_and_log_prob_given(proposal, draws, rng, target.given)
     E = target(y.flatten(0, 1)).view(log_q.shape)
     log_weight = -E.double() - log_q.double()
@@ -109,7 +122,7 @@ def _weighed(
     order = principal_scores(y.flatten(2), log_weight.softmax(1)).argsort(1)
     rows = resample_indices(log_weight, n, scheme="systematic", rng=rng, order=order)
     chosen = y[torch.arange(len(y), device=y.device)[:, None], rows]
-    return chosen, ess_fraction(log_weight) * draws
+    return chosen, least_variance(y), ess_fraction(log_weight) * draws
 
 
 def _require_weights(log_weight: Tensor, first: int) -> None:

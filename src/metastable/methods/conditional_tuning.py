@@ -1,14 +1,15 @@
 """A step size for each context, found by a few pilot chains and remembered beside the energy.
 
-A step that suits a wide context throws the walkers of a narrow one away, and one that suits the narrow context leaves
-those of the wide one where they are. So each context has its own, by dual averaging of the acceptance of its own
-chains.
+A step that suits a wide context throws the walkers of a narrow one away, and one that suits the narrow context
+leaves those of the wide one where they are. So each context has its own, by dual averaging of the acceptance of its
+own chains.
 
-Pilots have random numbers of their own and are forgotten: what they find does not depend on the seed of a call, and a
-call that finds its steps in memory returns what it returned when it first looked for them. Steps are kept beside an
-energy that is a module, as long as its parameters and buffers stay what they are, for `REMEMBERED` contexts. A context
-that was not seen before begins at the median of what the last call found, and warms up for `SHORT` steps only; then its
-step, and with it the samples of a seed, depends a little on the calls before. `forget_tuning` starts anew.
+Pilots have random numbers of their own and are forgotten: what they find does not depend on the seed of a call, and
+a call that finds its steps in memory returns what it returned when it first looked for them. Steps are kept beside
+an energy that is a module, as long as its parameters and buffers stay what they are, for `REMEMBERED` contexts. A
+context that was not seen before begins at the median of what the last call found, and warms up for `SHORT` steps
+only: its step, and with it the samples of a seed, then depends a little on the calls before, though the law that is
+sampled does not. `forget_tuning` starts anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from metastable.core.types import Bound
 from metastable.kernels import HMC, MALA, ULA, StepKernel
 from metastable.kernels.adaptation import warm_up_each
 
+from .conditional_starts import Starts, least_variance
+
 PILOTS = 16
 """Chains for each context."""
 FULL, SHORT = 60, 20
@@ -36,8 +39,11 @@ AWAY = 0.3
 REMEMBERED = 2**16
 """Contexts of which the step is kept."""
 
-Starter = Callable[[Bound, int, torch.Generator], tuple[Tensor, int]]
-"""Starts for some contexts, `(b, n, *event)`, and the energies that they cost."""
+COPIES = 1e-3
+"""A first guess is no less than this share of the variance of the draws behind the starts, which may be copies."""
+
+Starter = Callable[[Bound, int, torch.Generator], Starts]
+"""Starts for some contexts."""
 
 
 class Tuned(NamedTuple):
@@ -113,43 +119,30 @@ def _found(
 ) -> tuple[Tensor, int]:
     """Steps by pilot chains, `(b,)` in float64, and what they cost: short ones from `last`, where that is known."""
     rng = generator(derive(0, "tuning"), target.given.device)
-    y, rows = start(target, PILOTS, rng)
-    if last is not None:
-        near = torch.full((len(y),), last, dtype=y.dtype, device=y.device)
-        each = warm_up_each(kernel, target, y.flatten(0, 1), SHORT, rng, near, acceptance)
-        rows += _cost(kernel, SHORT, y)
-        off = ((each.acceptance - acceptance).abs() > AWAY).nonzero()[:, 0]
-        steps = each.step_size.double()
-        if len(off):
-            rest, more = _warmed(target.some(off), kernel, y[off], rng, acceptance)
-            steps, rows = steps.index_copy(0, off, rest), rows + more
-        return steps, rows
-    steps, more = _warmed(target, kernel, y, rng, acceptance)
-    return steps, rows + more
+    starts = start(target, PILOTS, rng)
+    y, guess = starts.y.flatten(0, 1), first_guess(kernel, starts)
+    if last is None:
+        each = warm_up_each(kernel, target, y, FULL, rng, guess, acceptance)
+        return each.step_size.double(), starts.rows + _cost(kernel, FULL, len(y))
+    each = warm_up_each(kernel, target, y, SHORT, rng, torch.full_like(guess, last), acceptance)
+    steps, rows = each.step_size.double(), starts.rows + _cost(kernel, SHORT, len(y))
+    off = ((each.acceptance - acceptance).abs() > AWAY).nonzero()[:, 0]
+    if len(off):
+        far = starts.y[off].flatten(0, 1)
+        again = warm_up_each(kernel, target.some(off), far, FULL, rng, guess[off], acceptance)
+        steps, rows = steps.index_copy(0, off, again.step_size.double()), rows + _cost(kernel, FULL, len(far))
+    return steps, rows
 
 
-def _warmed(
-    target: Bound, kernel: StepKernel, y: Tensor, rng: torch.Generator, acceptance: float
-) -> tuple[Tensor, int]:
-    """Steps by a whole warm-up, which begins at what the spread of the starts of each context suggests."""
-    each = warm_up_each(kernel, target, y.flatten(0, 1), FULL, rng, first_guess(kernel, y), acceptance)
-    return each.step_size.double(), _cost(kernel, FULL, y)
-
-
-def _cost(kernel: StepKernel, steps: int, y: Tensor) -> int:
+def _cost(kernel: StepKernel, steps: int, chains: int) -> int:
     """Energies of a warm-up; the first ones of ULA, which is warmed up as MALA, are counted too."""
-    per_chain = steps * kernel.gradients_per_step + 1
-    return per_chain * y.shape[0] * y.shape[1]
+    return chains * (steps * kernel.gradients_per_step + 1)
 
 
-def first_guess(kernel: StepKernel, y: Tensor) -> Tensor:
-    """A step for each context from the spread of its starts `(B, K, *event)`: half the least variance of a number.
-
-    Starts that are copies of a few draws say too little; a guess is not below 10⁻⁶ of the mean over all contexts.
-    """
-    variance = y.flatten(2).var(1)
-    least = variance.amin(1)
-    h = 0.5 * least.clamp(min=max(1e-6 * float(variance.mean()), 1e-30))
+def first_guess(kernel: StepKernel, starts: Starts) -> Tensor:
+    """A step for each context, `(B,)`, from the spread of its starts: half the least variance of a number."""
+    variance = torch.maximum(least_variance(starts.y), COPIES * starts.spread)
+    h = 0.5 * variance.clamp(min=1e-30)
     if isinstance(kernel, (MALA, ULA)):
         return h
     if isinstance(kernel, HMC):

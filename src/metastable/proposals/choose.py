@@ -78,7 +78,10 @@ def named_settings(choice: str | Mapping[str, Any], field: str) -> tuple[str, di
 
 
 def _flow(kind: type, data: Tensor | Pairs, settings: dict[str, Any]) -> nn.Module:
-    """A flow over the data's events, given their contexts, which are standardised unless there is an encoder, or a field of one's own."""
+    """A flow over the data's events, given their contexts.
+
+    These are standardised unless there is an encoder, or a field of one's own.
+    """
     x = events(data)
     if isinstance(data, Pairs):
         shape = tuple(data.given.shape[1:])

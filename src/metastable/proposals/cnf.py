@@ -385,8 +385,9 @@ class InterpolantFlow(ContinuousFlow):
         width: of a named field's layers.
         layers: of a named field, the first and the last included; 3 for `concatsquash`, 8 for `residual`.
         encoder: from contexts `(B, *context)` to codes `(B, c)`; run once for each context. A module is part of the
-            flow. For a named field contexts are standardised by default, by `data` and by those of `fit`; a callable
-            is given the codes, or flattened contexts without an encoder; a `VectorField` has its own `encode`.
+            flow. For a named field contexts are standardised by default, by `data` and by those of `fit`; a
+            callable is given the codes, or flattened contexts without an encoder; a `VectorField` has its own
+            `encode`.
         log_time: whether a named field sees −log(1.1 − t) in the place of t, as the paper's flows beside
             interpolating energies do.
         interpolant: `trigonometric`, `linear` or an `Interpolant`.

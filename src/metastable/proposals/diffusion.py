@@ -159,8 +159,8 @@ class Diffusion(ContinuousFlow):
             c_noise broadcasts against `(…)`, given against `(…, c)`).
         width: of a named network's layers.
         layers: of a named network, the first and the last included.
-        encoder: from contexts `(B, *context)` to codes `(B, c)`; run once for each context, for a named network or a
-            callable. A `VectorField` has its own `encode`.
+        encoder: from contexts `(B, *context)` to codes `(B, c)`; run once for each context, for a named network or
+            a callable. A `VectorField` has its own `encode`.
         sigma_data: standard deviation that events have (or are given, with `data`).
         sigma_min: the least noise level.
         sigma_max: the largest.

@@ -81,8 +81,8 @@ class VectorField(nn.Module):
 class PlainField(VectorField):
     """Any callable `v(x, given, t)` as a field: x `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`.
 
-    With an encoder, `given` is what that makes of a context, once for all its rows; a module is part of the field, and
-    learns and is saved with it. Without one contexts are flattened.
+    With an encoder, `given` is what that makes of a context, once for all its rows; a module is part of the field,
+    and learns and is saved with it. Without one contexts are flattened.
     """
 
     def __init__(
@@ -462,8 +462,8 @@ def require_no_encoder(field: VectorField, encoder: Encoder | None) -> None:
     """A `VectorField` encodes contexts by itself: an encoder beside it would never be called."""
     if encoder is not None:
         raise InputError(
-            f"encoder: {type(field).__name__} is a VectorField, which encodes contexts by its own `encode`; call the "
-            "encoder there, or give the field as a plain callable v(x, given, t)"
+            f"encoder: {type(field).__name__} is a VectorField, which encodes contexts by its own `encode`; call "
+            "the encoder there, or give the field as a plain callable v(x, given, t)"
         )
 
 

@@ -14,6 +14,8 @@ from metastable.core.parts import energies_of
 LOOKS = 50
 """Looks at the held-out rows in a whole training."""
 MOST_ROWS = 2000
+LEAST = 10
+"""Looks without a better score before a training may end: noise alone makes a few."""
 SMOOTH = 3
 """Looks behind one number, since log Z of each has noise of its own."""
 
@@ -31,7 +33,7 @@ class Patience:
     def __init__(self, rows: Tensor, power: float, steps: int, share: float):
         self.rows, self.power = rows[:MOST_ROWS], power
         self.every = max(1, steps // LOOKS)
-        self.wait = max(1, round(share * steps / self.every))
+        self.wait = max(LEAST, round(share * steps / self.every))
         self.scores: list[tuple[int, float]] = []
         self.at = 0
         self.looked = 0

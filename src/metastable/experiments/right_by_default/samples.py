@@ -24,7 +24,7 @@ CONTEXTS = (-2.4, 0.0, 2.4)
 def mixture() -> GaussianMixture:
     """Two modes on a line, of widths 0.4 and 0.6, that hardly meet."""
     return GaussianMixture(
-        torch.tensor([[-2.0], [2.0]]), torch.tensor([[0.4], [0.6]]), torch.tensor([LEFT, 1 - LEFT]).log()
+        torch.tensor([[-2.0], [2.0]]), torch.tensor([0.4, 0.6]), torch.tensor([LEFT, 1 - LEFT]).log()
     )
 
 

@@ -99,7 +99,7 @@ def attempt(way: Broken, kind: str, seed: int, steps: int, walkers: int) -> dict
     }
 
 
-def sweep(runs: int, seed: int, steps: int = 60, walkers: int = 1024) -> list[dict[str, Any]]:
+def sweep(runs: int, seed: int, steps: int = 60, walkers: int = 4096) -> list[dict[str, Any]]:
     """`runs` trainings, every way on every kind of rows in turn."""
     turns = itertools.islice(itertools.cycle(itertools.product(WAYS, KINDS)), runs)
     return [

@@ -58,6 +58,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "log_partition",
         "log Z of four targets: how often the 95 % interval covers the truth",
     ),
+    "right-by-default": (
+        "right_by_default",
+        "Default settings on data nobody prepared: units, scales, mode weights, contexts, log Z, tables",
+    ),
     "rbm-exact": (
         "rbm_exact",
         "Boltzmann machines against enumeration: Gibbs, annealed log Z, CD and PCD, pattern completion",

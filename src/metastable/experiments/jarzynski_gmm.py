@@ -38,8 +38,8 @@ class Course:
 def method_of(bench: Bench, name: str, threshold: float) -> Method:
     """The three algorithms under the settings of Appendix B.1.
 
-    Moves and learning rate are the paper's, which `Jarzynski` by default has not: ULA with a fixed step, and no bound
-    on the pace.
+    Moves and learning rate are the paper's, which `Jarzynski` by default has not: ULA with a fixed step, and no
+    bound on the pace.
     """
     if name == "pcd":
         return PersistentCD(walkers=bench.walkers, step_size=bench.step_size)

@@ -36,7 +36,11 @@ class Course:
 
 
 def method_of(bench: Bench, name: str, threshold: float) -> Method:
-    """The three algorithms under the settings of Appendix B.1."""
+    """The three algorithms under the settings of Appendix B.1.
+
+    Moves and learning rate are the paper's, which `Jarzynski` by default has not: ULA with a fixed step, and no
+    bound on the pace.
+    """
     if name == "pcd":
         return PersistentCD(walkers=bench.walkers, step_size=bench.step_size)
     if name == "cd":
@@ -46,7 +50,7 @@ def method_of(bench: Bench, name: str, threshold: float) -> Method:
         held_out=0.5,
         step_size=bench.step_size,
         threshold=threshold,
-        pace=None,  # the paper's learning rate, as it is
+        pace=None,
     )
 
 

@@ -68,7 +68,10 @@ class Course:
 
 
 def method_of(bench: Bench, scheme: Scheme | None, lag: int) -> Jarzynski:
-    """Algorithm 1 with a fixed lag, or without resampling and then with as many walkers that only follow."""
+    """Algorithm 1 with a fixed lag, or without resampling and then with as many walkers that only follow.
+
+    ULA with a fixed step and no bound on the pace, as the paper has it and `Jarzynski` by default has not.
+    """
     if scheme is None:
         return Jarzynski(
             walkers=2 * bench.walkers,

@@ -294,15 +294,20 @@ def _resolve_energy(
     """The energy, and its description: settings for a built-in one, a name for any other."""
     if energy is None:
         config = default_config(tuple(events(rows).shape[1:]), _kind(rows), method.timed)
-    elif isinstance(energy, (str, Mapping)):
-        config = build_tagged(ENERGIES, energy, "energy")
-    elif dataclasses.is_dataclass(energy) and hasattr(energy, "build"):
-        config = energy
     else:
+        config = resolve_energy_settings(energy)
+    if config is None:
         module = _own_energy(energy, rows, method)
         return module, {"name": "custom", "class": type(energy).__qualname__} | _wrapping(module, energy)
     config = settled(config, rows)
     return built(with_classes(config, method, dataset), rows, seed), describe(config)
+
+
+def resolve_energy_settings(energy: Any) -> Any:
+    """The settings of a built-in energy from its name, a mapping, or themselves; None for any other energy."""
+    if isinstance(energy, (str, Mapping)):
+        return build_tagged(ENERGIES, energy, "energy")
+    return energy if dataclasses.is_dataclass(energy) and hasattr(energy, "build") else None
 
 
 def _own_energy(energy: Any, rows: Tensor | Pairs, method: Method) -> Any:

@@ -18,7 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from metastable.api import fit, log_partition, resolve_method
+from metastable.api import fit, log_partition, resolve_energy_settings, resolve_method
 from metastable.core.errors import ConfigError, require, require_count
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
@@ -26,15 +26,18 @@ from metastable.core.types import Energy, Proposal
 from metastable.energies.build import EnergyConfig
 from metastable.kernels import MALA, run_chain
 from metastable.methods import Jarzynski, Method
-from metastable.proposals import Gaussian
+from metastable.proposals import Gaussian, ScaleMixture
 from metastable.run import Run
 from metastable.training.config import Schedule
+from metastable.training.defaults import default_learning_rate, default_smoothing, default_steps
 from metastable.walkers.smc import default_kernel, smc
 
 ROWS = 16_384
-"""A smaller table is repeated to at least this many rows, each copy with noise of its own."""
+"""A smaller table that is blurred is repeated to at least this many rows, each copy with noise of its own."""
 LEAST_VARIANCE = 1e-6
 """Variance that the model has at least in every direction, where the data's is one."""
+FLAT = 0.01
+"""Rows with less variance than this in a direction of the coordinates u, where it should be one, have none there."""
 WALKERS = 512
 STEP_SIZE = 0.05
 REACH = 1.3
@@ -48,14 +51,18 @@ BLOCK = 16_384
 class EnergyDensity(OutlierMixin, BaseEstimator):
     """The density of a table as an energy-based model: log p(x) = −E(x) − log Z, in the table's own units.
 
-    The rows are first brought to mean zero and unit covariance, u = (x − m)A. A network on top of a Gaussian is
+    The rows are first brought to mean zero and unit covariance, u = (x − m)A. A network on top of a reference is
     trained there, log Z is then estimated by sequential Monte Carlo, and log p(x) = log p(u) + log|det A|.
 
-    What keeps a small table from being learnt by heart is noise, as in a kernel density estimate: the network sees
-    √(1 − s²)·u + s·ξ instead of u. This leaves mean and covariance as they are, so that Gaussian data lose
-    nothing, and anything else is blurred by s, the `smoothing`; s = 1 would be a fitted Gaussian. Columns that do
-    not change, or follow from others, are given a spread of a thousandth. Where rows are few for the number of
-    columns, correlations are shrunk by as much as cross-validation asks for.
+    The reference of at most 2000 rows of at most 64 columns is a mixture of Gaussians with tails, chosen by the
+    likelihood of left-out rows (`ms.proposals.fit_reference`); the network then only adds what it can. That of
+    larger tables is one Gaussian. There, what keeps rows from being learnt by heart is noise, as in a kernel density
+    estimate: the network sees √(1 − s²)·u + s·ξ instead of u. This leaves mean and covariance as they are, so that
+    Gaussian data lose nothing, and anything else is blurred by s, the `smoothing`; s = 1 would be a fitted Gaussian.
+    A small table with a `smoothing` of its own is learnt this way, too.
+
+    Columns that do not change, or follow from others, are given a spread of a thousandth. Where rows are few for the
+    number of columns, correlations are shrunk by as much as cross-validation asks for.
 
     Args:
         method: how to train: a name (`jarzynski`, `pcd`, …), a mapping with a `name` and settings, or a method
@@ -67,9 +74,11 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         walkers: negatives; `auto` means 512 for `jarzynski`, and the method's own default for another one.
         step_size: h of the kernel that moves them, in the coordinates u; `auto` means MALA with 0.05 for
             `jarzynski`, and the method's own default for another one.
-        learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01.
+        learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01, and in
+            proportion to the rows where these are fewer than 2000.
         batch_size: rows in an update.
-        smoothing: s, at least 0 and below 1; `auto` means 0.35·rows^(−1/(columns + 4)), a third of Scott's rule.
+        smoothing: s, at least 0 and below 1; `auto` means 0 on a mixture, and
+            else 0.35·rows^(−1/(columns + 4)), a third of Scott's rule.
         contamination: share of the training rows that `predict` calls outliers.
         standardize: train in the coordinates u; else in the units of the table, to which `step_size` then
             belongs.
@@ -135,11 +144,14 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> EnergyDensity:
         """Learn the density of the rows of `X`, `(n, d)`; `y` is ignored."""
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-        settings = self._settings(*X.shape)
+        mixture = self._on_mixture(X)
+        settings = self._settings(*X.shape, mixture)
         seed = _seed(self.random_state)
         whitened = Coordinates.fit(X)
         used = whitened if self.standardize else Coordinates.plain(X.shape[1])
-        blurred = _blurred(whitened.forward(X), settings.smoothing, derive(seed, "blur"))
+        blur = derive(seed, "blur")
+        u = whitened.forward(X)
+        blurred = _filled(u, blur) if mixture else _blurred(u, settings.smoothing, blur)
         rows = blurred if self.standardize else whitened.inverse(blurred)
         self.run_ = self._train(rows, settings, seed)
         self._normalise(rows, used, seed)
@@ -147,12 +159,19 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         self.offset_ = float(np.percentile(self._log_density(X), 100 * settings.contamination))
         return self
 
-    def _settings(self, n: int, d: int) -> _Settings:
+    def _on_mixture(self, X: np.ndarray) -> bool:
+        """Whether the rows as they are go to a mixture; those to be blurred are many, and go to a Gaussian."""
+        if isinstance(self.energy, nn.Module) or not (_is_auto(self.smoothing) or self.smoothing == 0):
+            return False
+        config = resolve_energy_settings(self._energy())
+        return isinstance(config, EnergyConfig) and config.settled(torch.tensor(X)).reference == "mixture"
+
+    def _settings(self, n: int, d: int, mixture: bool) -> _Settings:
         """Every number checked, and `auto` replaced by what n rows of d columns ask for."""
         rules = {
-            "steps": int(np.clip(10 * n ** (2 / 3), 100, 2000)),
-            "learning_rate": min(0.01, 0.03 / d),
-            "smoothing": 0.35 * n ** (-1 / (d + 4)),
+            "steps": default_steps(n, d),
+            "learning_rate": default_learning_rate(n, d) if mixture else default_learning_rate(ROWS, d),
+            "smoothing": default_smoothing(n, d, mixture),
         }
         values = {
             name: auto if _is_auto(getattr(self, name)) else getattr(self, name)
@@ -169,14 +188,16 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         )
 
     def _train(self, rows: np.ndarray, settings: _Settings, seed: int) -> Run:
-        """One run; a second, short one from fresh walkers where the method is ours to choose.
+        """One run; a second, short one from fresh walkers where they had to leave a Gaussian by our own method.
 
         Walkers that have been resampled many times while modes drew apart have lost count of them, and the network
-        has followed: masses are off by some percent. Walkers that come anew from a Gaussian put this right.
+        has followed: masses are off by some percent. Walkers that come anew from a Gaussian put this right. On a
+        mixture, which has the modes and their masses from the start, there is nothing to put right.
         """
         method = self._method()
         run = self._run(self._energy(), rows, method, settings, seed)
-        if isinstance(self.method, Method) or not isinstance(method, Jarzynski):
+        ours = isinstance(method, Jarzynski) and not isinstance(self.method, Method)
+        if not ours or _mixture_of(run.energy) is not None:
             return run
         less = settings._replace(steps=-(-settings.steps // 5), learning_rate=settings.learning_rate / 5)
         more = replace(method, walkers=2 * method.walkers)
@@ -197,7 +218,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
             seed=seed,
             learning_rate=settings.learning_rate,
             schedule=Schedule("cosine"),
-            batch_size=settings.batch_size,
+            batch_size=min(settings.batch_size, len(rows)),
             device=self.device,
             evaluate=False,
             progress=bool(self.verbose),
@@ -236,13 +257,17 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         return resolve_method({**settings, **given})
 
     def _normalise(self, rows: np.ndarray, used: Coordinates, seed: int) -> None:
-        """log Z of what was learned, and its energy, both in the table's units."""
+        """log Z of what was learned, and its energy, both in the table's units.
+
+        From a mixture it is a short way to the model; else it begins at a Gaussian that holds the rows.
+        """
         run = self.run_
         parameter = next(iter(run.energy.parameters()))  # pyright: ignore
-        some = rows[:: -(-len(rows) // ENOUGH)]
+        some = torch.tensor(rows[:: -(-len(rows) // ENOUGH)]).to(parameter)
+        reference = _mixture_of(run.energy)
         z = log_partition(
             run.learned_energy,
-            data=torch.tensor(some).to(parameter),
+            **({"data": some} if reference is None else {"reference": reference}),
             walkers=128,
             seed=derive(seed, "log_partition"),
         )
@@ -280,13 +305,16 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     ) -> np.ndarray:
         """`n_samples` draws from the density, `(n_samples, d)`, in the units of the training table.
 
-        Sequential Monte Carlo from a Gaussian around the data: modes get their share anew in every call.
+        Sequential Monte Carlo from the mixture or from a Gaussian around the data: modes get their share anew in
+        every call.
         """
         check_is_fitted(self)
         left = _whole("n_samples", n_samples)
         rng = generator(_seed(random_state))
         energy = InCoordinates(self.energy_, self._whitened)
-        reference = Gaussian(torch.zeros(self.n_features_in_, dtype=torch.float64), REACH)  # pyright: ignore
+        reference = _mixture_of(self.energy_.energy) if self.standardize else None
+        if reference is None:
+            reference = Gaussian(torch.zeros(self.n_features_in_, dtype=torch.float64), REACH)  # pyright: ignore
         parts = []
         while left > 0:
             parts.append(_draws(energy, reference, min(left, BLOCK), rng))
@@ -389,6 +417,13 @@ def _shrinkage(z: np.ndarray, folds: int = 5) -> float:
     return float(candidates[total.argmax()])
 
 
+def _filled(U: np.ndarray, seed: int) -> np.ndarray:
+    """The rows, with unit noise in directions in which they have hardly any variance, and so no density."""
+    variances, axes = np.linalg.eigh(U.T @ U / len(U))
+    flat = axes[:, variances < FLAT]
+    return U + np.random.default_rng(seed).normal(size=U.shape) @ flat @ flat.T
+
+
 def _blurred(U: np.ndarray, smoothing: float, seed: int) -> np.ndarray:
     """√(1 − s²)·u + noise, the table repeated to `ROWS` rows or more.
 
@@ -430,6 +465,12 @@ class InCoordinates:
 
     def __call__(self, u: Tensor) -> Tensor:
         return self.energy(u @ self.matrix + self.mean)
+
+
+def _mixture_of(energy: Any) -> ScaleMixture | None:
+    """The mixture that an energy is a tilt of, if it is one."""
+    reference = getattr(energy, "reference", None)
+    return reference if isinstance(reference, ScaleMixture) else None
 
 
 # --- draws -------------------------------------------------------------------------------------------------

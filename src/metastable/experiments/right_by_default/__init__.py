@@ -1,0 +1,1 @@
+"""True numbers on data nobody prepared, with default settings throughout."""

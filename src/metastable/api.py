@@ -85,6 +85,7 @@ def fit(
     units: str = "auto",
     dequantise: bool = False,
     reference: str | None = None,
+    smoothing: float = 0.0,
     trainer: TrainerConfig | None = None,
     evaluate: bool = True,
     progress: bool | OnRow = False,
@@ -117,6 +118,8 @@ def fit(
         dequantise: spread columns of few values, such as codes, evenly between the midpoints to their neighbours.
         reference: `gaussian` puts the energy, your own too, on a Gaussian fitted to the data (`energies.Tilted`), so
             that exp(−E) has an integral; a built-in energy has one already, which its settings choose.
+        smoothing: s, from 0 to below 1: training sees √(1 − s²)·u + s·ξ in whitened units, which keeps mean and
+            covariance and blurs everything else, so that few rows are not learnt by heart.
         trainer: all training settings at once, instead of `options`.
         evaluate: compute scores, samples and the diagnosis when training ends.
         progress: show a progress bar, or call this with each row of metrics.
@@ -138,7 +141,15 @@ def fit(
     check_options(options, method)
     config = trainer_config(trainer, steps, learning_rate, options)
     plan = make_plan(
-        energy, dataset, method, config, seed=seed, held_out=held_out, units=units, reference=reference
+        energy,
+        dataset,
+        method,
+        config,
+        seed=seed,
+        held_out=held_out,
+        units=units,
+        reference=reference,
+        smoothing=smoothing,
     )
     if plan.doubt is not None:
         warnings.warn(plan.doubt, stacklevel=2)

@@ -1,4 +1,7 @@
-"""A scikit-learn estimator: the density of a table, next to `KernelDensity` and `GaussianMixture`."""
+"""A scikit-learn estimator: the density of a table, next to `KernelDensity` and `GaussianMixture`.
+
+A thin door: rows, units, reference, steps and rates are those of `metastable.fit`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,21 +26,18 @@ from metastable.core.errors import ConfigError, require, require_count
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, Proposal
+from metastable.core.units import Units
 from metastable.energies.build import EnergyConfig
-from metastable.kernels import MALA, run_chain
-from metastable.methods import Jarzynski, Method
-from metastable.plan import resolve_method
-from metastable.proposals import Gaussian
+from metastable.kernels import run_chain
+from metastable.methods import Method
+from metastable.plan import energy_config, resolve_method
+from metastable.proposals import Gaussian, ScaleMixture, fit_gaussian
 from metastable.run import Run
 from metastable.training.config import Schedule
+from metastable.training.defaults import MANY_ROWS, default_learning_rate, default_smoothing, default_steps
 from metastable.walkers.smc import default_kernel, smc
 
-ROWS = 16_384
-"""A smaller table is repeated to at least this many rows, each copy with noise of its own."""
-LEAST_VARIANCE = 1e-6
-"""Variance that the model has at least in every direction, where the data's is one."""
 WALKERS = 512
-STEP_SIZE = 0.05
 REACH = 1.3
 """Sampling begins from a Gaussian this much wider than the data."""
 ENOUGH = 4096
@@ -49,14 +49,18 @@ BLOCK = 16_384
 class EnergyDensity(OutlierMixin, BaseEstimator):
     """The density of a table as an energy-based model: log p(x) = −E(x) − log Z, in the table's own units.
 
-    The rows are first brought to mean zero and unit covariance, u = (x − m)A. A network on top of a Gaussian is
+    The rows are first brought to mean zero and unit covariance, u = (x − m)A. A network on top of a reference is
     trained there, log Z is then estimated by sequential Monte Carlo, and log p(x) = log p(u) + log|det A|.
 
-    What keeps a small table from being learnt by heart is noise, as in a kernel density estimate: the network sees
-    √(1 − s²)·u + s·ξ instead of u. This leaves mean and covariance as they are, so that Gaussian data lose
-    nothing, and anything else is blurred by s, the `smoothing`; s = 1 would be a fitted Gaussian. Columns that do
-    not change, or follow from others, are given a spread of a thousandth. Where rows are few for the number of
-    columns, correlations are shrunk by as much as cross-validation asks for.
+    The reference of at most 2000 rows of at most 64 columns is a mixture of Gaussians with tails, chosen by the
+    likelihood of left-out rows (`ms.proposals.fit_reference`); the network then only adds what it can. That of
+    larger tables is one Gaussian. There, what keeps rows from being learnt by heart is noise, as in a kernel density
+    estimate: the network sees √(1 − s²)·u + s·ξ instead of u. This leaves mean and covariance as they are, so that
+    Gaussian data lose nothing, and anything else is blurred by s, the `smoothing`; s = 1 would be a fitted Gaussian.
+    A small table with a `smoothing` of its own is learnt this way, too.
+
+    Columns that do not change, or follow from others, are given a spread of a thousandth. Where rows are few for the
+    number of columns, correlations are shrunk by as much as cross-validation asks for.
 
     Args:
         method: how to train: a name (`jarzynski`, `pcd`, …), a mapping with a `name` and settings, or a method
@@ -68,9 +72,11 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         walkers: negatives; `auto` means 512 for `jarzynski`, and the method's own default for another one.
         step_size: h of the kernel that moves them, in the coordinates u; `auto` means MALA with 0.05 for
             `jarzynski`, and the method's own default for another one.
-        learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01.
+        learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01, and in
+            proportion to the rows where these are fewer than 2000.
         batch_size: rows in an update.
-        smoothing: s, at least 0 and below 1; `auto` means 0.35·rows^(−1/(columns + 4)), a third of Scott's rule.
+        smoothing: s, at least 0 and below 1; `auto` means 0 on a mixture, and
+            else 0.35·rows^(−1/(columns + 4)), a third of Scott's rule.
         contamination: share of the training rows that `predict` calls outliers.
         standardize: train in the coordinates u; else in the units of the table, to which `step_size` then
             belongs.
@@ -136,24 +142,27 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> EnergyDensity:
         """Learn the density of the rows of `X`, `(n, d)`; `y` is ignored."""
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-        settings = self._settings(*X.shape)
+        settings = self._settings(*X.shape, self._on_mixture(X))
         seed = _seed(self.random_state)
-        whitened = Coordinates.fit(X)
-        used = whitened if self.standardize else Coordinates.plain(X.shape[1])
-        blurred = _blurred(whitened.forward(X), settings.smoothing, derive(seed, "blur"))
-        rows = blurred if self.standardize else whitened.inverse(blurred)
-        self.run_ = self._train(rows, settings, seed)
-        self._normalise(rows, used, seed)
-        self._whitened, self.smoothing_ = whitened, settings.smoothing
+        self.run_ = _on_cpu(self._run(X, settings, seed))
+        self._normalise(X, seed)
+        self.smoothing_ = settings.smoothing
         self.offset_ = float(np.percentile(self._log_density(X), 100 * settings.contamination))
         return self
 
-    def _settings(self, n: int, d: int) -> _Settings:
+    def _on_mixture(self, X: np.ndarray) -> bool:
+        """Whether the rows as they are go to a mixture; those to be blurred are many, and go to a Gaussian."""
+        if isinstance(self.energy, nn.Module) or not (_is_auto(self.smoothing) or self.smoothing == 0):
+            return False
+        config = energy_config(self._energy(), X.shape[1:], "", False)
+        return isinstance(config, EnergyConfig) and config.settled(torch.tensor(X)).reference == "mixture"
+
+    def _settings(self, n: int, d: int, mixture: bool) -> _Settings:
         """Every number checked, and `auto` replaced by what n rows of d columns ask for."""
         rules = {
-            "steps": int(np.clip(10 * n ** (2 / 3), 100, 2000)),
-            "learning_rate": min(0.01, 0.03 / d),
-            "smoothing": 0.35 * n ** (-1 / (d + 4)),
+            "steps": default_steps(n, d),
+            "learning_rate": default_learning_rate(n if mixture else MANY_ROWS, d),
+            "smoothing": default_smoothing(n, d, mixture),
         }
         values = {
             name: auto if _is_auto(getattr(self, name)) else getattr(self, name)
@@ -169,38 +178,19 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
             ),
         )
 
-    def _train(self, rows: np.ndarray, settings: _Settings, seed: int) -> Run:
-        """One run; a second, short one from fresh walkers where the method is ours to choose.
-
-        Walkers that have been resampled many times while modes drew apart have lost count of them, and the network
-        has followed: masses are off by some percent. Walkers that come anew from a Gaussian put this right.
-        """
-        method = self._method()
-        run = self._run(self._energy(), rows, method, settings, seed)
-        if isinstance(self.method, Method) or not isinstance(method, Jarzynski):
-            return run
-        less = settings._replace(steps=-(-settings.steps // 5), learning_rate=settings.learning_rate / 5)
-        more = replace(method, walkers=2 * method.walkers)
-        last = self._run(run.energy, rows, more, less, derive(seed, "settle"))
-        last.history = [
-            *run.history,
-            *({**row, "step": row["step"] + settings.steps} for row in last.history),
-        ]
-        last.seconds += run.seconds
-        return last
-
-    def _run(self, energy: Any, rows: np.ndarray, method: Method, settings: _Settings, seed: int) -> Run:
+    def _run(self, X: np.ndarray, settings: _Settings, seed: int) -> Run:
         run = fit(
-            energy,
-            rows,
-            method,
+            self._energy(),
+            X,
+            self._method(),
             settings.steps,
             seed=seed,
+            units="whiten" if self.standardize else "none",
+            smoothing=settings.smoothing,
             learning_rate=settings.learning_rate,
             schedule=Schedule("cosine"),
             batch_size=settings.batch_size,
             device=self.device,
-            units="none",
             evaluate=False,
             progress=bool(self.verbose),
         )
@@ -210,7 +200,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
 
     def _energy(self) -> Any:
         if isinstance(self.energy, nn.Module):
-            return copy.deepcopy(self.energy)
+            return GivenModule(copy.deepcopy(self.energy))
         if isinstance(self.energy, str) and self.energy == "mlp":
             return {"name": "mlp", "hidden": tuple(_whole("hidden", width) for width in self.hidden)}
         return self.energy
@@ -232,19 +222,22 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         settings: dict[str, Any] = (
             {"name": self.method} if isinstance(self.method, str) else dict(self.method)
         )
-        if settings.get("name") == "jarzynski" and not {"kernel", "step_size"} & settings.keys():
-            settings["kernel"] = MALA(given.pop("step_size", STEP_SIZE))
+        if settings.get("name") == "jarzynski":
             settings = {"walkers": WALKERS, "held_out": 0.0, **settings}
         return resolve_method({**settings, **given})
 
-    def _normalise(self, rows: np.ndarray, used: Coordinates, seed: int) -> None:
-        """log Z of what was learned, and its energy, both in the table's units."""
-        run = self.run_
-        parameter = next(iter(run.energy.parameters()))  # pyright: ignore
-        some = rows[:: -(-len(rows) // ENOUGH)]
+    def _normalise(self, X: np.ndarray, seed: int) -> None:
+        """log Z of what was learned, and its energy, both in the table's units.
+
+        From a mixture it is a short way to the model; else it begins at a Gaussian that holds the rows.
+        """
+        inner = self.run_.within()
+        reference = _mixture_of(inner.energy)
+        some = torch.tensor(X[:: -(-len(X) // ENOUGH)])
+        some = self._units.enter(some, derive(seed, "log_partition rows")).to(inner._home)
         z = log_partition(
-            run.learned_energy,
-            data=torch.tensor(some).to(parameter),
+            inner.learned_energy,
+            **({"data": some} if reference is None else {"reference": reference}),
             walkers=128,
             seed=derive(seed, "log_partition"),
         )
@@ -252,11 +245,14 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
             warnings.warn(
                 f"log Z may be off, and with it every score: {words}", ConvergenceWarning, stacklevel=3
             )
-        run.log_partition = z
-        self.run_ = _on_cpu(run)
-        energy: Any = copy.deepcopy(run.learned_energy)
-        self.energy_ = InUnits(energy, used)
-        self.log_partition_ = z.shifted(-used.log_det)
+        self.run_.log_partition = self.log_partition_ = z
+        self.energy_ = _in_float64(copy.deepcopy(self.run_.learned_energy))
+
+    @property
+    def _units(self) -> Units:
+        """Of the training."""
+        coordinates = self.run_.coordinates
+        return Units.none((self.n_features_in_,)) if coordinates is None else coordinates.events  # pyright: ignore
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "offset_")  # set last: a fit that was interrupted is none
@@ -282,18 +278,27 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     ) -> np.ndarray:
         """`n_samples` draws from the density, `(n_samples, d)`, in the units of the training table.
 
-        Sequential Monte Carlo from a Gaussian around the data: modes get their share anew in every call.
+        Sequential Monte Carlo from the mixture or from a Gaussian around the data: modes get their share anew in
+        every call.
         """
         check_is_fitted(self)
         left = _whole("n_samples", n_samples)
         rng = generator(_seed(random_state))
-        energy = InCoordinates(self.energy_, self._whitened)
-        reference = Gaussian(torch.zeros(self.n_features_in_, dtype=torch.float64), REACH)  # pyright: ignore
+        energy = copy.deepcopy(self.run_.within().learned_energy).double()
+        reference = _mixture_of(energy) or self._around()
         parts = []
         while left > 0:
             parts.append(_draws(energy, reference, min(left, BLOCK), rng))
             left -= BLOCK
-        return self._whitened.inverse(torch.cat(parts).numpy())
+        return self._units.inverse(torch.cat(parts)).numpy()
+
+    def _around(self) -> Gaussian:
+        """A Gaussian that holds the walkers of training."""
+        walkers = self.run_.within().walkers
+        d = self.n_features_in_  # pyright: ignore
+        if walkers is None or self.standardize:
+            return Gaussian(torch.zeros(d, dtype=torch.float64), REACH)
+        return fit_gaussian(walkers.x.double(), walkers.log_weight, REACH)
 
     # ---- outliers
 
@@ -314,124 +319,28 @@ class _Settings(NamedTuple):
     contamination: float
 
 
-# --- coordinates -------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class GivenModule:
+    """A module of one's own as the settings of an energy: it is trained in the coordinates that rows are in."""
+
+    module: nn.Module
+
+    name: ClassVar[str] = "given"
+
+    def build(self, data: Tensor, seed: int) -> nn.Module:
+        """The module itself."""
+        return self.module
 
 
-class Coordinates(NamedTuple):
-    """u = (x − mean)·matrix, and back.
-
-    Attributes:
-        mean: `(d,)`.
-        matrix: A, `(d, d)`.
-        inverse_matrix: A⁻¹.
-        log_det: log|det A|.
-    """
-
-    mean: np.ndarray
-    matrix: np.ndarray
-    inverse_matrix: np.ndarray
-    log_det: float
-
-    @classmethod
-    def plain(cls, d: int) -> Coordinates:
-        """u = x."""
-        return cls(np.zeros(d), np.eye(d), np.eye(d), 0.0)
-
-    @classmethod
-    def fit(cls, X: np.ndarray) -> Coordinates:
-        """u of mean zero and unit covariance: columns are scaled, then correlations undone symmetrically.
-
-        A = diag(1/σ)·T^{−1/2} with T = (1 − α)R + αI, R the correlations and α their shrinkage. The symmetric root
-        keeps columns where they were and, unlike principal axes, hardly moves when the data hardly move.
-        """
-        mean, scale, varies = _column_scales(X)
-        z = (X - mean) / scale
-        T = np.diag(np.where(varies, 1.0, LEAST_VARIANCE))
-        if varies.any():
-            T[np.ix_(varies, varies)] = _shrunk_correlations(z[:, varies])
-        variances, axes = np.linalg.eigh(T)
-        matrix = (axes / np.sqrt(variances)) @ axes.T / scale[:, None]
-        inverse = (axes * np.sqrt(variances)) @ axes.T * scale
-        return cls(mean, matrix, inverse, -float(np.log(scale).sum() + 0.5 * np.log(variances).sum()))
-
-    def forward(self, X: np.ndarray) -> np.ndarray:
-        """From x to u."""
-        return (X - self.mean) @ self.matrix
-
-    def inverse(self, U: np.ndarray) -> np.ndarray:
-        """From u to x."""
-        return U @ self.inverse_matrix + self.mean
+def _mixture_of(energy: Any) -> ScaleMixture | None:
+    """The mixture that an energy is a tilt of, if it is one."""
+    reference = getattr(energy, "reference", None)
+    return reference if isinstance(reference, ScaleMixture) else None
 
 
-def _column_scales(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Means, standard deviations, and which columns change by more than rounding; the others get scale 1."""
-    mean, scale = X.mean(0), X.std(0)
-    varies = scale > 10 * np.finfo(X.dtype).eps * np.abs(X).max(0)
-    return mean, np.where(varies, scale, 1.0), varies
-
-
-def _shrunk_correlations(z: np.ndarray) -> np.ndarray:
-    """(1 − α)R + αI for standardised rows, with the α that `_shrinkage` finds."""
-    alpha = _shrinkage(z)
-    return (1 - alpha) * (z.T @ z / len(z)) + alpha * np.eye(z.shape[1])
-
-
-def _shrinkage(z: np.ndarray, folds: int = 5) -> float:
-    """α in [`LEAST_VARIANCE`, 1] at which a Gaussian with covariance (1 − α)R + αI predicts held-out rows best."""
-    candidates = np.geomspace(LEAST_VARIANCE, 1, 25)
-    total = np.zeros(len(candidates))
-    fold = np.arange(len(z)) % folds
-    for k in range(min(folds, len(z))):
-        kept, out = z[fold != k], z[fold == k]
-        mean = kept.mean(0)
-        variances, axes = np.linalg.eigh(np.cov(kept, rowvar=False, bias=True).reshape(2 * z.shape[1:]))
-        shrunk = np.outer(1 - candidates, variances.clip(0)) + candidates[:, None]
-        squares = ((out - mean) @ axes) ** 2
-        total -= 0.5 * (squares.sum(0) / shrunk + len(out) * np.log(shrunk)).sum(1)
-    return float(candidates[total.argmax()])
-
-
-def _blurred(U: np.ndarray, smoothing: float, seed: int) -> np.ndarray:
-    """√(1 − s²)·u + noise, the table repeated to `ROWS` rows or more.
-
-    In a direction in which the rows have variance v the noise has variance 1 − (1 − s²)v, so that together they
-    have variance 1, and at least s².
-    """
-    kept = 1 - smoothing**2
-    variances, axes = np.linalg.eigh(U.T @ U / len(U))
-    root = axes * np.sqrt(np.maximum(1 - kept * variances, smoothing**2)) @ axes.T
-    copies = np.tile(U, (-(-ROWS // len(U)), 1))
-    return np.sqrt(kept) * copies + np.random.default_rng(seed).normal(size=copies.shape) @ root
-
-
-class InUnits(nn.Module):
-    """E(x) = E_u((x − mean)·matrix), in float64 on the CPU: an energy of u as one of x."""
-
-    mean: Tensor
-    matrix: Tensor
-
-    def __init__(self, energy: nn.Module, coordinates: Coordinates):
-        super().__init__()
-        self.energy = energy.cpu().double().requires_grad_(False)
-        self.event_shape = coordinates.mean.shape
-        self.register_buffer("mean", torch.tensor(coordinates.mean))
-        self.register_buffer("matrix", torch.tensor(coordinates.matrix))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, d)` to `(B,)`."""
-        return self.energy((x.to(self.mean) - self.mean) @ self.matrix)
-
-
-class InCoordinates:
-    """The other way round: an energy of x as one of u, for sampling where every direction has the same scale."""
-
-    def __init__(self, energy: Energy, coordinates: Coordinates):
-        self.energy = energy
-        self.mean = torch.tensor(coordinates.mean)
-        self.matrix = torch.tensor(coordinates.inverse_matrix)
-
-    def __call__(self, u: Tensor) -> Tensor:
-        return self.energy(u @ self.matrix + self.mean)
+def _in_float64(energy: nn.Module) -> nn.Module:
+    """An energy that takes and gives float64, on the CPU, and learns no more."""
+    return energy.cpu().double().requires_grad_(False)
 
 
 # --- draws -------------------------------------------------------------------------------------------------
@@ -449,8 +358,8 @@ def _draws(energy: Energy, reference: Proposal, n: int, rng: torch.Generator) ->
 
 def _on_cpu(run: Run) -> Run:
     """The run where any machine can open it."""
-    if isinstance(run.energy, nn.Module):
-        run.energy.cpu()
+    for player in run.players.values():
+        player.cpu()
     if run.walkers is not None:
         x, log_weight = run.walkers.x.cpu(), run.walkers.log_weight.cpu()
         run.walkers = replace(run.walkers, x=x, log_weight=log_weight)

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest
+from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest, require
 from metastable.core.powered import without_rounding
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.types import Pairs, Proposal, events, is_discrete
 from metastable.core.units import Coordinates, Units, default_kind, require_kind, rounded
 from metastable.data import Dataset
 from metastable.data.columns import columns_settings
+from metastable.data.smoothing import smoothed
 from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
 from metastable.energies.build import ENERGIES, default_config
 from metastable.energies.in_units import in_training_units
@@ -118,6 +119,7 @@ def make_plan(
     held_out: float = 0.0,
     units: str = "auto",
     reference: str | None = None,
+    smoothing: float = 0.0,
 ) -> Plan:
     """Settle everything, or raise an error that names what does not fit."""
     require_kind(units)
@@ -131,6 +133,8 @@ def make_plan(
     trainer = trainer.resolved(len(train), train.x[0].numel())
     coordinates = coordinates_for(units, energy, train, method, trainer.noise_at(0), seed)
     rows = training_rows(train, method, engine, coordinates, seed)
+    if smoothing:
+        rows = _smoothed(rows, smoothing, seed)
     seen = _as_seen(rows, trainer.noise_at(0), coordinates, seed)
     power = power_of(method, trainer.steps or 0)
     module, energy_settings = _resolve_energy(
@@ -253,6 +257,13 @@ def training_rows(
     if coordinates is not None and coordinates.given is not None:
         beside = rounded(coordinates.given.forward(beside))
     return Pairs(x, engine.place(beside))
+
+
+def _smoothed(rows: Tensor | Pairs, smoothing: float, seed: int) -> Tensor:
+    require(0 <= smoothing < 1, "smoothing", "at least 0 and below 1", smoothing)
+    if isinstance(rows, Pairs) or rows.dim() != 2:
+        raise UnsupportedError("smoothing: is for vectors without labels or contexts; use data_noise")
+    return smoothed(rows, smoothing, derive(seed, "smoothing"))
 
 
 def _as_seen(

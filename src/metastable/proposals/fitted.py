@@ -1,7 +1,7 @@
 """A reference chosen from the data: how many components, how much alike, how heavy their tails.
 
-Everything is chosen by the likelihood of rows that were left out, never by the likelihood of those fitted: a mixture
-with a component for each row has the best of the latter and is worth nothing.
+Everything is chosen by the likelihood of rows that were left out, never by the likelihood of those fitted: of the
+latter a mixture with a component for each row has the best, and is worth nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CAREFUL = 0.5
 """Something less simple must be better by so many standard errors."""
 FOLDS = 5
 STARTS = 3
-"""Fits from different clusters whose average is taken: they end apart, and their average predicts better than each."""
+"""Fits from different first clusters, which end apart: their average predicts better than each of them."""
 RESTARTS = 4
 LEAST_SCALE = 1e-3
 """Spread given to a column that never changes, beside that of an average one."""

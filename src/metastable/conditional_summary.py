@@ -18,6 +18,7 @@ from metastable.evaluation.diagnosis import Facts, Finding, diagnose
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.quadrature import bounding_box, grid_density
 from metastable.methods.base import Method
+from metastable.methods.conditional_tuning import forget_tuning
 from metastable.proposals.given import finely, log_prob_of
 from metastable.run import Run, write_json
 from metastable.walkers.starts import random_rows
@@ -58,6 +59,7 @@ def evaluate_conditional(run: Run, train: Pairs, validation: Pairs, *, seed: int
     run.contexts = shown.table if shown else None
     run.scores = _scores(sampler, judged, validation, seed)
     run.diagnosis = _diagnosis(run, judged, own) + sampler.findings
+    forget_tuning(run.energy)  # so that the run samples as it will when it is read back
     if run.folder is not None:
         _write(run, train, shown)
     return run

@@ -33,7 +33,7 @@ from metastable.kernels import HMC, MALA, ULA, Kernel, StepKernel, run_chain
 from metastable.kernels.adaptation import require_adaptable, step_of_rows
 from metastable.proposals.given import sample_given
 
-from .conditional_starts import Starts, draw_starts, own_draws, too_few
+from .conditional_starts import Starts, draw_starts, own_draws, pilot_candidates, too_few
 from .conditional_tuning import Starter, Tuned, steps_for
 
 CAREFUL = 0.95
@@ -330,7 +330,7 @@ def _chosen(
 
 def _weighed_starts(proposal: Any) -> Starter:
     def start(target: Bound, n: int, rng: torch.Generator) -> Starts:
-        starts = draw_starts(target, proposal, n, rng)
+        starts = draw_starts(target, proposal, n, rng, pilot_candidates(proposal, n * len(target.given)))
         _require_finite(starts.y, "the proposal's draws")
         return starts
 

@@ -167,13 +167,13 @@ def sample_interpolating(
     if kernel is not None or eta != 0:  # at η = 0 without a kernel nothing but the flow moves
         kernel, tuned = _chosen(kernel, tune, target, _flow_starts(flow), CAREFUL)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
-    if eta is None:
-        eta = _langevin_step(kernel, tuned) * (max(sde_steps, 1) / (1 - t_low))
+    per_step = max(sde_steps, 1) / (1 - t_low)
+    rate: float | Tensor = _langevin_step(kernel, tuned) * per_step if eta is None else eta
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
-    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=eta)  # line 2
+    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate)  # line 2
     rows, info = _chain(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned)  # line 3
     cost = sde_steps * rows.shape[0] + starts.rows + (0 if tuned is None else tuned.rows)
-    info |= {"eta": eta, "sde_steps": sde_steps, "chain_steps": moves} | _said_of(starts)
+    info |= {"eta": rate, "sde_steps": sde_steps, "chain_steps": moves} | _said_of(starts)
     return _walkers(rows, y, info, cost)
 
 

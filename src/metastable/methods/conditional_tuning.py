@@ -35,7 +35,7 @@ PILOTS, FEWEST, TOGETHER = 16, 4, 2**11
 FULL, SHORT = 60, 20
 """Steps of warm-up for a first guess, and from steps that are remembered."""
 MANY = 64
-"""Of more than twice so many new contexts, the first so many are looked at in full, the others from their median."""
+"""Of more than twice so many new contexts the first are looked at in full, the others from their median."""
 AWAY = 0.3
 """Distance from the wanted acceptance at which a short warm-up was too short."""
 REMEMBERED = 2**16

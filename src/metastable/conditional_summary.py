@@ -19,6 +19,7 @@ from metastable.evaluation.diagnosis import Facts, Finding, diagnose
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.quadrature import bounding_box, grid_density
 from metastable.methods.base import Method
+from metastable.methods.conditional_tuning import forget_tuning
 from metastable.proposals.given import finely, log_prob_of
 from metastable.run import Run, outward_scores, write_json
 from metastable.walkers.starts import random_rows
@@ -62,6 +63,7 @@ def evaluate_conditional(
     run.contexts = shown.table if shown else None
     run.scores = _scores(sampler, judged, validation, seed)
     run.diagnosis = _diagnosis(run, judged, own) + sampler.findings
+    forget_tuning(run.energy)  # so that the run samples as it will when it is read back
     run = run.outward(coordinates)
     if shown is not None and coordinates is not None:
         shown = _outward(shown, coordinates)

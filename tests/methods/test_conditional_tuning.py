@@ -242,3 +242,14 @@ def test_one_eta_for_all_leaves_the_narrow_one():
     except ValueError:  # it left every finite region
         return
     assert float(walkers.x[9].std()) / 0.05 > 10
+
+
+def test_of_many_contexts_each_costs_some_hundred_energies():
+    energy, given = Widths(), torch.linspace(-2, 0.5, 600)[:, None]
+    walkers = sample_from_proposal(energy, Q, 1, given, rng())
+    assert walkers.info["energy_rows"] == energy.rows
+    assert energy.rows < 600 * 700  # two thousand and more each, if each were looked at as one alone is
+    in_units = walkers.info["step_size"] / (2 * given[:, 0].double()).exp()
+    assert 0.3 < float(in_units.min()) < float(in_units.max()) < 4
+    size = walkers.x[:, 0] / given.exp()
+    assert float(size.square().mean()) == pytest.approx(1.0, abs=5 * math.sqrt(1 / 600))

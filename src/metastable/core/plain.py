@@ -90,8 +90,8 @@ class _PlainNorms(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        plain = NORMS.get(func, func)
-        return plain(*args, **_renamed(kwargs or {}) if plain is not func else kwargs or {})
+        plain, options = NORMS.get(func), kwargs or {}
+        return func(*args, **options) if plain is None else plain(*args, **_renamed(options))
 
 
 def _renamed(options: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from metastable.kernels import HMC, MALA, ULA, Kernel, StepKernel, run_chain
 from metastable.kernels.adaptation import require_adaptable, step_of_rows
 from metastable.proposals.given import sample_given
 
-from .conditional_starts import Starts, draw_starts, own_draws, too_few
+from .conditional_starts import Starts, draw_starts, own_draws, pilot_candidates, too_few
 from .conditional_tuning import Starter, Tuned, steps_for
 
 CAREFUL = 0.95
@@ -167,13 +167,13 @@ def sample_interpolating(
     if kernel is not None or eta != 0:  # at η = 0 without a kernel nothing but the flow moves
         kernel, tuned = _chosen(kernel, tune, target, _flow_starts(flow), CAREFUL)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
-    if eta is None:
-        eta = _langevin_step(kernel, tuned) * (max(sde_steps, 1) / (1 - t_low))
+    per_step = max(sde_steps, 1) / (1 - t_low)
+    rate: float | Tensor = _langevin_step(kernel, tuned) * per_step if eta is None else eta
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
-    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=eta)  # line 2
+    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate)  # line 2
     rows, info = _chain(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned)  # line 3
     cost = sde_steps * rows.shape[0] + starts.rows + (0 if tuned is None else tuned.rows)
-    info |= {"eta": eta, "sde_steps": sde_steps, "chain_steps": moves} | _said_of(starts)
+    info |= {"eta": rate, "sde_steps": sde_steps, "chain_steps": moves} | _said_of(starts)
     return _walkers(rows, y, info, cost)
 
 
@@ -330,7 +330,7 @@ def _chosen(
 
 def _weighed_starts(proposal: Any) -> Starter:
     def start(target: Bound, n: int, rng: torch.Generator) -> Starts:
-        starts = draw_starts(target, proposal, n, rng)
+        starts = draw_starts(target, proposal, n, rng, pilot_candidates(proposal, n * len(target.given)))
         _require_finite(starts.y, "the proposal's draws")
         return starts
 

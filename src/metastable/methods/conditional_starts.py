@@ -25,6 +25,8 @@ CANDIDATES, LEAST = 32, 1024
 """Draws for each start, and at least for each context, where a draw costs about as much as an energy."""
 CANDIDATES_ODE, LEAST_ODE = 4, 256
 """The same of a flow that solves an ODE: its draws cost a hundred energies, and it is nearer to the model."""
+TOGETHER = 2**17
+"""Draws of all contexts together above which a context need not have the least, only those for its starts."""
 ROWS, NUMBERS = 2**17, 2**23
 """Draws in memory at once, and numbers that they consist of; also the most for one context beyond its n."""
 FEWEST, ENOUGH = 10, 50
@@ -65,8 +67,9 @@ def draw_starts(
     """
     if candidates == 1 or not can_weigh(proposal):
         return own_draws(sample_given(proposal, n, rng, target.given))
-    M = _draws(proposal, n, candidates)
-    B, at_once = len(target.given), max(1, _rows_at_once(proposal) // M)
+    B = len(target.given)
+    M = _draws(proposal, n, candidates, B)
+    at_once = max(1, _rows_at_once(proposal) // M)
     parts = [
         _weighed(target.some(slice(i, i + at_once)), proposal, n, M, rng, i) for i in range(0, B, at_once)
     ]
@@ -95,11 +98,17 @@ def too_few(starts: Starts) -> Tensor:
     return starts.ess < min(max(starts.y.shape[1], FEWEST), ENOUGH)
 
 
-def _draws(proposal: Any, n: int, candidates: int | None) -> int:
+def pilot_candidates(proposal: Any, starts: int) -> int:
+    """Draws for each of so many starts that only find a step size: fewer where there are many, and of an ODE."""
+    return CANDIDATES_ODE if hasattr(proposal, "finely") else min(64, max(8, TOGETHER // (4 * starts)))
+
+
+def _draws(proposal: Any, n: int, candidates: int | None, contexts: int) -> int:
     """M: what is wanted, as far as it fits into memory at once, and at least n."""
     ode = hasattr(proposal, "finely")
     if candidates is None:
-        wanted = max(n * (CANDIDATES_ODE if ode else CANDIDATES), LEAST_ODE if ode else LEAST)
+        least = min(LEAST_ODE if ode else LEAST, TOGETHER // contexts)
+        wanted = max(n * (CANDIDATES_ODE if ode else CANDIDATES), least)
     else:
         wanted = n * candidates
     return max(n, min(wanted, _rows_at_once(proposal)))

@@ -30,10 +30,12 @@ from metastable.kernels.adaptation import warm_up_each
 
 from .conditional_starts import Starts, least_variance
 
-PILOTS = 16
-"""Chains for each context."""
+PILOTS, FEWEST, TOGETHER = 16, 4, 2**11
+"""Chains for each context; fewer where there would be more than so many of all contexts together."""
 FULL, SHORT = 60, 20
 """Steps of warm-up for a first guess, and from steps that are remembered."""
+MANY = 64
+"""Of more than twice so many new contexts the first are looked at in full, the others from their median."""
 AWAY = 0.3
 """Distance from the wanted acceptance at which a short warm-up was too short."""
 REMEMBERED = 2**16
@@ -118,8 +120,12 @@ def _found(
     target: Bound, kernel: StepKernel, start: Starter, acceptance: float, last: float | None
 ) -> tuple[Tensor, int]:
     """Steps by pilot chains, `(b,)` in float64, and what they cost: short ones from `last`, where that is known."""
+    if last is None and len(target.given) > 2 * MANY:
+        first, rows = _found(target.some(slice(0, MANY)), kernel, start, acceptance, None)
+        rest, more = _found(target.some(slice(MANY, None)), kernel, start, acceptance, float(first.median()))
+        return torch.cat([first, rest]), rows + more
     rng = generator(derive(0, "tuning"), target.given.device)
-    starts = start(target, PILOTS, rng)
+    starts = start(target, min(PILOTS, max(FEWEST, TOGETHER // len(target.given))), rng)
     y, guess = starts.y.flatten(0, 1), first_guess(kernel, starts)
     if last is None:
         each = warm_up_each(kernel, target, y, FULL, rng, guess, acceptance)

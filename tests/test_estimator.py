@@ -22,7 +22,7 @@ import metastable as ms
 from metastable import estimator
 from metastable.core.errors import ConfigError
 from metastable.core.types import LogPartition
-from metastable.estimator import Coordinates, EnergyDensity
+from metastable.estimator import EnergyDensity
 
 EXPECTED_FAILED_CHECKS: dict[str, str] = {}
 """Checks of scikit-learn's that are failed on purpose, with the reason: none."""
@@ -166,7 +166,8 @@ def test_without_the_jacobian_the_law_of_units_fails(same_table_in_two_units):
     rows = gaussian_rows(100, seed=4)
 
     def mutant(density: EnergyDensity, x: np.ndarray) -> np.ndarray:
-        return -density.energy_(torch.tensor(x)).numpy() - density.run_.log_partition.value
+        u = density.energy_.to_inner(torch.tensor(x))
+        return -density.energy_.inner(u).numpy() - density.log_partition_.value
 
     plain, scaled = same_table_in_two_units
     shift = mutant(scaled, rows * UNITS) - mutant(plain, rows)
@@ -233,41 +234,6 @@ def test_contamination_is_the_share_of_training_rows_and_about_that_of_new_ones(
 
 
 # --- coordinates and noise ---------------------------------------------------------------------------------
-
-
-def test_coordinates_have_unit_covariance_and_their_own_jacobian():
-    rows = gaussian_rows(2000, seed=0)
-    c = Coordinates.fit(rows)
-    np.testing.assert_allclose(c.inverse(c.forward(rows)), rows)
-    assert c.log_det == pytest.approx(np.linalg.slogdet(c.matrix)[1])
-    np.testing.assert_allclose(np.cov(c.forward(rows), rowvar=False), np.eye(2), atol=0.02)
-
-
-def test_correlations_are_shrunk_only_where_rows_are_few():
-    rng = np.random.default_rng(0)
-    mixing = np.linalg.qr(rng.normal(size=(10, 10)))[0] * np.geomspace(1, 0.01, 10)
-    many, few = rng.normal(size=(5000, 10)) @ mixing.T, rng.normal(size=(8, 10)) @ mixing.T
-    standard = [(x - x.mean(0)) / x.std(0) for x in (many, few)]
-    assert estimator._shrinkage(standard[0]) < 1e-3
-    assert estimator._shrinkage(standard[1]) > 1e-2
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.3, 0.8])
-def test_noise_changes_neither_mean_nor_covariance_and_fills_directions_without_any(smoothing):
-    u = np.random.default_rng(0).normal(size=(100, 3))
-    u = Coordinates.fit(u).forward(u)
-    u[:, 2] = 0
-    x = estimator._blurred(u, smoothing, seed=0)
-    error = math.sqrt(2 / len(x))
-    assert_within(torch.tensor(x.mean(0)), 0.0, 1 / math.sqrt(len(x)))
-    assert_within(torch.tensor(np.cov(x, rowvar=False)), torch.eye(3), error)
-
-
-def test_noise_that_is_only_added_would_widen_the_covariance():
-    u = np.random.default_rng(0).normal(size=(20_000, 2))
-    wide = u + 0.3 * np.random.default_rng(1).normal(size=u.shape)
-    with pytest.raises(AssertionError):
-        assert_within(torch.tensor(np.cov(wide, rowvar=False)), torch.eye(2), math.sqrt(2 / len(u)))
 
 
 # --- tables as they come -----------------------------------------------------------------------------------
@@ -340,14 +306,10 @@ def test_a_fitted_estimator_is_stored_whole_and_cloned_bare(gaussian):
         clone(gaussian).sample()
 
 
-def test_the_run_is_kept_in_the_coordinates_it_was_trained_in(gaussian):
+def test_the_run_is_the_density_in_the_tables_units(gaussian):
     rows = gaussian_rows(20, seed=0)
-    u = torch.tensor(Coordinates.fit(gaussian_rows(2000, seed=0)).forward(rows), dtype=torch.float32)
-    shift = gaussian.score_samples(rows) - gaussian.run_.log_prob(u).numpy()
-    np.testing.assert_allclose(shift, shift[0], atol=1e-4)
-    steps = [row["step"] for row in gaussian.run_.history]
-    assert steps == sorted(steps)
-    assert steps[-1] == 360
+    np.testing.assert_allclose(gaussian.score_samples(rows), gaussian.run_.log_prob(rows).numpy(), atol=1e-4)
+    assert gaussian.run_.history[-1]["step"] == 300
 
 
 # --- choices -----------------------------------------------------------------------------------------------
@@ -380,7 +342,22 @@ def test_a_method_object_is_used_as_it_is():
 def test_settings_reach_the_method():
     density = quick(walkers=48, step_size=0.02).fit(gaussian_rows(50, seed=0))
     assert density.run_.config["method"]["kernel"] == {"name": "mala", "step_size": 0.02}
-    assert density.run_.config["method"]["walkers"] == 96  # the second, short run has twice as many
+    assert density.run_.config["method"]["walkers"] == 48
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference", "smoothing"),
+    [
+        ({}, ms.proposals.ScaleMixture, 0.0),
+        ({"smoothing": 0.3}, ms.proposals.Gaussian, 0.3),
+        ({"energy": {"name": "mlp", "reference": "gaussian"}}, ms.proposals.Gaussian, 0.35 * 50 ** (-1 / 6)),
+    ],
+    ids=str,
+)
+def test_a_small_table_is_learned_on_a_mixture_unless_asked_otherwise(settings, reference, smoothing):
+    density = quick(hidden=(8,), **settings).fit(gaussian_rows(50, seed=0))
+    assert type(density.run_.within().energy.reference) is reference
+    assert density.smoothing_ == pytest.approx(smoothing)
 
 
 def test_an_energy_of_your_own_is_copied_and_trained():

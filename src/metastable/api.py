@@ -116,8 +116,8 @@ def fit(
             alone. Samples, densities and log Z come back in the data's units. An energy of your own still sees
             those: only its chains move in the others, so that a step size means the same for every data set.
         dequantise: spread columns of few values, such as codes, evenly between the midpoints to their neighbours.
-        reference: `gaussian` puts the energy, your own too, on a Gaussian fitted to the data (`energies.Tilted`), so
-            that exp(−E) has an integral; a built-in energy has one already, which its settings choose.
+        reference: `gaussian` puts the energy, your own too, on a Gaussian fitted to the data (`energies.Tilted`),
+            so that exp(−E) has an integral; a built-in energy has one already, which its settings choose.
         smoothing: s, from 0 to below 1: training sees √(1 − s²)·u + s·ξ in whitened units, which keeps mean and
             covariance and blurs everything else, so that few rows are not learnt by heart.
         trainer: all training settings at once, instead of `options`.

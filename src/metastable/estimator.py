@@ -28,7 +28,7 @@ from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, Proposal
 from metastable.core.units import Units
 from metastable.energies.build import EnergyConfig
-from metastable.kernels import run_chain
+from metastable.kernels import MALA, run_chain
 from metastable.methods import Method
 from metastable.plan import energy_config, resolve_method
 from metastable.proposals import Gaussian, ScaleMixture, fit_gaussian
@@ -54,13 +54,13 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
 
     The reference of at most 2000 rows of at most 64 columns is a mixture of Gaussians with tails, chosen by the
     likelihood of left-out rows (`ms.proposals.fit_reference`); the network then only adds what it can. That of
-    larger tables is one Gaussian. There, what keeps rows from being learnt by heart is noise, as in a kernel density
-    estimate: the network sees √(1 − s²)·u + s·ξ instead of u. This leaves mean and covariance as they are, so that
-    Gaussian data lose nothing, and anything else is blurred by s, the `smoothing`; s = 1 would be a fitted Gaussian.
-    A small table with a `smoothing` of its own is learnt this way, too.
+    larger tables is one Gaussian. There, what keeps rows from being learnt by heart is noise, as in a kernel
+    density estimate: the network sees √(1 − s²)·u + s·ξ instead of u. This leaves mean and covariance as they are,
+    so that Gaussian data lose nothing, and anything else is blurred by s, the `smoothing`; s = 1 would be a fitted
+    Gaussian. A small table with a `smoothing` of its own is learnt this way, too.
 
-    Columns that do not change, or follow from others, are given a spread of a thousandth. Where rows are few for the
-    number of columns, correlations are shrunk by as much as cross-validation asks for.
+    Columns that do not change, or follow from others, are given a spread of about a ten-thousandth. Where rows are
+    few for the number of columns, correlations are shrunk by as much as cross-validation asks for.
 
     Args:
         method: how to train: a name (`jarzynski`, `pcd`, …), a mapping with a `name` and settings, or a method
@@ -70,8 +70,8 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         hidden: widths of the hidden layers of `mlp`.
         steps: updates; `auto` makes 10·rows^(2/3) of them, at least 100 and at most 2000.
         walkers: negatives; `auto` means 512 for `jarzynski`, and the method's own default for another one.
-        step_size: h of the kernel that moves them, in the coordinates u; `auto` means MALA with 0.05 for
-            `jarzynski`, and the method's own default for another one.
+        step_size: h of the kernel that moves them, in the coordinates u; `auto` lets it tune itself. For
+            `jarzynski` that kernel is MALA.
         learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01, and in
             proportion to the rows where these are fewer than 2000.
         batch_size: rows in an update.
@@ -89,7 +89,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         energy_: E as a function of rows in the table's units, float64, `(B, d)` to `(B,)`.
         log_partition_: log Z of `energy_`, with its standard error: that of every `score_samples`, common to all.
         offset_: the score below which a row is an outlier.
-        run_: the training run; its energy and walkers are in the coordinates u.
+        run_: the training run, in the table's units; `run_.within()` is the same in the coordinates u.
         smoothing_: s.
         n_features_in_: columns.
         feature_names_in_: their names, where the table had any.
@@ -224,6 +224,8 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         )
         if settings.get("name") == "jarzynski":
             settings = {"walkers": WALKERS, "held_out": 0.0, **settings}
+            if "step_size" in given and not {"kernel", "step_size"} & settings.keys():
+                settings["kernel"] = MALA(given.pop("step_size"))
         return resolve_method({**settings, **given})
 
     def _normalise(self, X: np.ndarray, seed: int) -> None:

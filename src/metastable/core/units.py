@@ -27,6 +27,8 @@ WHITEN_LIMIT = 128
 """Coordinates up to which correlations are undone; beyond, the matrix costs more than it brings."""
 LEAST_VARIANCE = 1e-6
 """Variance that a direction is given at least, where that of a column is one."""
+STILL = 1e-4
+"""Spread that a column which never changes is given, as a share of its value."""
 EMPTY = 0.01
 """Directions with less than this share of the variance they should have hold nothing but rounding."""
 FOLDS = 5
@@ -135,8 +137,8 @@ class Units:
     def enter(self, x: Tensor, seed: int) -> Tensor:
         """Rows to train on: u, with normal noise along directions in which the rows do not vary.
 
-        A column that never changes, or follows from others, has no density. It is given one: a spread of about a
-        thousandth of its unit, which in u is 1, so that nothing is narrower than anything else.
+        A column that never changes, or follows from others, has no density. It is given one: a small spread, which in u
+        is 1, so that nothing is narrower than anything else.
         """
         if self.trivial:
             return x
@@ -209,12 +211,12 @@ def rounded(u: Tensor) -> Tensor:
 def column_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Means, standard deviations, and which columns change by more than rounding, each `(D,)`.
 
-    One that does not keeps a scale of its own: a thousandth of its value, or of 1 where that is zero.
+    One that does not is given a scale of its own: `STILL` of its value, or of 1 where that is zero.
     """
     mean, scale = x.mean(0), x.std(0, correction=0)
     largest = x.abs().amax(0)
     varies = scale > 10 * torch.finfo(x.dtype).eps * largest
-    still = 1e-3 * torch.where(largest > 0, largest, 1.0)
+    still = STILL * torch.where(largest > 0, largest, 1.0)
     return mean, torch.where(varies, scale, still), varies
 
 

@@ -106,7 +106,7 @@ def _words(data: Dataset, i: int, column: Column) -> str:
     if column.note == "constant":
         return (
             f"{column.name} is {column.low:g} in every row and has no density: it is given a spread of a "
-            "thousandth of that; drop the column"
+            "ten-thousandth of that; drop the column"
         )
     if column.note == "few values":
         return (

@@ -127,9 +127,9 @@ def is_image(event_shape: tuple[int, ...]) -> bool:
 def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1.0) -> Gaussian:
     """The Gaussian with the (weighted) mean and covariance of `x`, its standard deviations × `inflate`.
 
-    Events of up to `FULL_COVARIANCE_LIMIT` numbers, of any shape but that of an image, get a full covariance; others
-    get variances. Each column of vectors has units of its own: to its variance a millionth of itself is added,
-    whatever the others are. Pixels have common units, and get a millionth of their mean variance.
+    Events of up to `FULL_COVARIANCE_LIMIT` numbers, of any shape but that of an image, get a full covariance;
+    others get variances. Each column of vectors has units of its own: to its variance a millionth of itself is
+    added, whatever the others are. Pixels have common units, and get a millionth of their mean variance.
     """
     small = x[0].numel() <= FULL_COVARIANCE_LIMIT and not is_image(tuple(x.shape[1:]))
     if x.dim() == 2 or small:

@@ -1,7 +1,7 @@
 """Right by default: true numbers on data that nobody prepared, with default settings throughout.
 
-What a new user would try first: columns in any units, narrow beside wide, other seeds, trainings broken on purpose. No
-paper has these numbers; the targets are what an error bar promises.
+What a new user would try first: columns in any units, narrow beside wide, other seeds, trainings broken on purpose.
+No paper has these numbers; the targets are what an error bar promises.
 """
 
 from __future__ import annotations

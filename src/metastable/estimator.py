@@ -37,7 +37,7 @@ ROWS = 16_384
 LEAST_VARIANCE = 1e-6
 """Variance that the model has at least in every direction, where the data's is one."""
 FLAT = 0.01
-"""Rows with less variance than this in a direction of the coordinates u, where it should be one, have none there."""
+"""Less variance than this in a direction of the coordinates u, in which it should be one, is none."""
 WALKERS = 512
 STEP_SIZE = 0.05
 REACH = 1.3
@@ -56,13 +56,13 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
 
     The reference of at most 2000 rows of at most 64 columns is a mixture of Gaussians with tails, chosen by the
     likelihood of left-out rows (`ms.proposals.fit_reference`); the network then only adds what it can. That of
-    larger tables is one Gaussian. There, what keeps rows from being learnt by heart is noise, as in a kernel density
-    estimate: the network sees √(1 − s²)·u + s·ξ instead of u. This leaves mean and covariance as they are, so that
-    Gaussian data lose nothing, and anything else is blurred by s, the `smoothing`; s = 1 would be a fitted Gaussian.
-    A small table with a `smoothing` of its own is learnt this way, too.
+    larger tables is one Gaussian. There, what keeps rows from being learnt by heart is noise, as in a kernel
+    density estimate: the network sees √(1 − s²)·u + s·ξ instead of u. This leaves mean and covariance as they are,
+    so that Gaussian data lose nothing, and anything else is blurred by s, the `smoothing`; s = 1 would be a fitted
+    Gaussian. A small table with a `smoothing` of its own is learnt this way, too.
 
-    Columns that do not change, or follow from others, are given a spread of a thousandth. Where rows are few for the
-    number of columns, correlations are shrunk by as much as cross-validation asks for.
+    Columns that do not change, or follow from others, are given a spread of a thousandth. Where rows are few for
+    the number of columns, correlations are shrunk by as much as cross-validation asks for.
 
     Args:
         method: how to train: a name (`jarzynski`, `pcd`, …), a mapping with a `name` and settings, or a method
@@ -74,8 +74,8 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         walkers: negatives; `auto` means 512 for `jarzynski`, and the method's own default for another one.
         step_size: h of the kernel that moves them, in the coordinates u; `auto` means MALA with 0.05 for
             `jarzynski`, and the method's own default for another one.
-        learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01, and in
-            proportion to the rows where these are fewer than 2000.
+        learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01, and for
+            fewer than 2000 rows on a mixture times (rows/2000)^(3/2).
         batch_size: rows in an update.
         smoothing: s, at least 0 and below 1; `auto` means 0 on a mixture, and
             else 0.35·rows^(−1/(columns + 4)), a third of Scott's rule.

@@ -1,14 +1,15 @@
 """How long, how fast and on how blurred rows to train, from the size of a table: n rows of d columns.
 
-The rules are for rows of mean zero and about unit covariance, and for an energy that starts at a reference which was
-fitted to them. What they are made from:
+The rules are for rows of mean zero and about unit covariance, and for an energy that starts at a reference fitted to
+them. What they are made from:
 
-- A row can be learned by heart, and the fewer there are the sooner. What held-out rows lose by training for too long
-  grows with the rate times the number of updates, and falls with n.
-- A mixture that cross-validation chose leaves little to learn in a few hundred rows. On tables of 100 to 500 rows and
-  4 to 30 columns a rate of 0.03/d lost up to 0.05 nats a row on top of it and 0.003/d nothing that could be measured,
-  while neither gained: the rate grows with n up to the number of rows from which on the reference is one Gaussian,
-  and a network has something to do.
+- A row can be learned by heart, and the fewer there are the sooner. What held-out rows lose by it grows with the rate
+  times the number of updates, and falls with n.
+- A mixture that cross-validation chose leaves little to learn in a few hundred rows. With 0.03/d on top of it held-out
+  rows of iris (n = 120, d = 4) lost 0.55 nats each, and on wine (142, 13) the model ran away along its tails in two
+  splits of four. With that times n/2000, iris still lost 0.013; with that times (n/2000)^(3/2) iris, wine, diabetes
+  and breast cancer all stay within 0.01 of the mixture.
+- From 2000 rows on the reference is one Gaussian, and a network has much to do.
 - More columns add up to larger changes of the energy in each update, so that the rate falls with d.
 """
 
@@ -30,12 +31,12 @@ def default_steps(n: int, d: int) -> int:
 
 
 def default_learning_rate(n: int, d: int) -> float:
-    """Of Adam with a cosine to zero: 0.03/d, at most 0.01, and in proportion to n below `MANY_ROWS` rows.
+    """Of Adam with a cosine to zero: 0.03/d, at most 0.01, and below `MANY_ROWS` rows times (n/2000)^(3/2).
 
-    >>> default_learning_rate(10_000, 2), round(default_learning_rate(200, 10), 6)
-    (0.01, 0.0003)
+    >>> default_learning_rate(10_000, 2), round(default_learning_rate(500, 3), 6)
+    (0.01, 0.00125)
     """
-    return min(HIGHEST_RATE, 0.03 / d) * min(1.0, n / MANY_ROWS)
+    return min(HIGHEST_RATE, 0.03 / d) * min(1.0, n / MANY_ROWS) ** 1.5
 
 
 def default_smoothing(n: int, d: int, mixture: bool) -> float:

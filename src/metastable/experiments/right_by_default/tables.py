@@ -1,4 +1,4 @@
-"""Four tables that come with scikit-learn: held-out log-likelihood with default settings, beside two tuned rivals."""
+"""Four tables that come with scikit-learn: held-out likelihood with default settings, beside two tuned rivals."""
 
 from __future__ import annotations
 

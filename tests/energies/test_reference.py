@@ -47,10 +47,10 @@ def test_a_gaussian_is_the_inflated_fit_as_ever():
 
 
 def test_settings_that_exclude_each_other_are_named():
-    with pytest.raises(ConfigError, match="energy.inflate: must be left out for a mixture"):
+    with pytest.raises(ConfigError, match=r"energy\.inflate: must be left out for a mixture"):
         MLPConfig("mixture", inflate=1.5)
     with pytest.raises(
-        ConfigError, match="energy.reference: must be 'gaussian', 'none' or 'auto' for events"
+        ConfigError, match=r"energy\.reference: must be 'gaussian', 'none' or 'auto' for events"
     ):
         ConvConfig("mixture").build(rows(8, 1, 8, 8), 0)
 

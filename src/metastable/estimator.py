@@ -265,9 +265,10 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         parameter = next(iter(run.energy.parameters()))  # pyright: ignore
         some = torch.tensor(rows[:: -(-len(rows) // ENOUGH)]).to(parameter)
         reference = _mixture_of(run.energy)
+        start: dict[str, Any] = {"data": some} if reference is None else {"reference": reference}
         z = log_partition(
             run.learned_energy,
-            **({"data": some} if reference is None else {"reference": reference}),
+            **start,
             walkers=128,
             seed=derive(seed, "log_partition"),
         )

@@ -145,7 +145,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         """Learn the density of the rows of `X`, `(n, d)`; `y` is ignored."""
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         mixture = self._on_mixture(X)
-        settings = self._settings(*X.shape, mixture)
+        settings = self._settings(len(X), X.shape[1], mixture)
         seed = _seed(self.random_state)
         whitened = Coordinates.fit(X)
         used = whitened if self.standardize else Coordinates.plain(X.shape[1])
@@ -196,8 +196,8 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         """
         method = self._method()
         run = self._run(self._energy(), rows, method, settings, seed)
-        ours = isinstance(method, Jarzynski) and not isinstance(self.method, Method)
-        if not ours or _mixture_of(run.energy) is not None:
+        right = isinstance(self.method, Method) or _mixture_of(run.energy) is not None
+        if right or not isinstance(method, Jarzynski):
             return run
         less = settings._replace(steps=-(-settings.steps // 5), learning_rate=settings.learning_rate / 5)
         more = replace(method, walkers=2 * method.walkers)

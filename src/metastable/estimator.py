@@ -34,7 +34,7 @@ from metastable.plan import energy_config, resolve_method
 from metastable.proposals import Gaussian, ScaleMixture, fit_gaussian
 from metastable.run import Run
 from metastable.training.config import Schedule
-from metastable.training.defaults import MANY_ROWS, default_learning_rate, default_smoothing, default_steps
+from metastable.training.defaults import default_learning_rate, default_smoothing, default_steps
 from metastable.walkers.smc import default_kernel, smc
 
 WALKERS = 512
@@ -72,8 +72,8 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         walkers: negatives; `auto` means 512 for `jarzynski`, and the method's own default for another one.
         step_size: h of the kernel that moves them, in the coordinates u; `auto` lets it tune itself. For
             `jarzynski` that kernel is MALA.
-        learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01, and in
-            proportion to the rows where these are fewer than 2000.
+        learning_rate: of Adam, falling to zero along a cosine; `auto` means 0.03/columns, at most 0.01, and for
+            fewer than 2000 rows on a mixture times (rows/2000)^(3/2).
         batch_size: rows in an update.
         smoothing: s, at least 0 and below 1; `auto` means 0 on a mixture, and
             else 0.35·rows^(−1/(columns + 4)), a third of Scott's rule.
@@ -161,7 +161,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         """Every number checked, and `auto` replaced by what n rows of d columns ask for."""
         rules = {
             "steps": default_steps(n, d),
-            "learning_rate": default_learning_rate(n if mixture else MANY_ROWS, d),
+            "learning_rate": default_learning_rate(n, d, mixture),
             "smoothing": default_smoothing(n, d, mixture),
         }
         values = {

@@ -130,7 +130,8 @@ def make_plan(
     engine = Engine(trainer.device, trainer.precision)
     train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
     needed_beside(train, method)
-    trainer = trainer.resolved(len(train), train.x[0].numel())
+    mixture = not smoothing and on_mixture(energy, train, method)
+    trainer = trainer.resolved(len(train), train.x[0].numel(), mixture)
     coordinates = coordinates_for(units, energy, train, method, trainer.noise_at(0), seed)
     rows = training_rows(train, method, engine, coordinates, seed)
     if smoothing:
@@ -437,6 +438,14 @@ def _on_reference(
         raise UnsupportedError("reference: only an energy of events alone can be put on one; leave it out")
     x = rows if coordinates is None else coordinates.events.inverse(rows)
     return on_reference(module, x.cpu())
+
+
+def on_mixture(energy: Any, train: Dataset, method: Method) -> bool:
+    """Whether a built-in energy will stand on a mixture that is fitted to these rows, which leaves little to learn."""
+    if is_own(energy) or method.needs == "labels" or train.given is not None:
+        return False
+    config = settled(energy_config(energy, train.event_shape, "", method.timed), train.x)
+    return getattr(config, "reference", "") == "mixture"
 
 
 def _with_reference(config: Any, reference: str) -> Any:

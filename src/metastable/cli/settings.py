@@ -22,7 +22,7 @@ from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
 from metastable.energies.build import ENERGIES, default_config
 from metastable.methods import Method
-from metastable.plan import resolve_method
+from metastable.plan import on_mixture, resolve_method
 from metastable.training.config import OPTIMISERS, Schedule, TrainerConfig
 
 Settings = dict[str, Any]
@@ -185,9 +185,10 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     require(isinstance(dequantise, bool), "dequantise", "true or false", dequantise)
     trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
     dataset, notes = data_of(settings.get("data"))
-    trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel())
     beside = "" if method.needs == "given?" and dataset.given is None else method.needs.rstrip("?")
     energy = energy_of(settings.get("energy"), dataset.event_shape, beside, method.timed)
+    mixture = on_mixture(energy, dataset, method)
+    trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel(), mixture)
     notes += _still_pixels(dataset, energy)
     if not dequantise:
         notes += tuple(f"data: {words}" for words in oddities(dataset))

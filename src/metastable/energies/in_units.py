@@ -43,7 +43,8 @@ class InDataUnits(nn.Module):
         if not given:
             return self.inner(self.to_inner(x)) + self.offset
         context, *time = given
-        return self.inner(self.to_inner(x), self.contexts(context), *time) + self.offset
+        seen = None if context is None else self.contexts(context)
+        return self.inner(self.to_inner(x), seen, *time) + self.offset
 
     def to_inner(self, x: Tensor) -> Tensor:
         """u of x, in the dtype and on the device of the energy inside."""
@@ -120,8 +121,9 @@ class InTrainingUnits(nn.Module):
         like = _home(inner)
         self.register_buffer("mean", units.mean.to(like.dtype), persistent=False)
         self.register_buffer("matrix", units.inverse_matrix.to(like.dtype), persistent=False)
-        if hasattr(inner, "output_scale"):
-            self.output_scale = inner.output_scale
+        for name in ("output_scale", "time"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
         self.register_state_dict_post_hook(_without_prefix)
         self.register_load_state_dict_pre_hook(_with_prefix)
 
@@ -131,9 +133,9 @@ class InTrainingUnits(nn.Module):
         back = flat * matrix if matrix.dim() == 1 else flat @ matrix
         return (back + mean).view(u.shape)
 
-    def forward(self, u: Tensor) -> Tensor:
-        """E(u), `(B, *event)` to `(B,)`."""
-        return self.inner(self.to_data(u)) + self.offset
+    def forward(self, u: Tensor, *rest: Any) -> Tensor:
+        """E(u), `(B, *event)` to `(B,)`; what else the energy inside takes, as a time, is handed on."""
+        return self.inner(self.to_data(u), *rest) + self.offset
 
     def exact_start(self, probe: Tensor) -> Proposal | None:
         """The density that the energy inside equals now, in the units of training; None where it says none."""

@@ -99,7 +99,9 @@ def _largest(before: Tensor, after: Tensor, dim: int) -> Drift:
     k = int(score.abs().argmax())
     spread = float(before[..., k].std().clamp(min=1e-300))
     limit = student_t_quantile(1 - FALSE_ALARM / (2 * len(score)), len(change) - 1)
-    return Drift(_name(k, dim), float(change.mean(0)[k]) / spread, float(score[k]), abs(float(score[k])) > limit)
+    return Drift(
+        _name(k, dim), float(change.mean(0)[k]) / spread, float(score[k]), abs(float(score[k])) > limit
+    )
 
 
 def _name(k: int, dim: int) -> str:

@@ -31,9 +31,10 @@ from metastable.core.errors import (
 )
 from metastable.core.random import normal_like
 from metastable.core.resampling import SCHEMES
-from metastable.core.types import Energy, LogPartition, Walkers, energy_and_grad
+from metastable.core.types import Energy, LogPartition, Walkers, energy_and_grad, is_discrete
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
 from metastable.kernels import MALA, ULA, Gibbs, Kernel, run_chain
+from metastable.walkers.outside import log_mass_outside
 from metastable.walkers.population import ORDERS, Population
 from metastable.walkers.starts import random_rows
 
@@ -41,6 +42,8 @@ from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
 
 CRITERIA = ("ess", "entropy", "lag", "never")
+MOST_OUTSIDE = math.log(0.02)
+"""log of the mass beyond the farthest walker from which on log Z of the walkers is not that of the model."""
 ACCEPTED = 0.65
 """Share of proposals that a step which tunes itself lets be accepted."""
 PROBES = 128
@@ -535,7 +538,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         found = HeldOut.of(state.following)
         ess = float(ess_fraction(_comparable(state.following))) * len(state.following.x)
         moves = _doubt_of_moves(found, self.moves, math.prod(context.data.shape[1:]), context.step)
-        doubts = (*found.doubts(), *moves, *_doubt_of_gap(found, state.steering))
+        outside = _doubt_of_reach(context, state.following, found.value)
+        doubts = (*found.doubts(), *moves, *_doubt_of_gap(found, state.steering), *outside)
         return LogPartition(found.value, found.error, ess, state.following.groups - 1, doubts)
 
     def save(self, state: JarzynskiState) -> dict[str, Any]:
@@ -639,6 +643,21 @@ class HeldOut:
             ),
         ]
         return [words for speaks, words in checks if speaks]
+
+
+def _doubt_of_reach(context: Context, walkers: Population, log_z: float) -> list[str]:
+    """Mass farther out than any walker, where a network has outgrown its reference."""
+    if is_discrete(context.energy) or not math.isfinite(log_z):
+        return []
+    log_mass = log_mass_outside(context.energy, walkers.x, log_z)
+    if not log_mass > MOST_OUTSIDE:
+        return []
+    return [
+        "the energy falls again farther out than any walker, where it puts more mass than around the data: use a "
+        "lower learning rate, fewer updates, or a reference that the network cannot outgrow"
+        if log_mass > 0
+        else f"{100 * math.exp(log_mass):.1f} % of the mass lie farther out than any walker"
+    ]
 
 
 def _doubt_of_moves(found: HeldOut, kernel: Kernel, dim: int, updates: int) -> list[str]:

@@ -89,7 +89,9 @@ class ScaleMixture(nn.Module):
             x[rows] = torch.linalg.solve_triangular(self.precision_factor[k], x[rows].T, upper=False).T
         return self.mean[component] + x
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any
+    ) -> None:
         """Takes the stored number of components and widths, which follow from data and not from settings."""
         for name in ("log_weight", "mean", "precision_factor", "width"):
             stored, own = state_dict.get(prefix + name), getattr(self, name)

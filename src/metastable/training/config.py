@@ -206,9 +206,10 @@ class TrainerConfig:
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
         require_choice("trainer.engine", self.engine, ("eager", "compile"))
 
-    def resolved(self, rows: int, numbers: int) -> TrainerConfig:
-        """The same with everything filled in that follows from `rows` of `numbers` each."""
+    def resolved(self, rows: int, numbers: int, mixture: bool = False) -> TrainerConfig:
+        """The same with everything filled in that follows from `rows` of `numbers` each, and from the reference."""
         schedule = Schedule("cosine" if self.optimiser is None else "constant")
+        rate = default_learning_rate(rows, numbers, mixture)
         return replace(
             self,
             steps=default_steps(rows, numbers) if self.steps is None else self.steps,

@@ -202,7 +202,10 @@ def _tables(bench: Bench, pool: Executor) -> Finish:
                     Row(f"log_likelihood/{table}/{how}", value),
                     Row(f"ahead_of_better_rival/{table}/{how}", value - best, ">=", -0.1),
                 ]
-        return [*rows, *(Row(f"tables_ahead/{how}", ahead[how], ">=", bench.least_ahead) for how in ESTIMATORS)]
+        return [
+            *rows,
+            *(Row(f"tables_ahead/{how}", ahead[how], ">=", bench.least_ahead) for how in ESTIMATORS),
+        ]
 
     return finish
 

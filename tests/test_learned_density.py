@@ -246,10 +246,10 @@ def test_the_command_line_scores_and_samples_what_was_learned(tmp_path, module_p
 
 def test_the_estimator_scores_what_was_learned():
     estimator = ms.EnergyDensity(method=chains(), steps=5, random_state=0).fit(standard(200).numpy())
-    u = torch.linspace(-2, 2, 5, dtype=torch.float64)[:, None]
-    inside = estimator.energy_.energy
-    assert isinstance(inside, Powered)
-    torch.testing.assert_close(inside(u), 4 * inside.energy(u))
+    rows = torch.linspace(-2, 2, 5, dtype=torch.float64)[:, None]
+    learned = estimator.energy_
+    assert isinstance(learned, Powered)
+    torch.testing.assert_close(learned(rows), 4 * learned.energy(rows))
     x = np.linspace(-20, 20, 8001)[:, None]
     mass = np.exp(estimator.score_samples(x)).sum() * (x[1, 0] - x[0, 0])
     assert_within(math.log(mass), 0.0, estimator.log_partition_.std_error)

@@ -441,7 +441,7 @@ def _on_reference(
 
 
 def on_mixture(energy: Any, train: Dataset, method: Method) -> bool:
-    """Whether a built-in energy will stand on a mixture that is fitted to these rows, which leaves little to learn."""
+    """Whether a built-in energy will stand on a mixture fitted to these rows, which leaves little to learn."""
     if is_own(energy) or method.needs == "labels" or train.given is not None:
         return False
     config = settled(energy_config(energy, train.event_shape, "", method.timed), train.x)

@@ -114,9 +114,9 @@ def of_widths(x: torch.Tensor) -> torch.Tensor:
 @over("first", [1e-3, 1.0])
 @over("kernel", [MALA(1.0), HMC(1.0, leapfrog=3), ULA(1.0)])
 def test_every_group_has_the_step_that_suits_it(kernel, first):
-    x = (WIDTHS[:, None, None] * torch.randn(4, 200, 2, generator=rng(), dtype=torch.float64)).flatten(0, 1)
+    x = (WIDTHS[:, None, None] * torch.randn(4, 800, 2, generator=rng(), dtype=torch.float64)).flatten(0, 1)
     guess = torch.full((4,), first, dtype=torch.float64)
-    found = warm_up_each(kernel, of_widths, x, 120, rng(1), guess)
+    found = warm_up_each(kernel, of_widths, x, 200, rng(1), guess)
     moving = MALA(1.0) if isinstance(kernel, ULA) else kernel
     h = step_of_rows(found.step_size, found.x)
     result = run_chain(moving, of_widths, moving.init(of_widths, found.x), 40, rng(2), step_size=h)

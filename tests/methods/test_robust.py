@@ -329,7 +329,7 @@ def test_walkers_read_back_carry_the_weights_of_their_own_beta(tmp_path):
     """After the anneal β is 0.4 again, also when the run is read from its folder."""
     x = torch.randn(200, 2, generator=generator(0))
     method = Robust(source=PersistentCD(walkers=50), beta=0.4, beta_start=0.0, anneal=5)
-    run = ms.fit("mlp", x, method, steps=8, out=tmp_path / "r", evaluate=False, device="cpu")
+    run = ms.fit("mlp", x, method, steps=8, out=tmp_path / "r", evaluate=False, device="cpu", units="none")
     again = ms.load_run(tmp_path / "r")
     with torch.no_grad():
         truth = -0.4 * run.energy(run.walkers.x).double()

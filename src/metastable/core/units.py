@@ -137,8 +137,8 @@ class Units:
     def enter(self, x: Tensor, seed: int) -> Tensor:
         """Rows to train on: u, with normal noise along directions in which the rows do not vary.
 
-        A column that never changes, or follows from others, has no density. It is given one: a small spread, which in u
-        is 1, so that nothing is narrower than anything else.
+        A column that never changes, or follows from others, has no density. It is given one: a small spread, which
+        in u is 1, so that nothing is narrower than anything else.
         """
         if self.trivial:
             return x

@@ -213,9 +213,7 @@ class TrainerConfig:
         return replace(
             self,
             steps=default_steps(rows, numbers) if self.steps is None else self.steps,
-            optimiser=Adam(default_learning_rate(rows, numbers))
-            if self.optimiser is None
-            else self.optimiser,
+            optimiser=Adam(rate) if self.optimiser is None else self.optimiser,
             schedule=schedule if self.schedule is None else self.schedule,
         )
 

@@ -32,7 +32,7 @@ def default_steps(n: int, d: int) -> int:
 
 
 def default_learning_rate(n: int, d: int, mixture: bool = False) -> float:
-    """Of Adam with a cosine to zero: 0.03/d, from 10⁻⁴ to 0.01; on a mixture times (n/2000)^(3/2) where n is smaller.
+    """Of Adam with a cosine to zero: 0.03/d, from 10⁻⁴ to 0.01; on a mixture times (n/2000)^(3/2), at most 1.
 
     >>> default_learning_rate(500, 2), round(default_learning_rate(500, 3, mixture=True), 6)
     (0.01, 0.00125)

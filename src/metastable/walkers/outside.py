@@ -1,7 +1,7 @@
 """Mass that no walker has met: an energy may fall again far from everything that a training has seen.
 
-Weights cannot know of it. Where the network that was learned outgrows its reference, the integral of exp(−E) lies out
-there, and log Z of the walkers is that of the part which they are in.
+Weights cannot know of it. Where the network that was learned outgrows its reference, the integral of exp(−E) lies
+out there, and log Z of the walkers is that of the part which they are in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Five energies that break estimates of log Z, each with its exact value: funnel, ring, banana, logistic, far modes.
+"""Five energies that break estimates of log Z, with exact values: funnel, ring, banana, logistic, far modes.
 
 A funnel has a neck that is narrower than any one step, a ring no direction that whitening could straighten, a
 banana a bend, a posterior of logistic regression a skew that comes from data, and far modes a gap that no chain
@@ -99,7 +99,7 @@ class LogisticPosterior(nn.Module):
 
 
 def far_modes() -> GaussianMixture:
-    """Two unit Gaussians in the plane, twenty standard deviations apart, with weights 0.3 and 1.7: log Z = log 2."""
+    """Two unit Gaussians in the plane, twenty standard deviations apart, weights 0.3 and 1.7: log Z = log 2."""
     return GaussianMixture(
         torch.tensor([[-8.0, -6.0], [8.0, 6.0]]), log_weights=torch.tensor([0.3, 1.7]).log()
     )

@@ -625,7 +625,7 @@ def continue_sampling(
         than they were. `.info` also has `kernel`, `step_sizes` (the range) and `acceptance`.
 
     >>> import metastable as ms
-    >>> energy = ms.energies.GaussianMixture(torch.tensor([[-4.0], [4.0]]), torch.tensor([0.02, 1.0]))
+    >>> energy = ms.energies.GaussianMixture(torch.tensor([[-5.0], [5.0]]), torch.tensor([0.02, 1.0]))
     >>> start = ms.Walkers.equal(energy.sample(1000, torch.Generator().manual_seed(0)))
     >>> w = continue_sampling(energy, start, 4000, steps=20)
     >>> round(w.ess), abs(float((w.x < 0).double().mean() - (start.x < 0).double().mean())) < 0.001

@@ -212,3 +212,23 @@ def test_log_partition_interval_uses_students_t():
 def test_options_that_are_not_the_trainers_are_refused_and_placed(option, words):
     with pytest.raises(ConfigError, match=words):
         ms.fit(None, torch.zeros(5, 2), "robust", 1, **option)
+
+
+def box(x):
+    return torch.where(((x > 0) & (x < 1)).all(1), 0.0, math.inf)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chains_begin_inside_the_walls_of_a_region(seed):
+    """Uniform on the unit square: means ½, variances 1/12, whichever standard normal draws fell outside."""
+    w = ms.sample(box, 2000, event_shape=2, steps=60, seed=seed)
+    assert bool(((w.x > 0) & (w.x < 1)).all())
+    assert float((w.x.mean(0) - 0.5).abs().max()) < 5 / math.sqrt(12 * 2000)
+    assert float((12 * w.x.var(0) - 1).abs().max()) < 5 * math.sqrt(0.8 / 2000)
+
+
+def test_starts_outside_the_walls_are_named():
+    with pytest.raises(InputError, match=r"init: the energy is \+inf on 1 of 2 starts"):
+        ms.sample(box, 2, init=torch.tensor([[0.5, 0.5], [2.0, 0.5]]))
+    with pytest.raises(InputError, match=r"\+inf on every draw of a standard normal"):
+        ms.sample(lambda x: box(x - 90), 2, event_shape=2)

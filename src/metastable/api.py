@@ -38,7 +38,7 @@ from metastable.core.types import (
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, load_array
 from metastable.data.columns import dequantised
-from metastable.energies import check_energy
+from metastable.energies import check_energy, inside_walls
 from metastable.energies.build import ENERGIES
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
 from metastable.kernels import MALA, Gibbs, Kernel, run_chain, warm_up
@@ -67,6 +67,9 @@ from metastable.training.trainer import OnRow, Outcome, Trainer
 from metastable.walkers.continuing import continue_walkers
 
 Progress = Callable[[int], Any]
+
+STARTS_AGAIN = 20
+"""How often starts of chains are drawn again while some lie where the energy is +inf."""
 
 
 def fit(
@@ -326,7 +329,8 @@ def sample(
         steps: steps of each chain.
         init: positions `(m, *event)` to start from (drawn with replacement if m is not n), a proposal, or
             None for a standard normal (random signs for a discrete energy), in which case `event_shape` or the
-            energy's own says the shape.
+            energy's own says the shape. Where the energy is +inf no chain can begin: draws are made again,
+            positions are refused.
         event_shape: shape of one event, or its dimension.
         warmup: steps of step-size adaptation before the chains proper, whose moves are thrown away.
         seed: of every random number.
@@ -344,9 +348,9 @@ def sample(
     """
     require_count("n", n)
     rng_seed = derive(seed, "sample")
-    x = _initial(energy, n, init, event_shape, rng_seed)
+    x = _inside(energy, n, init, event_shape, rng_seed)
     rng = generator(rng_seed, x.device)
-    check_energy(energy, x)
+    check_energy(energy, x, walls=True)
     if kernel is None and is_discrete(energy):
         kernel = Gibbs()
     elif kernel is None:
@@ -372,10 +376,36 @@ def sample(
     return Walkers.equal(result.state.x, info=info, trace=result.trace)
 
 
+def _inside(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Tensor:
+    """Starts of chains where the energy is not +inf; draws that fall outside such a region are drawn again."""
+    x = _initial(energy, n, init, event_shape, seed)
+    inside = inside_walls(energy, x)
+    if bool(inside.all()):
+        return x
+    if not (init is None or isinstance(init, Proposal)):
+        raise InputError(
+            f"init: the energy is +inf on {int((~inside).sum())} of {len(x)} starts, where no chain can begin; "
+            "give positions inside the region where it is finite"
+        )
+    found = [x[inside]]
+    for k in range(STARTS_AGAIN):
+        x = _initial(energy, max(n, 512), init, event_shape, derive(seed, "again", k))
+        found.append(x[inside_walls(energy, x)])
+        if sum(map(len, found)) >= n:
+            return torch.cat(found)[:n]
+    rows = torch.cat(found)
+    if not len(rows):
+        drawn = "a standard normal" if init is None else "init"
+        raise InputError(
+            f"init: the energy is +inf on every draw of {drawn}; give positions where it is finite"
+        )
+    return rows[torch.arange(n, device=rows.device) % len(rows)]
+
+
 def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Tensor:
     rng = generator(derive(seed, "init"))
     if init is None:
-        shape = event_shape if event_shape is not None else getattr(_inside(energy), "event_shape", None)
+        shape = event_shape if event_shape is not None else getattr(_module_of(energy), "event_shape", None)
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = as_shape(shape)
@@ -395,12 +425,12 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
 
 def _home(energy: Any) -> Tensor:
     """A tensor with the dtype and device that the energy works in."""
-    energy = _inside(energy)
+    energy = _module_of(energy)
     tensors = [*energy.parameters(), *energy.buffers()] if isinstance(energy, nn.Module) else []
     return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
 
 
-def _inside(energy: Any) -> Any:
+def _module_of(energy: Any) -> Any:
     """The module behind an energy that is given labels or contexts; any other energy itself."""
     return energy.energy if isinstance(energy, Bound) else energy
 
@@ -435,7 +465,7 @@ def continue_sampling(
         than they were. `.info` also has `kernel`, `step_sizes` (the range) and `acceptance`.
 
     >>> import metastable as ms
-    >>> energy = ms.energies.GaussianMixture(torch.tensor([[-4.0], [4.0]]), torch.tensor([0.02, 1.0]))
+    >>> energy = ms.energies.GaussianMixture(torch.tensor([[-5.0], [5.0]]), torch.tensor([0.02, 1.0]))
     >>> start = ms.Walkers.equal(energy.sample(1000, torch.Generator().manual_seed(0)))
     >>> w = continue_sampling(energy, start, 4000, steps=20)
     >>> round(w.ess), abs(float((w.x < 0).double().mean() - (start.x < 0).double().mean())) < 0.001
@@ -466,7 +496,8 @@ def log_partition(
 
     Sequential Monte Carlo from a fitted reference, in independent populations. See
     `metastable.evaluation.log_partition` for every option: `reference`, `data` to fit it to, `samples` of the
-    model for the reverse estimate, `walkers`, `populations`.
+    model for the reverse estimate, `walkers`, `populations`. The energy may be +inf outside a region, which is then
+    the region of the integral; one far from the origin needs `data` or a `reference`.
 
     >>> import metastable as ms
     >>> z = ms.log_partition(ms.energies.Banana(), seed=0)
@@ -476,7 +507,9 @@ def log_partition(
     shape = event_shape or ((dim,) if dim is not None else getattr(energy, "event_shape", None))
     if shape is not None:
         x = _initial(energy, 3, None, shape, seed)
-        check_energy(energy, x)
+        inside = x if is_discrete(energy) else x[inside_walls(energy, x)]
+        if len(inside):  # else the search, or what is given, says where it is finite
+            check_energy(energy, inside, walls=True)
     return estimate_log_partition(energy, dim, event_shape=event_shape, seed=seed, **options)
 
 

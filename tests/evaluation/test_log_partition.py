@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 from conftest import FALSE_ALARM
-from torch import nn
+from torch import Tensor, nn
 
+import metastable as ms
 from metastable.core.errors import ConfigError, EnergyError, InputError
 from metastable.core.types import student_t_quantile
 from metastable.energies import MLP, DoubleWell, Funnel, Gaussian, GaussianMixture, Tilted, two_modes
@@ -17,6 +18,7 @@ from metastable.experiments.log_partition import TARGETS, coverage
 from metastable.kernels import MALA
 from metastable.proposals import Gaussian as Reference
 from metastable.proposals import Uniform
+from metastable.walkers.smc import Annealed
 
 QUICK = {"walkers": 32, "refinements": 0}
 LIMIT = student_t_quantile(1 - FALSE_ALARM / 2, 15)  # standard errors, with the spread of 16 populations
@@ -291,3 +293,71 @@ def test_log_z_of_events_of_two_dimensions_with_a_covariance():
     found = log_partition(energy, reference=Reference(torch.zeros(4, 2), 1.2 * factor), **QUICK)
     truth = float(factor.diagonal().log().sum()) + 4 * math.log(2 * math.pi)
     assert is_close(found, truth)
+
+
+# --- walls --------------------------------------------------------------------------------------------------
+
+
+def box(low: float, high: float):
+    """0 inside and +inf outside, with no gradient at all."""
+    return lambda x: torch.where(((x > low) & (x < high)).all(1), 0.0, math.inf)
+
+
+def half_space(x: Tensor) -> Tensor:
+    """A Gaussian where x₁ > ½."""
+    return torch.where(x[:, 0] > 0.5, 0.5 * x.square().sum(1), math.inf)
+
+
+HALF = 1.5 * math.log(2 * math.pi) + math.log(0.5 * math.erfc(0.5 / math.sqrt(2)))
+
+
+@pytest.mark.parametrize(
+    ("energy", "dim", "exact"),
+    [
+        (box(-1.0, 1.0), 2, 2 * math.log(2)),
+        (box(0.0, 0.1), 3, 3 * math.log(0.1)),
+        (half_space, 3, HALF),
+        (lambda x: torch.where(x.norm(dim=1) < 2, 0.0, math.inf), 2, math.log(4 * math.pi)),
+    ],
+    ids=["box", "small box", "half-space", "ball"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_energies_may_be_infinite_outside_a_region(energy, dim, exact, seed):
+    z = ms.log_partition(energy, dim, seed=seed, walkers=128)
+    assert z.trusted, z.warnings
+    assert is_close(z, exact)
+
+
+@pytest.mark.parametrize("where", ["data", "samples", "reference"])
+def test_a_region_far_away_is_found_by_what_is_given(where):
+    rows = 20 + torch.rand(500, 2, generator=rng())
+    given = Reference(torch.full((2,), 20.5), 0.6) if where == "reference" else rows
+    z = ms.log_partition(box(20.0, 21.0), 2, seed=1, walkers=128, **{where: given})
+    assert is_close(z, 0.0)
+    with pytest.raises(
+        EnergyError, match=r"infinite or not a number on all 512 walkers.*give data or samples"
+    ):
+        ms.log_partition(box(20.0, 21.0), 2)
+
+
+def test_walls_do_not_excuse_an_energy_that_is_none():
+    with pytest.raises(EnergyError, match="got nan"):
+        ms.log_partition(lambda x: torch.where(x[:, 0] > 100, 0.0, math.nan) * x[:, 0], 2)
+    with pytest.raises(EnergyError, match="does not depend on x through differentiable"):
+        ms.log_partition(lambda x: square(x).detach(), 2)
+
+
+# --- pooled populations -------------------------------------------------------------------------------------
+
+
+def test_the_effective_size_of_pooled_populations_counts_their_log_z():
+    """Two populations of even weights, ten nats apart: one of them is all there is."""
+    raw = torch.tensor([0.0, -10.0], dtype=torch.float64).repeat_interleave(50)
+    pooled = Annealed(torch.zeros(100, 1), raw, populations=2)
+    assert pooled.ess == pytest.approx(50, rel=1e-3)
+    z = log_partition(square, 2, seed=0, walkers=64, populations=8)
+    assert z.walkers is not None
+    w = torch.exp(z.walkers.log_weight - z.walkers.log_weight.max())
+    assert z.ess == pytest.approx(float(w.sum() ** 2 / w.square().sum()))
+    each = torch.logsumexp(z.walkers.log_weight.view(8, -1), 1) - math.log(64)
+    assert float(torch.logsumexp(each, 0)) - math.log(8) == pytest.approx(z.value)  # so they hold log Z

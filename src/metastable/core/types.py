@@ -197,7 +197,8 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
     """Energies and their gradients in x, without touching parameter gradients.
 
     An energy may bring its own `value_and_grad(x)`; otherwise automatic differentiation is used. Under
-    `torch.compile` the functional transform is used instead, which traces without a graph break.
+    `torch.compile` the functional transform is used instead, which traces without a graph break. One whose values
+    do not depend on x differentiably, such as 0 in a box and +inf outside, has gradient zero.
     """
     own = getattr(energy, "value_and_grad", None)
     if own is not None:
@@ -214,7 +215,7 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
     with torch.enable_grad():
         y = x.detach().requires_grad_(True)
         values = energy(y)
-        (grad,) = torch.autograd.grad(values.sum(), y)
+        grad = torch.autograd.grad(values.sum(), y)[0] if values.requires_grad else torch.zeros_like(x)
     return EnergyGrad(values.detach(), grad)
 
 

@@ -1,7 +1,7 @@
 """Energies: analytic targets with exact log Z, networks, and the check that any callable goes through."""
 
 from .analytic import Banana, DoubleWell, Funnel, Gaussian, GaussianMixture, two_modes
-from .check import check_conditional, check_energy
+from .check import check_conditional, check_energy, inside_walls
 from .conditional import ConditionalNet
 from .discrete import RBM, BoltzmannMachine, DiscreteEnergy, Hopfield
 from .joint import JointEnergy
@@ -31,6 +31,7 @@ __all__ = [
     "as_energy",
     "check_conditional",
     "check_energy",
+    "inside_walls",
     "on_reference",
     "spectral_norm",
     "two_modes",

@@ -13,23 +13,35 @@ from metastable.core.types import Bound, Energy, Pairs, bind, is_discrete
 from metastable.proposals.signs import require_signs
 
 
-def check_energy(energy: Any, example: Tensor) -> Energy:
+def check_energy(energy: Any, example: Tensor, *, walls: bool = False) -> Energy:
     """Evaluate `energy` on a few rows and raise `EnergyError` with the reason if it is not one.
 
     Args:
         energy: what should map `(B, *event)` to `(B,)`.
         example: at least one row of the events it will see, `(B, *event)`.
+        walls: it may be constant on these rows, as one that is +inf outside a region and 0 inside is.
 
     Returns:
         The same object, now known to be callable, one value per row, finite, differentiable in x, and with
         each row's energy independent of the other rows. An energy over units coded −1 and +1 (`discrete`) need
         not be differentiable, but every row of `example` must be so coded.
     """
-    _check(energy.first() if isinstance(energy, Bound) else energy, example)
+    _check(energy.first() if isinstance(energy, Bound) else energy, example, walls)
     return energy
 
 
-def _check(energy: Any, example: Tensor) -> None:
+def inside_walls(energy: Any, x: Tensor) -> Tensor:
+    """Rows on which the energy is not +inf, `(B,)`: where a density may be; all of them for one of contexts."""
+    if isinstance(energy, Bound) or is_discrete(energy):
+        return torch.ones(len(x), dtype=torch.bool, device=x.device)
+    _check_kind(energy)
+    with torch.no_grad():
+        values = _call(energy, x)
+    _check_shape(values, x)
+    return values != torch.inf
+
+
+def _check(energy: Any, example: Tensor, walls: bool) -> None:
     _check_kind(energy)
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.shape[:1] in ((), (0,)):
         raise InputError(
@@ -45,7 +57,7 @@ def _check(energy: Any, example: Tensor) -> None:
         y = x.requires_grad_(True)
         values = _call(energy, y)
         _check_values(values, y)
-        if not discrete:
+        if not discrete and not (walls and bool((values == values[0]).all())):
             _check_gradient(values, y)
     _check_rows(energy, x.detach(), values.detach())
 
@@ -113,7 +125,7 @@ def _check_placement(energy: nn.Module, x: Tensor) -> None:
         return
 
 
-def _check_values(values: Any, x: Tensor) -> None:
+def _check_shape(values: Any, x: Tensor) -> None:
     B = x.shape[0]
     if not isinstance(values, Tensor):
         raise EnergyError(f"energy: must return a torch.Tensor of shape (B,), got {type(values).__name__}")
@@ -132,6 +144,10 @@ def _check_values(values: Any, x: Tensor) -> None:
         )
     if not values.is_floating_point():
         raise EnergyError(f"energy: must return floating point numbers, got {values.dtype}")
+
+
+def _check_values(values: Any, x: Tensor) -> None:
+    _check_shape(values, x)
     bad = ~torch.isfinite(values)
     if bad.any():
         row = int(bad.nonzero()[0])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
-from metastable.core.random import derive, generator, normal_like
+from metastable.core.random import derive, generator
 from metastable.core.types import (
     Energy,
     EnergyGrad,
@@ -25,7 +25,6 @@ from metastable.core.types import (
     Walkers,
     energy_and_grad,
     is_discrete,
-    per_row,
     row_sum,
 )
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
@@ -45,10 +44,10 @@ from .stationarity import Drift, find_drift
 
 SPREAD = 10.0
 """Standard deviation of the Gaussian that a search without data begins from."""
+NARROWER, ENOUGH_INSIDE = 8, 0.05
+"""A search whose draws are nearly all outside the model's walls begins three times narrower, at most so often."""
 INFLATE = 1.3
 """The reference is this much wider than the model, so that it reaches into the model's tails."""
-TAIL_DEGREES = 5
-"""Degrees of freedom of a fitted reference's tails, which must be heavier than the model's."""
 WIDER = 3.0
 """The second look of a search is this much wider than what the first one found."""
 WIDE_LOOKS = 2
@@ -87,8 +86,11 @@ def log_partition(
     """log Z = log ∫ exp(−E(x)) dx by sequential Monte Carlo, with a standard error from independent populations.
 
     The interval knows what the walkers met. A mode that no walker reached from the reference is in neither the
-    value nor the error, and only `data` or `samples` can reveal it; regions far narrower than the rest, as the
-    neck of a funnel in ten dimensions, make the value too low by more than the error says.
+    value nor the error, and only `data` or `samples` can reveal it. Regions far narrower than the rest, as the neck
+    of a funnel in ten dimensions, are entered so rarely that the value comes out too low: walkers that go on moving
+    then drift (`evaluation.stationarity`), walk again on a finer path, and what that changes is part of the error.
+
+    E may be +inf outside a region; Z is then the integral over it.
 
     For an energy over units coded −1 and +1 (`discrete`), Z is a sum over states: exact where they can be listed,
     else annealed from independent units with Gibbs sweeps (`evaluation.discrete`).
@@ -144,10 +146,11 @@ def log_partition(
     job = _Job(energy, shape, place, kernel, steps, conditional_ess, _checked_seed(seed))
     _check_values(job)
     start = _begin(job, reference, data if data is not None else samples, spread)
-    main, drift = _walk(job, start, populations, walkers, refinements)
+    walked = _walk(job, start, populations, walkers, refinements)
+    main = walked.main
     back = None if samples is None else _walk_back(job, start, main, samples, populations)
-    words = [*start.words, *_reach_words(job, start, main, data, samples), *_drift_words(drift)]
-    return _summary(job, start, main, back, words)
+    words = [*start.words, *_reach_words(job, start, main, data, samples), *_drift_words(walked)]
+    return _summary(job, start, walked, back, words)
 
 
 class _Place(NamedTuple):
@@ -187,18 +190,10 @@ class Whitened:
     """Energy and reference in coordinates z with x = m + Lz, in which the reference has unit scales.
 
     log Z is the same in both, since E_z(z) = E(m + Lz) − log|det L|, but one step size then serves every
-    direction. A Gaussian reference brings its own m and L; any other is scaled by its draws. A Gaussian that was
-    fitted (`tailed`) only says m and L, and the reference is Student's t around it.
+    direction. A Gaussian reference brings its own m and L; any other is scaled by its draws.
     """
 
-    def __init__(
-        self,
-        energy: Energy,
-        reference: Proposal,
-        place: _Place,
-        rng: torch.Generator,
-        tailed: bool = False,
-    ):
+    def __init__(self, energy: Energy, reference: Proposal, place: _Place, rng: torch.Generator):
         gaussian = isinstance(reference, Gaussian)
         centre, scale = (reference.mean, reference.scale) if gaussian else _scales(reference, rng)
         self.full = gaussian and reference.full
@@ -206,9 +201,8 @@ class Whitened:
         diagonal = self.scale.diagonal() if self.full else self.scale
         self.log_det = diagonal.double().log().sum().to(place.dtype)
         self.energy = _WhiteEnergy(energy, self)
-        standard = _Tailed if tailed else _Standard
         self.reference: Proposal = (
-            standard(torch.zeros_like(self.centre)) if gaussian else _WhiteReference(reference, self)
+            _Standard(torch.zeros_like(self.centre)) if gaussian else _WhiteReference(reference, self)
         )
 
     def to_model(self, z: Tensor) -> Tensor:
@@ -271,35 +265,6 @@ class _Standard(Gaussian):
         return 0.5 * row_sum(z.square()) + 0.5 * self.mean.numel() * math.log(2 * math.pi), z
 
 
-class _Tailed:
-    """Student's t with `TAIL_DEGREES` ν around 0, in all dimensions at once: a Gaussian of random width.
-
-    −log q = ½(ν + d)·log(1 + |z|²/ν) + const grows with log|z| only, so that exp(−E)/q stays bounded for every
-    model whose tails fall faster than a power. It differs from a Gaussian in one number, its width, and so costs a
-    few temperatures in any dimension.
-    """
-
-    def __init__(self, centre: Tensor):
-        self.centre, self.dim = centre, centre.numel()
-        self.event_shape = tuple(centre.shape)
-        v, d = TAIL_DEGREES, self.dim
-        self.log_norm = math.lgamma(v / 2) - math.lgamma((v + d) / 2) + 0.5 * d * math.log(v * math.pi)
-
-    def sample(self, n: int, rng: torch.Generator) -> Tensor:
-        z = normal_like(self.centre.new_empty((n, *self.event_shape)), rng)
-        square = row_sum(normal_like(self.centre.new_empty((n, TAIL_DEGREES)), rng).square())
-        return z * per_row((TAIL_DEGREES / square).sqrt(), z)
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        return -self.value_and_grad(x)[0]
-
-    def value_and_grad(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """−log q and its gradient, (ν + d)·z/(ν + |z|²)."""
-        square, power = row_sum(z.square()), TAIL_DEGREES + self.dim
-        energy = 0.5 * power * torch.log1p(square / TAIL_DEGREES) + self.log_norm
-        return energy, z * per_row(power / (TAIL_DEGREES + square), z)
-
-
 # --- the reference -----------------------------------------------------------------------------------------
 
 
@@ -314,14 +279,24 @@ def _begin(job: _Job, reference: Proposal | None, rows: Tensor | None, spread: f
     if rows is not None:
         return _settle(job, _fit(rows, None, INFLATE), rows)
     centre = torch.zeros(job.shape, dtype=job.place.dtype, device=job.place.device)
-    return _settle(job, Gaussian(centre, spread), None)
+    return _settle(job, Gaussian(centre, _visible(job, centre, spread)), None)
 
 
-def _look(
-    job: _Job, reference: Proposal, number: int, *, rough: bool = False, tailed: bool = False
-) -> tuple[Whitened, Annealed]:
+def _visible(job: _Job, centre: Tensor, spread: float) -> float:
+    """The spread to search from: as asked, or less where hardly a draw falls inside the walls of a small region."""
+    shares = {}
+    for scale in (spread / 3**k for k in range(NARROWER)):
+        x = Gaussian(centre, scale).sample(PILOT_WALKERS, job.rng("walls", scale))
+        with torch.no_grad():
+            shares[scale] = float((job.energy(x) != torch.inf).double().mean())
+        if shares[scale] >= ENOUGH_INSIDE:
+            return scale
+    return max(shares, key=lambda scale: shares[scale])
+
+
+def _look(job: _Job, reference: Proposal, number: int, rough: bool = False) -> tuple[Whitened, Annealed]:
     """A pilot from `reference`, in its coordinates; a rough one takes larger changes of temperature."""
-    white = Whitened(job.energy, reference, job.place, job.rng("scales"), tailed)
+    white = Whitened(job.energy, reference, job.place, job.rng("scales"))
     pilot = find_schedule(
         white.energy,
         white.reference,
@@ -341,14 +316,14 @@ def _settle(job: _Job, reference: Gaussian, rows: Tensor | None) -> _Start:
     met before the fit narrows. Rows that are given must stay covered: they are fitted together with the walkers.
     """
     wide_looks = WIDE_LOOKS if rows is None else 0
-    white, pilot = _look(job, reference, 0, rough=wide_looks > 0, tailed=True)
+    white, pilot = _look(job, reference, 0, rough=wide_looks > 0)
     wide = None
     for number in range(1, LOOKS):
         if not pilot.complete or (number > wide_looks and _holds(pilot)):
             break
         x, log_weight = _with_rows(white.to_model(pilot.x), pilot.log_weight, rows)
         fit = _fit(x, log_weight, WIDER if number < wide_looks else INFLATE)
-        white, pilot = _look(job, fit, number, rough=number < wide_looks, tailed=True)
+        white, pilot = _look(job, fit, number, rough=number < wide_looks)
         wide = float(pilot.log_partitions) if number < wide_looks else wide
     lost = pilot.complete and not _holds(pilot)
     words = ("no Gaussian was found that holds the model: give data or a reference",) if lost else ()
@@ -394,21 +369,44 @@ def _fit(x: Tensor, log_weight: Tensor | None, inflate: float) -> Gaussian:
 # --- the run -----------------------------------------------------------------------------------------------
 
 
-def _walk(
-    job: _Job, start: _Start, populations: int, walkers: int, refinements: int
-) -> tuple[Annealed, Drift | None]:
+class _Walked(NamedTuple):
+    """Populations at the end of the path; how they drifted; how far a finer path moved log Z, and its noise."""
+
+    main: Annealed
+    drift: Drift | None = None
+    rise: float = 0.0
+    rise_error: float = 0.0
+
+
+def _walk(job: _Job, start: _Start, populations: int, walkers: int, refinements: int) -> _Walked:
     """G populations on the pilot's path; again on a finer one while they disagree, or drift when they go on."""
-    path, steps = start.pilot.schedule, job.steps
+    path, steps, jitter = start.pilot.schedule, job.steps, STEP_JITTER
     if not start.pilot.complete:  # nothing to be precise about
-        return _run(job, start, path, steps, populations, min(walkers, RUNAWAY_WALKERS), 0), None
-    jitter = STEP_JITTER
+        return _Walked(_run(job, start, path, steps, populations, min(walkers, RUNAWAY_WALKERS), 0))
+    walked = None
     for attempt in range(refinements + 1):
         main = _run(job, start, path, steps, populations, walkers, attempt, jitter)
-        drift = find_drift(start.white.energy, main, job.kernel, job.rng("drift", attempt))
+        doubtful = walked is not None and walked.drift is not None and walked.drift.significant
+        drift = find_drift(start.white.energy, main, job.kernel, job.rng("drift", attempt), doubtful)
+        walked = _Walked(main, drift) if walked is None else _finer(walked, main, drift)
         if float(main.log_partitions.std()) < UNEASY and not drift.significant:
             break
         path, steps, jitter = path.refined().scaled(FINER_STEP), 2 * steps, FINER_JITTER
-    return main, drift
+    assert walked is not None
+    return walked
+
+
+def _finer(before: _Walked, main: Annealed, drift: Drift) -> _Walked:
+    """What a finer path changed; nothing that counts where populations disagreed but did not drift."""
+    if before.drift is None or not before.drift.significant:
+        return _Walked(main, drift)
+    (old, old_error), (new, new_error) = (_mean_of(w.log_partitions) for w in (before.main, main))
+    return _Walked(main, drift, new - old, math.hypot(old_error, new_error))
+
+
+def _mean_of(each: Tensor) -> tuple[float, float]:
+    """log of the mean of the populations' Z, and its standard error."""
+    return float(log_mean_exp(each)), float(spread_of_log_mean(each))
 
 
 def _run(
@@ -448,10 +446,11 @@ def _walk_back(job: _Job, start: _Start, main: Annealed, samples: Tensor, popula
 
 
 def _summary(
-    job: _Job, start: _Start, main: Annealed, back: Annealed | None, words: list[str]
+    job: _Job, start: _Start, walked: _Walked, back: Annealed | None, words: list[str]
 ) -> LogPartition:
+    main = walked.main
     each = main.log_partitions
-    value, error = float(log_mean_exp(each)), float(spread_of_log_mean(each))
+    value, error = _mean_of(each)
     if not math.isfinite(value):
         raise EnergyError(
             f"energy: log Z came out as {value}: the energy is infinite or not a number wherever walkers went; "
@@ -459,8 +458,10 @@ def _summary(
         )
     # agreement to the last digit is an exact reference, not a proof that arithmetic has no rounding
     error = math.hypot(error, torch.finfo(job.place.dtype).eps * (1 + abs(value)))
-    reverse = None if back is None else -float(log_mean_exp(back.log_partitions))
-    reverse_error = None if back is None else float(spread_of_log_mean(back.log_partitions))
+    # what a finer path found, or may have found for all that can be told, a still finer one may find again
+    error = math.hypot(error, abs(walked.rise) + walked.rise_error)
+    reverse, reverse_error = (None, None) if back is None else _mean_of(back.log_partitions)
+    reverse = None if reverse is None else -reverse
     words = [
         *words,
         *_run_words(main, error),
@@ -502,13 +503,19 @@ def _run_words(main: Annealed, error: float) -> list[str]:
     return words
 
 
-def _drift_words(drift: Drift | None) -> list[str]:
-    if drift is None or not drift.significant:
-        return []
-    return [
-        f"walkers drifted when they went on: their {drift.what} changed by {drift.change:+.2f} standard deviations "
-        f"({abs(drift.score):.0f} standard errors), so that part of the model was missed: give more steps"
-    ]
+def _drift_words(walked: _Walked) -> list[str]:
+    words, drift = [], walked.drift
+    if drift is not None and drift.significant:
+        words.append(
+            f"walkers drifted when they went on: their {drift.what} changed by {drift.change:+.2f} standard "
+            f"deviations ({abs(drift.score):.0f} standard errors): part of the model was missed; give more steps"
+        )
+    if abs(walked.rise) > 0.1 + 3 * walked.rise_error:
+        words.append(
+            f"a finer path changed log Z by {walked.rise:+.2f} ± {walked.rise_error:.2f}, and a still finer one "
+            "may change it again; give more steps"
+        )
+    return words
 
 
 def _contradictions(

@@ -181,7 +181,7 @@ def sampled_mode_weights(walkers: Walkers, centers: Tensor) -> ModeWeights:
 
     >>> x = torch.tensor([[-1.0]]).repeat(100, 1).index_fill(0, torch.arange(80), 1.0)
     >>> found = sampled_mode_weights(Walkers.equal(x), torch.tensor([[1.0], [-1.0]]))
-    >>> found.weights.tolist(), [round(e, 2) for e in found.std_error.tolist()]
+    >>> [round(w, 2) for w in found.weights.tolist()], [round(e, 2) for e in found.std_error.tolist()]
     ([0.8, 0.2], [0.04, 0.04])
     """
     weights = mode_weights(walkers.x, centers, walkers.log_weight)

@@ -31,6 +31,8 @@ COORDINATES = 32
 """Dimensions up to which each coordinate is looked at."""
 FALSE_ALARM = 0.005
 """Chance that walkers of the model itself are said to drift."""
+DOUBTFUL_ALARM = 0.05
+"""The same where others of the same model did drift."""
 
 
 class Drift(NamedTuple):
@@ -49,7 +51,9 @@ class Drift(NamedTuple):
     significant: bool
 
 
-def find_drift(energy: Energy, main: Annealed, kernel: Kernel, rng: torch.Generator) -> Drift:
+def find_drift(
+    energy: Energy, main: Annealed, kernel: Kernel, rng: torch.Generator, doubtful: bool = False
+) -> Drift:
     """Let some walkers of every population of `main` go on under `kernel` at β = 1, and compare.
 
     Args:
@@ -57,15 +61,25 @@ def find_drift(energy: Energy, main: Annealed, kernel: Kernel, rng: torch.Genera
         main: walkers at the end of the path, in populations.
         kernel: leaves its target invariant.
         rng: source of randomness.
+        doubtful: walkers of this model were seen to drift before, so that a smaller sign of it counts, and is
+            looked for harder.
     """
-    first = _drift(energy, main, kernel, rng, ROWS, MOVES)
+    if doubtful:
+        return _drift(energy, main, kernel, rng, 4 * ROWS, 2 * MOVES, DOUBTFUL_ALARM)
+    first = _drift(energy, main, kernel, rng, ROWS, MOVES, FALSE_ALARM)
     if abs(first.score) < LOOK_AGAIN:
         return first._replace(significant=False)
-    return _drift(energy, main, kernel, rng, 2 * ROWS, 2 * MOVES)
+    return _drift(energy, main, kernel, rng, 2 * ROWS, 2 * MOVES, FALSE_ALARM)
 
 
 def _drift(
-    energy: Energy, main: Annealed, kernel: Kernel, rng: torch.Generator, rows: int, moves: int
+    energy: Energy,
+    main: Annealed,
+    kernel: Kernel,
+    rng: torch.Generator,
+    rows: int,
+    moves: int,
+    false_alarm: float,
 ) -> Drift:
     G = main.populations
     log_weight = main.log_weight.view(G, -1)
@@ -81,7 +95,8 @@ def _drift(
     for _ in range(moves):
         h = sizes.draw(x, rng) if isinstance(kernel, StepKernel) else None
         state = run_chain(kernel, energy, state, 1, rng, step_size=h).state
-    return _largest(before.view(G, each, -1), _looks(state.x, state.energy).view(G, each, -1), x[0].numel())
+    after = _looks(state.x, state.energy)
+    return _largest(before.view(G, each, -1), after.view(G, each, -1), x[0].numel(), false_alarm)
 
 
 def _looks(x: Tensor, energy: Tensor) -> Tensor:
@@ -91,14 +106,14 @@ def _looks(x: Tensor, energy: Tensor) -> Tensor:
     return torch.cat([energy.double()[:, None], row_sum(z.square())[:, None], *few], 1)
 
 
-def _largest(before: Tensor, after: Tensor, dim: int) -> Drift:
+def _largest(before: Tensor, after: Tensor, dim: int, false_alarm: float) -> Drift:
     """The most significant change; `(G, n, K)` each."""
     change = (after - before).mean(1)
     score = change.mean(0) / (change.std(0) / math.sqrt(len(change))).clamp(min=1e-300)
     score = torch.where(score.isfinite(), score, 0.0)
     k = int(score.abs().argmax())
     spread = float(before[..., k].std().clamp(min=1e-300))
-    limit = student_t_quantile(1 - FALSE_ALARM / (2 * len(score)), len(change) - 1)
+    limit = student_t_quantile(1 - false_alarm / (2 * len(score)), len(change) - 1)
     return Drift(
         _name(k, dim), float(change.mean(0)[k]) / spread, float(score[k]), abs(float(score[k])) > limit
     )

@@ -368,7 +368,8 @@ def _require_densities(gap: Tensor) -> None:
         )
     if not bool(torch.isfinite(gap).any()):
         raise EnergyError(
-            f"energy: infinite or not a number on all {len(gap)} walkers; check it where the reference has draws"
+            f"energy: infinite or not a number on all {len(gap)} walkers that were drawn; give data or samples "
+            "from where it is finite, or a reference with draws there"
         )
 
 

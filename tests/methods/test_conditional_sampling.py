@@ -206,6 +206,31 @@ def test_mode_weights_and_spreads_of_a_mixture(kernel):
         assert abs(float(square) - own_law) < z_limit(3) * float(error) + 0.02
 
 
+def test_candidates_give_branches_the_shares_of_the_energy():
+    """A flow whose branches have other shares than the energy's: at t̲ its draws are weighed, or they keep them."""
+    _, energy = mixture_flow()
+    wrong = MixtureField(MEANS, SCALES, WEIGHTS.flip(0), interpolant="linear")
+
+    class Weighed(AnyContext):
+        def sample_and_log_prob(self, n, rng, given=None, **options):
+            return tuple(values[None] for values in super().sample_and_log_prob(n, rng, **options))
+
+    flow = Weighed(2, field=wrong, interpolant="linear", steps=60).double()
+    settings = {"t_low": 0.9, "evaluations": 100}
+    share = {}
+    for candidates in (1, 16):
+        walkers = sample_interpolating(
+            energy, flow, 1000, NO_CONTEXT, rng(3), candidates=candidates, **settings
+        )
+        mode = torch.cdist(walkers.x[0], MEANS).argmin(1)
+        share[candidates] = torch.bincount(mode, minlength=3) / 1000
+    assert float((share[16] - WEIGHTS).abs().max()) < 0.03
+    assert float((share[1] - WEIGHTS.flip(0)).abs().max()) < 0.06
+    assert walkers.info["energy_rows"] >= 16_000 + 100_000
+    with pytest.raises(ConfigError, match="candidates: must be 1 for a flow without sample_and_log_prob"):
+        sample_interpolating(PATH.energy, PATH, 5, GIVEN, rng(), candidates=2)
+
+
 @over(
     ("t_low", "kernel", "sde", "moves"),
     [

@@ -120,6 +120,7 @@ def test_few_effective_draws_are_said():
     (words,) = walkers.info["warnings"]
     assert "few draws of the proposal carry the weight" in words
     assert walkers.info["start_ess"] < 100
+    assert walkers.of(1).info["start_ess"] == float(walkers.info["start_ess_given"][1])
     assert bool((walkers.info["start_ess_given"] < 50).all())
 
 

@@ -246,7 +246,9 @@ class Walkers:
 
     def of(self, i: int) -> Walkers:
         """The walkers of one context, where each has its own."""
-        return replace(self, x=self.x[i], log_weight=self.log_weight[i])
+        start = self.info.get("start_ess_given")
+        info = self.info if start is None else self.info | {"start_ess": float(start[i])}
+        return replace(self, x=self.x[i], log_weight=self.log_weight[i], info=info)
 
     @property
     def ess(self) -> float:

@@ -33,13 +33,13 @@ class Rays(NamedTuple):
         share_bad: share of the rays along which exp(−E) has no finite integral.
         growth: dE/d log r of the worst ray; at least `needed` is needed. −inf where energies are −inf or NaN.
         needed: d, the dimensions of an event.
-        count: rays.
+        rays: how many were followed.
     """
 
     share_bad: float
     growth: float
     needed: int
-    count: int = RAYS
+    rays: int = RAYS
 
     @property
     def holds(self) -> bool:
@@ -50,7 +50,7 @@ class Rays(NamedTuple):
     def text(self) -> str:
         """In words."""
         if self.holds:
-            return f"The energy grows along all of {self.count} rays away from the data, as a density needs."
+            return f"The energy grows along all of {self.rays} rays away from the data, as a density needs."
         how = (
             "falls"
             if self.growth < 0
@@ -59,7 +59,7 @@ class Rays(NamedTuple):
             else f"grows like {self.growth:.3g}·log r only"
         )
         return (
-            f"Along {self.share_bad:.0%} of {self.count} rays away from the data the energy grows too slowly (on "
+            f"Along {self.share_bad:.0%} of {self.rays} rays away from the data the energy grows too slowly (on "
             f"the worst it {how}; {self.needed}·log r is needed in {self.needed} dimensions): exp(−E) has no "
             "finite integral, so that there is no density and no log Z, and walkers can run away."
         )

@@ -352,7 +352,7 @@ class _CutFlow:
 
     def __init__(self, flow: Any, t: float):
         self.flow, self.t = flow, t
-        self.event_shape, self.context_shape = flow.event_shape, flow.context_shape
+        self.event_shape, self.context_shape = flow.event_shape, flow.context_shape or ()  # always given one
 
     def sample(self, n: int, rng: torch.Generator, given: Tensor) -> Tensor:
         return self.flow.sample(n, rng, given, until=self.t)

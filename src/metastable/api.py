@@ -161,7 +161,7 @@ def fit(
     if folder is not None:
         _open_folder(folder, settings, resume)
     trainer_ = _trainer(plan, folder)
-    with _shown(progress, trainer_.config.steps, method.name) as on_row:
+    with _shown(progress, trainer_.config.steps or 0, method.name) as on_row:
         trainer_.on_row = on_row
         try:
             outcome = trainer_.run(resume)

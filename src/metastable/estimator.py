@@ -142,7 +142,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> EnergyDensity:
         """Learn the density of the rows of `X`, `(n, d)`; `y` is ignored."""
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-        settings = self._settings(*X.shape, self._on_mixture(X))
+        settings = self._settings(len(X), X.shape[1], self._on_mixture(X))
         seed = _seed(self.random_state)
         self.run_ = _on_cpu(self._run(X, settings, seed))
         self._normalise(X, seed)
@@ -237,9 +237,10 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         reference = _mixture_of(inner.energy)
         some = torch.tensor(X[:: -(-len(X) // ENOUGH)])
         some = self._units.enter(some, derive(seed, "log_partition rows")).to(inner._home)
+        start: dict[str, Any] = {"data": some} if reference is None else {"reference": reference}
         z = log_partition(
             inner.learned_energy,
-            **({"data": some} if reference is None else {"reference": reference}),
+            **start,
             walkers=128,
             seed=derive(seed, "log_partition"),
         )

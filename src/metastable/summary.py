@@ -504,8 +504,8 @@ def _keep_walkers(run: Run) -> None:
     if run.walkers is None or run.samples_source == "training":
         return
     sizes = np.array(run.walkers.info.get("populations", [len(run.walkers)]))
-    arrays = {"x": run.walkers.x.cpu().numpy(), "log_weight": run.walkers.log_weight.cpu().numpy()}
-    np.savez_compressed(path, **arrays, populations=sizes)
+    x, log_weight = run.walkers.x.cpu().numpy(), run.walkers.log_weight.cpu().numpy()
+    np.savez_compressed(path, x=x, log_weight=log_weight, populations=sizes)
 
 
 def _kept_walkers(folder: Path) -> Walkers | None:

@@ -23,7 +23,7 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
         yield False
         return
     timed = config.max_seconds is not None
-    total = config.steps if config.max_seconds is None else math.ceil(config.max_seconds)
+    total = (config.steps or 0) if config.max_seconds is None else math.ceil(config.max_seconds)
     bar = TrainingBar(total, f"{name} (seconds)" if timed else name)
     with ExitStack() as stack:
         show = functools.cache(lambda: stack.enter_context(bar))

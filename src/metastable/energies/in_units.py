@@ -112,6 +112,9 @@ class InTrainingUnits(nn.Module):
         power: P.
     """
 
+    mean: Tensor
+    matrix: Tensor
+
     def __init__(self, inner: nn.Module, coordinates: Coordinates, power: float = 1.0):
         super().__init__()
         self.inner, self.coordinates = inner, coordinates
@@ -141,7 +144,7 @@ class InTrainingUnits(nn.Module):
         """The density that the energy inside equals now, in the units of training; None where it says none."""
         own = getattr(self.inner, "exact_start", None)
         density = None if own is None else own(self.to_data(probe))
-        return None if density is None else DensityInTrainingUnits(density, self.coordinates)
+        return None if density is None else DensityInTrainingUnits(density, self.coordinates)  # pyright: ignore
 
 
 def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

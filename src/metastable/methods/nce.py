@@ -152,8 +152,12 @@ class NCE(ImportanceSampled):
         """Fit a named flow, refuse noise that cannot have made the data, and begin c at an estimate of log Z."""
         noise: Any = context.players["noise"]
         for flow in self.unfitted(noise) if self.pretrain else ():
-            learns = any(p.requires_grad for p in flow.parameters())  # a flow by name learns as a whole, or not
-            flow.requires_grad_(True).fit(context.data, self.pretrain, seed=context.rng).requires_grad_(learns)
+            learns = any(
+                p.requires_grad for p in flow.parameters()
+            )  # a flow by name learns as a whole, or not
+            flow.requires_grad_(True).fit(context.data, self.pretrain, seed=context.rng).requires_grad_(
+                learns
+            )
         require_support(noise, context.data, f"{self.name}.noise")
         if self.learn_log_z:
             self._start_log_z(context)

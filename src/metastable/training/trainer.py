@@ -183,7 +183,8 @@ class Trainer:
         """The player's own, over as many updates as it will have a turn in."""
         schedule = self.config.schedule
         if isinstance(schedule, Schedule):
-            return schedule.build(optimiser, self.method.updates(self.context, name, self.config.steps))
+            return schedule.build(optimiser, self.method.updates(self.context, name, self.config.steps or 0))
+        assert schedule is not None  # settled with the number of rows
         return schedule(optimiser)
 
     def _averaged(self, decay: float | None) -> AveragedModel | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from metastable.core.random import derive
 
 from .scales import mixed_table
 
+COMMAND = (sys.executable, "-c", "from metastable.cli.main import app; app()")
+"""The command line of this very package, whether or not it is installed."""
 COLUMNS = ("dollars", "years", "seen", "code")
 
 
@@ -32,17 +34,22 @@ def first_command(rows: int, seed: int) -> dict[str, Any]:
     Returns:
         `finished`, `log_likelihood`, `problems` (findings that say so) and `columns_named` (in the report).
     """
-    from typer.testing import CliRunner
-
-    from metastable.cli.main import app
-
     with tempfile.TemporaryDirectory() as place:
         table, run = Path(place) / "table.csv", Path(place) / "runs" / "first"
         write_table(table, rows, seed)
-        words = ["train", "--data", str(table), "--method", "jarzynski", "--out", str(run), "--no-progress"]
-        with contextlib.redirect_stderr(io.StringIO()):
-            result = CliRunner().invoke(app, [*words, "--seed", str(seed)])
-        if result.exit_code != 0:
+        words = [
+            "train",
+            "--data",
+            str(table),
+            "--method",
+            "jarzynski",
+            "--out",
+            str(run),
+            "--seed",
+            str(seed),
+        ]
+        done = subprocess.run([*COMMAND, *words, "--no-progress"], capture_output=True, check=False)
+        if done.returncode != 0:
             return {"finished": 0.0, "log_likelihood": float("nan"), "problems": 1.0, "columns_named": 0.0}
         summary = json.loads((run / "summary.json").read_text())
         page = (run / "report.html").read_text()

@@ -44,7 +44,15 @@ def train(method: ms.methods.Method, x: torch.Tensor, steps: int, rate: float, s
     """One method on the data, full batches and plain gradient descent as in the paper."""
     energy = student(x.shape[1])
     run = ms.fit(
-        energy, x, method, steps=steps, seed=seed, optimiser=SGD(rate), batch_size=None, evaluate=False
+        energy,
+        x,
+        method,
+        steps=steps,
+        seed=seed,
+        units="none",  # step sizes are in units of the modes, as in the paper
+        optimiser=SGD(rate),
+        batch_size=None,
+        evaluate=False,
     )
     exact = energy.log_partition().item()
     return Row(method.name, energy.mode_weights()[0].item(), run.seconds, run.log_partition, exact)

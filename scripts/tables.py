@@ -3,7 +3,8 @@
 A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (one line for each
 experiment, with the first numbers of its largest scale) or an experiment (every number at every scale, and its
 pictures, each of the largest scale that has it). Words after an
-experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one picture.
+experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one picture;
+`table: NAME coverage` has the numbers whose names begin with `coverage/`.
 
     python scripts/tables.py            write the tables
     python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is
@@ -131,21 +132,23 @@ def _in_words(row: dict[str, Any]) -> str:
 def experiment(name: str, path: Path, results: list[Result], less: Sequence[str] = ()) -> str:
     """Every number of one experiment at every scale that was run, and its pictures.
 
-    `less` may hold `required`, for the numbers with a requirement only, and the names of the pictures to show.
+    `less` may hold `required`, for the numbers with a requirement only, first parts of the names of numbers, for
+    those only, and the names of the pictures to show.
     """
     own = by_name(results).get(name)
     if not own:
         return f"*Not run yet: `metastable reproduce {name}` makes these numbers.*"
     head = ["number", "ours", "required", "paper", "holds"]
-    parts = []
+    parts, first = [], {str(x["metric"]).partition("/")[0] for r in own for x in r.rows} & set(less)
     for r in own:
         rows = [
             [f"`{x['metric']}`", _ours(x), _required(x), _shown(x.get("paper")), _verdict(x)]
             for x in r.rows
-            if x.get("relation") or "required" not in less
+            if (x.get("relation") or "required" not in less)
+            and (not first or str(x["metric"]).partition("/")[0] in first)
         ]
         parts.append(f"**Scale {r.scale}.** {r.about()}\n\n{_markdown(head, rows)}")
-    wanted = set(less) - {"required"}
+    wanted = set(less) - {"required"} - first
     for copied, picture in pictures_of(own).items():
         if not wanted or picture.stem in wanted:
             target = os.path.relpath(PICTURES / copied, path.parent)

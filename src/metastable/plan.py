@@ -28,7 +28,7 @@ from metastable.energies.joint import JointEnergy, as_joint
 from metastable.energies.networks import Tilted, on_reference
 from metastable.evaluation.rays import bare_network_words
 from metastable.kernels import KERNELS, Kernel
-from metastable.methods import METHODS, Density, Method
+from metastable.methods import METHODS, ChainMethod, Density, Method, Objective
 from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
 from metastable.training.config import Adam, TrainerConfig
 from metastable.training.engine import Engine
@@ -192,7 +192,8 @@ def _kind_of_units(kind: str, energy: Any, train: Dataset, method: Method, besid
     """What `auto` means here; a kind that this energy cannot be trained in is refused."""
     why = _without_units(energy, method, beside)
     if kind == "auto":
-        if why or beside == "labels":
+        still = is_own(energy) and not isinstance(method, (ChainMethod, Objective))  # nothing to move
+        if why or still or beside == "labels":
             return "none"
         found = default_kind(train.event_shape)
         return "scale" if beside == "given" and found == "whiten" else found

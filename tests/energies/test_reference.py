@@ -59,11 +59,12 @@ def test_a_run_on_a_mixture_comes_back_with_its_own_number_of_components(tmp_pat
     x = rows(300, 2)
     x[150:] += 8
     method = ms.methods.Jarzynski(walkers=64, kernel=ms.kernels.MALA(0.05))
-    run = ms.fit(None, x, method, 5, out=tmp_path / "run", evaluate=False)
+    settings = {"evaluate": False, "learning_rate": 1e-3}
+    run = ms.fit(None, x, method, 5, out=tmp_path / "run", **settings)
     assert run.config["energy"]["reference"] == "mixture"
-    assert len(run.energy.reference.mean) > 1
+    assert len(run.inside["energy"].reference.mean) > 1
     loaded = ms.load_run(tmp_path / "run")
     assert torch.equal(loaded.energy(x), run.energy(x))
-    more = ms.fit(None, x, method, 8, out=tmp_path / "run", resume=True, evaluate=False)
-    straight = ms.fit(None, x, method, 8, evaluate=False)
+    more = ms.fit(None, x, method, 8, out=tmp_path / "run", resume=True, **settings)
+    straight = ms.fit(None, x, method, 8, **settings)
     assert torch.equal(more.energy(x), straight.energy(x))

@@ -160,7 +160,7 @@ def log_of(sigma: float | None) -> list[dict]:
     ("sigma", "finding"),
     [
         (1e-3, "conditional-noise-too-small"),
-        (1e3, "conditional-noise-too-large"),
+        (300.0, "conditional-noise-too-large"),
         (None, None),
         (0.3, None),
         (3.0, None),

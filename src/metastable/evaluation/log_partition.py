@@ -451,6 +451,7 @@ def _summary(
     main = walked.main
     each = main.log_partitions
     value, error = _mean_of(each)
+    error = math.hypot(error, min(_path_noise(job, start, main), error))
     if not math.isfinite(value):
         raise EnergyError(
             f"energy: log Z came out as {value}: the energy is infinite or not a number wherever walkers went; "
@@ -470,6 +471,18 @@ def _summary(
     sizes = [len(main) // main.populations] * main.populations
     walkers = Walkers(start.white.to_model(main.x), main.log_weight, {"populations": sizes})
     return LogPartition(value, error, main.ess, len(each) - 1, tuple(words), reverse, reverse_error, walkers)
+
+
+def _path_noise(job: _Job, start: _Start, main: Annealed) -> float:
+    """Standard error of log Z that the changes of temperature alone make, from the ESS that each of them leaves.
+
+    A change that leaves the share c of its walkers has log-mean weights of variance (1/c − 1)/n, and one half as
+    long a quarter of it. Where rare walkers decide, the spread between populations is small just when they were
+    missed and the value is too low; what the path costs at least does not depend on who was met.
+    """
+    first, now = (len(schedule.betas) - 1 for schedule in (start.pilot.schedule, main.schedule))
+    each = (1 / job.conditional_ess - 1) * (first / now) ** 2
+    return math.sqrt(now * each / len(main))
 
 
 # --- what speaks against the number ------------------------------------------------------------------------

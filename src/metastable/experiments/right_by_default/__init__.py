@@ -143,8 +143,13 @@ def _covered(bench: Bench, found: list[dict[str, Any]]) -> list[Row]:
         f"{name}: {trusted:.0%} trusted, {covered:.0%} of these cover, worst {worst:.1f} standard errors"
     )
     few = name in FEWER_TRUSTED
+    told = (
+        []
+        if few and not sure
+        else [_row(f"coverage/{name}", covered, ">=", bench.least_coverage, required=not few)]
+    )
     return [
-        _row(f"coverage/{name}", covered, ">=", bench.least_coverage, required=not few),
+        *told,
         _row(f"trusted/{name}", trusted, ">=", bench.least_trusted, required=not few),
         _row(f"worst_trusted/{name}", worst, "<=", 4.0, required=few),
         Row(f"seconds_per_call/{name}", seconds),

@@ -31,10 +31,12 @@ from metastable.plan import needed_beside, resolve_method
 from metastable.report import write_report
 from metastable.run import Run, write_json
 from metastable.summary import exact_mode_weights
-from metastable.training.config import Schedule, TrainerConfig
+from metastable.training.config import Adam, Schedule, TrainerConfig
 from metastable.training.trainer import OnRow
 
 STEPS = 1500
+RATE = 1e-3
+"""Of Adam, unless somebody chooses: one that chains of every method can follow."""
 HIDDEN = (64, 64)
 """Layers of the perceptron, unless somebody chooses: several trainings should not take several coffees."""
 WALKERS = 8192
@@ -121,6 +123,9 @@ def trainer_for(
     Under a limit on steps alone the learning rate falls to zero along a cosine, unless a schedule was chosen:
     how many steps fit into a time nobody knows beforehand.
     """
+    trainer = replace(trainer, patience=None)  # the same cost for all
+    if trainer.optimiser is None:
+        trainer = replace(trainer, optimiser=Adam(RATE))
     if seconds is not None or evaluations is not None:
         most = 10**9 if steps is None else steps
         return replace(trainer, steps=most, max_seconds=seconds, max_evaluations=evaluations)

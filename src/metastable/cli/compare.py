@@ -64,7 +64,7 @@ def compare(
 
     from .bars import training_bar
     from .console import console, say
-    from .settings import resolve, with_assignments, with_flags
+    from .settings import resolve, trainer_of, with_assignments, with_flags
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     seconds = None if budget is None else parse_budget(budget)
@@ -73,12 +73,13 @@ def compare(
     _refuse_method(tree)
     methods_for(names, own)  # refused before the data are read
     flags = {"data": data, "seed": seed, "trainer.device": device, "held_out": held_out}
-    job = resolve(with_flags(tree, flags))
+    settings = with_flags(tree, flags)
+    job = resolve(settings)
     require_no_contexts(job.dataset)
     if "hidden" not in tree.get("energy", {}):
         job = replace(job, energy=compact(job.energy))
     chosen = methods_for(names, own)
-    trainer = trainer_for(job.trainer, steps, seconds, evaluations)
+    trainer = trainer_for(trainer_of(settings.get("trainer")), steps, seconds, evaluations)
     if dry_run:
         _print_plan(job, chosen, trainer, out)
         return

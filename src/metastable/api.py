@@ -23,6 +23,7 @@ from metastable.core.errors import (
     UnsupportedError,
     require_count,
 )
+from metastable.core.parts import home_of
 from metastable.core.random import derive, generator
 from metastable.core.types import (
     Bound,
@@ -425,9 +426,7 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
 
 def _home(energy: Any) -> Tensor:
     """A tensor with the dtype and device that the energy works in."""
-    energy = _module_of(energy)
-    tensors = [*energy.parameters(), *energy.buffers()] if isinstance(energy, nn.Module) else []
-    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+    return home_of(_module_of(energy))
 
 
 def _module_of(energy: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError, options_of, require_options
+from metastable.core.parts import home_of
 from metastable.core.powered import powered
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
@@ -269,8 +270,7 @@ class Run:
     @property
     def _home(self) -> Tensor:
         """A tensor with the dtype and device that the energy works in."""
-        tensors = (*self.energy.parameters(), *self.energy.buffers())  # pyright: ignore
-        return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+        return home_of(self.energy)
 
     @property
     def _own_draws(self) -> Any:

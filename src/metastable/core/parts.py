@@ -1,11 +1,12 @@
-"""Functions of many rows in memory that does not grow with their number."""
+"""Functions of many rows in memory that does not grow with their number, and where a module has its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NUMBERS = 1 << 20
 """Numbers of input in one part: a thousand small images, or half a million points of the plane."""
@@ -25,3 +26,9 @@ def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, numbers: int = NUM
 def energies_of(energy: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Energies of the rows in float64, `(N,)`."""
     return in_parts(energy, x).double()
+
+
+def home_of(module: Any) -> Tensor:
+    """A tensor with the dtype and device that a module works in; an empty one of the defaults for anything else."""
+    tensors = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))

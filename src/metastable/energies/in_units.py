@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.core.types import EnergyGrad, Proposal, energy_and_grad
+from metastable.core.parts import home_of
+from metastable.core.types import EnergyGrad, Proposal, bind, energy_and_grad
 from metastable.core.units import Coordinates
 from metastable.proposals.in_units import DensityInDataUnits, DensityInTrainingUnits
 
@@ -48,14 +49,14 @@ class InDataUnits(nn.Module):
 
     def to_inner(self, x: Tensor) -> Tensor:
         """u of x, in the dtype and on the device of the energy inside."""
-        return self.coordinates.events.forward(x).to(_home(self.inner))
+        return self.coordinates.events.forward(x).to(home_of(self.inner))
 
     def contexts(self, given: Any) -> Any:
         """Contexts as the energy inside takes them; labels have no units."""
         units = self.coordinates.given
         if units is None or not isinstance(given, Tensor) or not given.is_floating_point():
             return given
-        return units.forward(given).to(_home(self.inner))
+        return units.forward(given).to(home_of(self.inner))
 
     @cached_property
     def reference(self) -> Any:
@@ -91,8 +92,6 @@ class JointInDataUnits(EncodedInDataUnits):
 
     def given(self, labels: Any) -> Any:
         """An energy of p(x | y) for every kernel."""
-        from metastable.core.types import bind
-
         return bind(self, self.encode(labels))
 
     def powered(self, power: float) -> Any:
@@ -121,7 +120,7 @@ class InTrainingUnits(nn.Module):
         units = coordinates.events
         self.event_shape = units.event_shape
         self.offset = units.log_det / power
-        like = _home(inner)
+        like = home_of(inner)
         self.register_buffer("mean", units.mean.to(like.dtype), persistent=False)
         self.register_buffer("matrix", units.inverse_matrix.to(like.dtype), persistent=False)
         for name in ("output_scale", "time"):
@@ -209,9 +208,3 @@ def in_training_units(energy: nn.Module, coordinates: Coordinates | None, power:
     if hasattr(energy, "sample"):
         kind = KnownInTrainingUnits if hasattr(energy, "log_partition") else DrawnInTrainingUnits
     return kind(energy, coordinates, power)
-
-
-def _home(module: nn.Module) -> Tensor:
-    """A tensor with the dtype and device that a module works in."""
-    tensors = (*module.parameters(), *module.buffers())
-    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))

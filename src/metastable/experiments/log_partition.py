@@ -41,20 +41,27 @@ def estimate(target_name: str, seed: int) -> dict[str, Any]:
     """One call at default settings against the exact log Z."""
     require_choice("target_name", target_name, TARGETS)
     energy: Any = TARGETS[target_name]()
-    exact = float(energy.log_partition())
-    start = time.perf_counter()
-    z = log_partition(energy, seed=seed)
+    return against_exact(target_name, energy, float(energy.log_partition()), seed)
+
+
+def against_exact(name: str, energy: Any, exact: float, seed: int, **options: Any) -> dict[str, Any]:
+    """What one call of `log_partition` says of a log Z that is known; `options` are its own."""
+    began = time.perf_counter()
+    z = log_partition(energy, seed=seed, **options)
+    seconds = time.perf_counter() - began
     low, high = z.interval(0.95)
     return {
-        "target": target_name,
+        "target": name,
         "seed": seed,
         "exact": exact,
         "value": z.value,
         "std_error": z.std_error,
         "error": z.value - exact,
+        "z_score": (z.value - exact) / z.std_error,
         "covered": low <= exact <= high,
+        "trusted": z.trusted,
         "warnings": list(z.warnings),
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
     }
 
 

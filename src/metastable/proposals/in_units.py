@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metastable.core.parts import home_of
 from metastable.core.units import Coordinates
 
 
-class DensityInDataUnits(nn.Module):
-    """p(x | given) of the data's own units, from a density that was trained in others.
-
-    log p(x) = log p(u) + log|det A| with u = (x − m)A.
+class _InUnits(nn.Module):
+    """Base: a density, and the units on the other side.
 
     Attributes:
-        inner: the density of u.
+        inner: the density.
         coordinates: the units of training.
     """
 
@@ -24,6 +23,15 @@ class DensityInDataUnits(nn.Module):
         super().__init__()
         self.inner, self.coordinates = inner, coordinates
         self.event_shape = tuple(inner.event_shape)
+
+
+class DensityInDataUnits(_InUnits):
+    """p(x | given) of the data's own units, from a density that was trained in others.
+
+    log p(x) = log p(u) + log|det A| with u = (x − m)A.
+
+    `inner` is the density of u.
+    """
 
     def sample(self, n: int, rng: torch.Generator, *given: Tensor, **options: Any) -> Tensor:
         """Draws in the data's units, float64: `(n, *event)`, or `(B, n, *event)` for B contexts."""
@@ -33,28 +41,21 @@ class DensityInDataUnits(nn.Module):
 
     def log_prob(self, x: Tensor, *given: Tensor, **options: Any) -> Tensor:
         """Normalised log-density in the data's units."""
-        u = self.coordinates.events.forward(x).to(_home(self.inner))
+        u = self.coordinates.events.forward(x).to(home_of(self.inner))
         return (
             self.inner.log_prob(u, *map(self._contexts, given), **options) + self.coordinates.events.log_det
         )
 
     def _contexts(self, given: Tensor) -> Tensor:
         units = self.coordinates.given
-        return (given if units is None else units.forward(given)).to(_home(self.inner))
+        return (given if units is None else units.forward(given)).to(home_of(self.inner))
 
 
-class DensityInTrainingUnits(nn.Module):
+class DensityInTrainingUnits(_InUnits):
     """The other way round: p(u) from a density of x, so that walkers can start from it.
 
-    Attributes:
-        inner: the density of x.
-        coordinates: the units of training.
+    `inner` is the density of x.
     """
-
-    def __init__(self, inner: Any, coordinates: Coordinates):
-        super().__init__()
-        self.inner, self.coordinates = inner, coordinates
-        self.event_shape = tuple(inner.event_shape)
 
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """Draws of u, `(n, *event)`."""
@@ -66,9 +67,3 @@ class DensityInTrainingUnits(nn.Module):
         """Normalised log-density of u, `(B, *event)` to `(B,)`."""
         units = self.coordinates.events
         return self.inner.log_prob(units.inverse(u).to(u.dtype)) - units.log_det
-
-
-def _home(module: Any) -> Tensor:
-    """A tensor with the dtype and device that a module works in."""
-    tensors = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
-    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))

@@ -8,7 +8,6 @@ crosses. `coverage` repeats `log_partition` at default settings on one of them.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from metastable.core.errors import require, require_choice, require_count, require_positive
 from metastable.energies import Banana, Funnel, GaussianMixture
-from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.quadrature import log_partition_quadrature
+
+from ..log_partition import against_exact
 
 LOG_2PI = math.log(2 * math.pi)
 GRID_POINTS = 65
@@ -126,23 +126,7 @@ def estimate(name: str, seed: int, exact: float | None = None, **options: Any) -
     require_choice("name", name, TARGETS)
     energy: Any = TARGETS[name]()
     exact = float(energy.log_partition()) if exact is None else exact
-    began = time.perf_counter()
-    z = log_partition(energy, seed=seed, **options)
-    seconds = time.perf_counter() - began
-    low, high = z.interval(0.95)
-    return {
-        "target": name,
-        "seed": seed,
-        "exact": exact,
-        "value": z.value,
-        "std_error": z.std_error,
-        "error": z.value - exact,
-        "z_score": (z.value - exact) / z.std_error,
-        "covered": low <= exact <= high,
-        "trusted": z.trusted,
-        "warnings": list(z.warnings),
-        "seconds": seconds,
-    }
+    return against_exact(name, energy, exact, seed, **options)
 
 
 def coverage(name: str, seeds: int | Iterable[int] = 100, **options: Any) -> dict[str, Any]:

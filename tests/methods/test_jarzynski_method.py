@@ -103,6 +103,16 @@ def test_a_jump_of_v_is_answered_at_once():
     assert math.isfinite(math.log(after(math.inf)))
 
 
+def test_the_mean_of_a_noisy_v_settles_at_the_bound():
+    """v = rate² times a skewed noise: a rule that holds its median leaves the mean half as high again."""
+    noise = torch.exp(torch.randn(20_000, generator=rng(3), dtype=F64) - 0.5)  # of mean 1
+    log_factor, seen = torch.zeros((), dtype=F64), []
+    for each in noise:
+        seen.append(0.3 * torch.exp(2 * log_factor) * each)
+        log_factor = paced(log_factor, seen[-1], 0.03)
+    assert float(torch.stack(seen[500:]).mean()) == pytest.approx(0.03, rel=0.15)
+
+
 @over("kernel", [None, ULA(0.02)], ids=["tuned", "ula"])
 def test_a_learning_rate_a_hundredfold_too_high_is_slowed_to_the_pace(kernel):
     x = torch.randn((300, 1), generator=rng(1)) * 0.7 + 0.4
@@ -245,6 +255,18 @@ def test_the_ess_of_pooled_populations_counts_their_log_z():
     assert method.log_partition(context, alike).ess == pytest.approx(200)
     apart = JarzynskiState(with_log_z(0.0), with_log_z(1.0, 31.0))
     assert method.log_partition(context, apart).ess == pytest.approx(100)
+
+
+def test_populations_that_disagree_do_not_stand_for_the_model():
+    """The highest of their log Z would take all the weight, by chance, and with it every other mode."""
+    method, energy = Jarzynski(walkers=400, populations=2), Normal(1.0)
+    context = context_of(energy, energy.sample(100, rng()))
+    alike = method.current_walkers(context, JarzynskiState(with_log_z(0.0), with_log_z(0.1, 0.2)))
+    assert alike.info["populations"] == [100, 100, 100]
+    state = JarzynskiState(with_log_z(0.0), with_log_z(1.0, 31.0))
+    apart = method.current_walkers(context, state)
+    assert torch.equal(apart.x, state.steering.x)
+    assert apart.info["ess_fraction"] == pytest.approx(1.0)
 
 
 LEVEL = [0.01 * k for k in range(16)]

@@ -75,13 +75,14 @@ def shift_of(log_weight: Tensor, change: Tensor) -> Tensor:
 def paced(log_factor: Tensor, shift: Tensor, pace: float) -> Tensor:
     """log of the factor on the learning rate for the next update, by feedback on v.
 
-    v grows with the square of the rate. Within a factor e of `pace` the correction is slow, since v is noisy; what
-    lies beyond is made good at once, down without limit and up by a factor e at most.
+    v is noisy and skewed: near `pace` the correction is slow and linear in v, so that it is the mean of v which
+    settles there. A v far above (e²) or below (e⁻⁴) is made good at once, since v grows with the square of the
+    rate: down without limit, and up by a factor e at most.
     """
     off = torch.log(pace / shift.clamp(min=1e-30)).clamp(-20, 20)
-    slow = 0.05 * off.clamp(-1, 1)
-    fast = 0.5 * (off - off.clamp(-1, 1))
-    return (log_factor + slow + fast.clamp(max=1.0)).clamp(max=0.0)
+    slow, fast = 0.05 * (1 - torch.exp(-off)), (0.5 * off).clamp(max=1.0)
+    far = (off < -2) | (off > 4)
+    return (log_factor + torch.where(far, fast, slow)).clamp(max=0.0)
 
 
 def _some_moves(X: Tensor, Y: Tensor, shift: Tensor | None, enough: int = 1024) -> Move:
@@ -520,8 +521,14 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         return metrics
 
     def current_walkers(self, context: Context, state: JarzynskiState) -> Walkers:
-        """All walkers with weights that are comparable across populations."""
-        parts = [p for p in (state.steering, state.following) if p is not None]
+        """All walkers with weights that are comparable across populations; steering ones where those say nothing.
+
+        Held-out populations that disagree leave all the weight to the one or two with the highest log Z, which is
+        chance: then the walkers that training held on to the data stand for the model.
+        """
+        parts = [state.steering]
+        if state.following is not None and HeldOut.of(state.following).agree:
+            parts.append(state.following)
         x = torch.cat([p.x for p in parts])
         log_weight = torch.cat([_comparable(p) for p in parts])
         sizes = [len(p.x) // p.groups for p in parts for _ in range(p.groups)]
@@ -607,11 +614,16 @@ class HeldOut:
             resampled=bool((walkers.resamplings > 0).any()),
         )
 
+    @property
+    def agree(self) -> bool:
+        """Whether no few populations decide their mean of Z."""
+        return self.spread <= 1 and self.agreeing >= 0.5
+
     def doubts(self) -> list[str]:
         """Why the value or its error should not be trusted; empty when nothing speaks against them."""
         checks = [
             (
-                self.spread > 1 or self.agreeing < 0.5,
+                not self.agree,
                 f"the held-out populations disagree by {self.spread:.2f} nats, and a few of them decide; use more "
                 "walkers or a lower pace",
             ),

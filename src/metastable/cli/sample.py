@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from metastable.core.types import Walkers
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
 FEW = 0.1
 """Share of the samples below which the walkers they began as are few."""

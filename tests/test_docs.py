@@ -219,12 +219,18 @@ def test_tables_are_those_of_the_results(tables):
     assert tables.stale() == [], "run python scripts/tables.py"
 
 
-def test_every_stored_experiment_is_on_the_results_page(tables):
+def test_every_experiment_has_a_page_with_its_command_its_numbers_and_its_pictures(tables):
     from metastable.experiments import TITLES
 
-    sections = set(re.findall(r"<!-- table: (\S+) -->", (ROOT / "docs/results.md").read_text()))
-    assert {r.name for r in tables.read_results()} <= sections
-    assert set(TITLES) <= sections
+    stored = tables.by_name(tables.read_results())
+    pages = {page.stem: page.read_text() for page in (ROOT / "docs/results").glob("*.md")}
+    assert pages.keys() == {*TITLES, *stored, "index"}
+    for name in pages.keys() - {"index"}:
+        text = pages[name]
+        assert text.startswith(f"# {name}\n")
+        assert f"```console\nmetastable reproduce {name} --scale " in text
+        assert re.findall(r"<!-- table: (.*) -->", text) == [name], "nothing less than all of it"
+        assert all(f"(../images/results/{kept})" in text for kept in tables.pictures_of(stored.get(name, [])))
 
 
 RESULT = {
@@ -278,18 +284,34 @@ def test_summary_has_a_line_for_each_experiment_with_every_scale_and_the_largest
     smoke.write_text(json.dumps(RESULT | {"scale": "smoke", "rows": rows}))
     tables.write(copy)
     text = (copy / "README.md").read_text()
-    assert "| some-paper | smoke<br>cpu | 2 of 2<br>1 of 2 | `error/a` 0.01235 (≤ 0.02)<br>" in text
+    assert "| [some-paper](docs/results/some-paper.md) | smoke<br>cpu | 2 of 2<br>1 of 2 | `error/a`" in text
+    assert "`error/a` 0.01235 (≤ 0.02)<br>" in text
     assert "<br>`error/b` 0.5 (≥ 0.6, paper 0.7) **not met** |" in text
     assert "aside" not in text
     assert "old" not in text
     assert text.endswith("<!-- end table -->\n\nafter\n")
 
 
+def test_the_index_has_a_line_for_each_experiment_run_or_not(tables, copy):
+    folder = copy / "results" / "nce-bias" / "cpu"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(RESULT | {"experiment": "nce-bias"}))
+    page = copy / "docs/deep/page.md"
+    page.write_text(PAGE.format(name="index"))
+    tables.write(copy)
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| [")]
+    assert lines[0].startswith("| [jarzynski-gmm](../results/jarzynski-gmm.md) | Two modes in 50 dimensions")
+    assert lines[0].endswith("| not run yet | not run yet | not run yet |")
+    assert f"| {tables.TITLES['nce-bias']} | cpu | 1 of 2 | 1 min 11 s |" in "\n".join(lines)
+    assert lines[-1].endswith("| – | smoke<br>cpu | 1 of 2<br>1 of 2 | 1 min 11 s<br>1 min 11 s |")
+    assert len(lines) == len(tables.TITLES) + 1
+
+
 def test_an_experiments_table_has_every_scale_and_each_picture_of_the_largest_that_has_it(tables, copy):
     (copy / "results/some-paper/smoke/figure-2.png").write_bytes(b"small")
     tables.write(copy)
     text = (copy / "docs/deep/page.md").read_text()
-    assert text.index("**Scale smoke.**") < text.index("**Scale cpu.**")
+    assert text.index("figure-2.png") < text.index("**Scale smoke.**") < text.index("**Scale cpu.**")
     assert "| `error/b` | 0.5 | ≥ 0.6 | 0.7 | **no** |" in text
     assert "| `aside` | 3 | – | – | – |" in text
     assert "![some-paper, figure-1](../images/results/some-paper-cpu-figure-1.png)" in text

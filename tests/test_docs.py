@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -203,13 +204,30 @@ def test_the_picture_is_drawn_from_a_comparison(tmp_path):
     log_density = -((np.abs(x)[None] - 3) ** 2) - y[:, None] ** 2
     arrays = {"grid_x": x, "grid_y": y, "log_density": log_density, "truth_log_density": log_density}
     row = {"method": "cd", "mode_weights": [0.4, 0.6], "mode_weight_error": 0.15, "kl_exact": 0.02}
-    table = {"rows": [row], "truth": {"mode_weights": [0.25, 0.75]}}
+    table = {
+        "rows": [row],
+        "truth": {"mode_weights": [0.25, 0.75]},
+        "data": "toy:two-modes",
+        "methods": ["cd"],
+    }
     found = Comparison(tmp_path, table, (Run(tmp_path, arrays=arrays),))
     titles = [title for title, *_ in picture.panels(found)]
     assert titles == ["true density", "contrastive divergence"]
     drawn = picture.draw(found, tmp_path / "picture.png")
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert drawn.stat().st_size < picture.MOST_BYTES
+    assert Image.open(drawn).info["Description"] == "metastable compare --data toy:two-modes --methods cd"
+
+
+def test_the_picture_is_the_one_that_make_demo_draws():
+    picture = load("scripts/picture.py")
+    compare, draw = re.findall(r"^demo: .*\n\t(.*)\n\t(.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[0]
+    words = shlex.split(compare)
+    folder, methods = words[words.index("--out") + 1], words[words.index("--methods") + 1]
+    assert ROOT / folder == picture.DEMO
+    assert shlex.split(draw)[1:3] == ["scripts/picture.py", folder]
+    assert set(methods.split(",")) <= set(picture.TITLES)
+    assert compare.startswith(f"$(BIN)/{Image.open(picture.TARGET).info['Description']} --out")
 
 
 # ---- tables

@@ -173,6 +173,27 @@ def test_defaults_on_the_jarzynski_page_are_the_defaults():
     assert shown["order"] == method.order
 
 
+def test_every_method_says_how_to_cite_it_and_all_pages_say_the_same():
+    entries: dict[str, str] = {}
+    for page in sorted((ROOT / "docs/methods").glob("*.md")):
+        last = page.read_text().rpartition("\n## ")[2]
+        assert last.startswith("How to cite\n"), page.name
+        found = re.findall(r"^(@\w+\{(\w+),\n.*?^\})$", last, re.DOTALL | re.MULTILINE)
+        assert found, page.name
+        for entry, key in found:
+            assert entries.setdefault(key, entry) == entry, f"{page.name}: {key}"
+    for entry in entries.values():
+        assert {"title", "author"} <= set(re.findall(r"^  (\w+) +=", entry, re.MULTILINE)), entry
+    cited = "".join(entries.values()).replace("{", "").replace("}", "")
+    yaml = pytest.importorskip("yaml")
+    software = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert len(software["references"]) == 5
+    for work in (software, *software["references"]):
+        assert work["title"].lower() in cited.lower(), work["title"]
+        assert all(author.get("family-names", author.get("name")) in cited for author in work["authors"])
+    assert f"version = {software['version']}" in cited
+
+
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
     pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}

@@ -122,7 +122,8 @@ def index(results: list[Result], path: Path) -> str:
             [_met(r) for r in own],
             [_clock(r.content["seconds"]) for r in own],
         )
-        shown = ["<br>".join(lines) or "not run yet" for lines in columns]
+        # a line for each scale, side by side: none of them may wrap
+        shown = ["<br>".join(lines).replace(" ", "&nbsp;") or "not run yet" for lines in columns]
         rows.append([_linked(name, path), TITLES.get(name, "–"), *shown])
     return _markdown(["experiment", "what it shows", "scale", "holds", "time"], rows)
 
@@ -175,7 +176,8 @@ def experiment(name: str, path: Path, results: list[Result], less: Sequence[str]
     for copied, picture in pictures_of(own).items():
         if not wanted or picture.stem in wanted:
             target = os.path.relpath(PICTURES / copied, path.parent)
-            parts.append(f"![{name}, {picture.stem}]({Path(target).as_posix()})")
+            said = f"{picture.stem.replace('-', ' ', 1)}, scale {picture.parent.name}"
+            parts += [f"![{name}, {picture.stem}]({Path(target).as_posix()})", f"*{said}*"]
     head = ["number", "ours", "required", "paper", "holds"]
     for r in own:
         rows = [
@@ -194,7 +196,10 @@ def pictures_of(own: Sequence[Result]) -> dict[str, Path]:
     Their names are those under which they are kept for the site, which can only show what lies in docs/.
     """
     largest = {picture.name: (r, picture) for r in own for picture in r.pictures}
-    return {f"{r.name}-{r.scale}-{p.name}": p for _, (r, p) in sorted(largest.items())}
+    in_order = sorted(
+        largest, key=lambda name: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", name)]
+    )
+    return {f"{r.name}-{r.scale}-{p.name}": p for r, p in (largest[name] for name in in_order)}
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:

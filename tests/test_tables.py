@@ -102,8 +102,11 @@ def test_the_index_has_a_line_for_each_experiment_run_or_not(tables, copy):
     lines = [line for line in page.read_text().splitlines() if line.startswith("| [")]
     assert lines[0].startswith("| [jarzynski-gmm](../results/jarzynski-gmm.md) | Two modes in 50 dimensions")
     assert lines[0].endswith("| not run yet | not run yet | not run yet |")
-    assert f"| {tables.TITLES['nce-bias']} | cpu | 1 of 2 | 1 min 11 s |" in "\n".join(lines)
-    assert lines[-1].endswith("| – | smoke<br>cpu | 1 of 2<br>1 of 2 | 1 min 11 s<br>1 min 11 s |")
+    assert (
+        f"| {tables.TITLES['nce-bias']} | cpu | 1&nbsp;of&nbsp;2 | 1&nbsp;min&nbsp;11&nbsp;s |"
+        in "\n".join(lines)
+    )
+    assert "| – | smoke<br>cpu | 1&nbsp;of&nbsp;2<br>1&nbsp;of&nbsp;2 | 1&nbsp;min" in lines[-1]
     assert len(lines) == len(tables.TITLES) + 1
 
 
@@ -114,11 +117,22 @@ def test_an_experiments_table_has_every_scale_and_each_picture_of_the_largest_th
     assert text.index("figure-2.png") < text.index("**Scale smoke.**") < text.index("**Scale cpu.**")
     assert "| `error/b` | 0.5 | ≥ 0.6 | 0.7 | **no** |" in text
     assert "| `aside` | 3 | – | – | – |" in text
-    assert "![some-paper, figure-1](../images/results/some-paper-cpu-figure-1.png)" in text
+    assert (
+        "![some-paper, figure-1](../images/results/some-paper-cpu-figure-1.png)\n\n*figure 1, scale cpu*"
+        in text
+    )
     assert (copy / "docs/images/results/some-paper-cpu-figure-1.png").read_bytes() == b"cpu"
     assert not (copy / "docs/images/results/some-paper-smoke-figure-1.png").exists()
     assert "![some-paper, figure-2](../images/results/some-paper-smoke-figure-2.png)" in text
     assert (copy / "docs/images/results/some-paper-smoke-figure-2.png").read_bytes() == b"small"
+
+
+def test_pictures_stand_in_the_order_of_their_numbers(tables, copy):
+    for name in ("figure-10", "figure-2"):
+        (copy / f"results/some-paper/cpu/{name}.png").write_bytes(b"some")
+    tables.write(copy)
+    shown = re.findall(r"some-paper, (figure-\d+)", (copy / "docs/deep/page.md").read_text())
+    assert shown == ["figure-1", "figure-2", "figure-10"]
 
 
 def test_words_after_the_experiment_say_less(tables, copy):

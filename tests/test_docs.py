@@ -252,6 +252,24 @@ def test_every_method_says_how_to_cite_it_and_all_pages_say_the_same():
     assert f"version = {software['version']}" in cited
 
 
+def test_every_public_name_on_the_pages_exists():
+    import metastable
+
+    named = {
+        (n, path) for p, n in zip(PAGES, NAMES) for path in re.findall(r"\bms\.(\w[\w.]*\w)", p.read_text())
+    }
+    assert len({path for _, path in named}) > 50
+    missing = []
+    for page, path in sorted(named):
+        thing: object = metastable
+        for part in path.split("."):
+            if not hasattr(thing, part):
+                missing.append(f"{page}: ms.{path}")
+                break
+            thing = getattr(thing, part)
+    assert not missing
+
+
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
     pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}

@@ -291,7 +291,7 @@ class DenoisingScoreMatching(ScoreMethod):
     activation will do, and data may be discrete or bounded.
 
     Attributes:
-        sigma: σ, in the units of the data; by default a tenth of the data's standard deviation (root mean
+        sigma: σ, in the units of training; by default a tenth of the data's standard deviation (root mean
             square over coordinates).
         sigma_start: σ of the first update, from which it falls to `sigma`; None keeps σ constant.
         anneal: updates that the fall takes.

@@ -30,15 +30,10 @@ from metastable.core.types import (
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.proposals import Gaussian, fit_gaussian
-from metastable.walkers.smc import (
-    STEP_JITTER,
-    Annealed,
-    Schedule,
-    default_kernel,
-    find_schedule,
-    reverse_ais,
-    smc,
-)
+from metastable.walkers.anneal import STEP_JITTER, Annealed
+from metastable.walkers.path import Schedule
+from metastable.walkers.pilot import find_schedule
+from metastable.walkers.smc import default_kernel, reverse_ais, smc
 
 from .stationarity import Drift, find_drift
 

@@ -36,7 +36,7 @@ from metastable.core.plain import plain_layers
 from metastable.core.random import normal_like
 from metastable.core.types import Pairs, events
 
-from .cnf import ContinuousFlow
+from .continuous import ContinuousFlow
 from .encoders import Encoder, Standardise
 from .fields import (
     ResidualField,

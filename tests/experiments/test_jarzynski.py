@@ -253,7 +253,7 @@ def test_gmm_runs(tmp_path: Path) -> None:
     )
     rows = values(result)
     assert all(math.isfinite(value) for value in rows.values())
-    assert {f"first_mass/{name}" for name in gmm.METHODS} <= set(rows)
+    assert {f"first_mass/{name}" for name in ("jarzynski", "pcd", "cd")} <= set(rows)
     assert rows["log_z_error/jarzynski"] < 1
     assert (tmp_path / "figure-6.png").exists()
     assert (tmp_path / "figure-7.png").exists()

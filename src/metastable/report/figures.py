@@ -166,6 +166,37 @@ def new_figure(width: float = 5.2, height: float = 3.0) -> Figure:
         return _figure_class()(figsize=(width, height), layout="constrained")
 
 
+@contextmanager
+def picture(
+    path: Path | str,
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    dpi: int = 160,
+    **grid: Any,
+) -> Iterator[Any]:
+    """The axes of a new figure, which is written to `path` when the `with` ends.
+
+    Args:
+        path: of the file, by whose suffix it is a PNG or an SVG.
+        width: in inches.
+        height: in inches.
+        rows: of axes.
+        columns: of axes; one of each gives one `Axes`, more an array of them.
+        dpi: pixels per inch of a PNG.
+        grid: of `Figure.subplots`.
+    """
+    figure = new_figure(width, height)
+    yield figure.subplots(rows, columns, **grid)
+    save_figure(figure, path, dpi)
+
+
+def draw_level(axes: Any, at: float, **look: Any) -> None:
+    """A dashed line across at what is true, or was to be reached."""
+    axes.axhline(at, **{"color": INK, "lw": 0.8, "ls": "--", **look})
+
+
 def line_look(index: int) -> dict[str, Any]:
     """Colour and dashes of the n-th of many lines: colours first, then dashes, so that no two agree."""
     colour = palette[index % len(palette)]

@@ -55,7 +55,7 @@ LONG = Arm("long", PersistentCD(walkers=8), {"steps": 3}, about=50)
 
 
 def test_every_arm_is_trained_on_every_repeat_with_its_own_settings(calls):
-    found = trials(SLOW, LONG, repeats=2, keep=lambda arm, at, run: (arm.name, run)).run(BENCH)
+    found = trials(SLOW, LONG, repeats=2, keep=lambda trial, at, run: (trial.arm.name, run)).run(BENCH)
     assert [(c["method"], c["steps"], c["batch_size"]) for c in calls] == [
         (SLOW.method, 2, 7),
         (LONG.method, 3, 7),

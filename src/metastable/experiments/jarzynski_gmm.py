@@ -64,7 +64,7 @@ def body(bench: Bench) -> list[Row]:
         },
         bench.repeats,
         watch=watch,
-        keep=lambda arm, at, run: run.log_partition,
+        keep=lambda trial, at, run: run.log_partition,
         words=lambda trial: f"p = {trial.curves['mass'][-1]:.4f}",
     )
     found = trials.run(bench)

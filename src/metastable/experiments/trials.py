@@ -124,7 +124,7 @@ class Trials:
         seed: of a repeat of an arm.
         watch: from the problem and the metrics of an update, more numbers for the curves.
         from_start: whether it also watches before the first update, as update 0.
-        keep: from arm, problem and finished run, what is kept when they are let go.
+        keep: of a trial, its problem and its finished run, what is kept when these are let go.
         may_stop: whether a training that the guard stops is an outcome, and no error.
         words: of a finished trial, for whoever waits.
     """
@@ -136,7 +136,7 @@ class Trials:
     seed: Callable[[Bench, Arm, int], int] = seed_of_repeat
     watch: Callable[[Problem, Line], Line] = lambda problem, line: {}
     from_start: bool = False
-    keep: Callable[[Arm, Problem, Run], Any] = lambda arm, problem, run: None
+    keep: Callable[[Trial, Problem, Run], Any] = lambda trial, problem, run: None
     may_stop: bool = False
     words: Callable[[Trial], str] = lambda trial: "done"
 
@@ -173,7 +173,7 @@ class Trials:
                 raise
             trial.stopped = error.step
         else:
-            trial.kept = self.keep(arm, problem, run)
+            trial.kept = self.keep(trial, problem, run)
         return trial
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from metastable.experiments import adance_interval as interval
 from metastable.experiments import adance_stability as stability
 from metastable.experiments.adance_stability import Course, Digits, LeakyConv, digits
-from metastable.experiments.base import Experiment, Result, reproduce
+from metastable.experiments.base import Bench, Experiment, Result, reproduce
 
 
 def tiny(experiment: Experiment, out: Path, **settings: Any) -> Result:
@@ -33,8 +33,8 @@ def values(result: Result) -> dict[str, float]:
 
 
 def test_trainings_are_compared_seed_by_seed():
-    def courses(*kls: float) -> list[interval.Course]:
-        return [interval.Course(kl, 0.0, 0.0, torch.nn.Identity()) for kl in kls]
+    def courses(*kls: float) -> list[interval.Learned]:
+        return [interval.Learned(kl, 0.0, 0.0, torch.nn.Identity()) for kl in kls]
 
     assert interval.largest_difference(courses(0.1, 0.5), courses(0.2, 0.45)) == pytest.approx(0.1)
 
@@ -52,14 +52,10 @@ def test_a_tiny_interval_run(tmp_path):
     json.loads((tmp_path / "result.json").read_text(), parse_constant=lambda name: pytest.fail(name))
 
 
-def test_the_methods_differ_in_nothing_but_the_interval():
-    class Bench:
-        def __getattr__(self, name):
-            return interval.EXPERIMENT.scales["cpu"][name]
-
-    pcd, ada = interval.method_of(Bench(), interval.PCD), interval.method_of(Bench(), 5)  # type: ignore
-    assert ada.source == pcd  # type: ignore
-    assert ada.interval == 5  # type: ignore
+def test_the_methods_differ_in_nothing_but_the_interval(tmp_path):
+    pcd, *others = interval.arms(Bench(interval.EXPERIMENT.scales["cpu"], "cpu", 0, "cpu", tmp_path))
+    assert [arm.method.source for arm in others] == [pcd.method] * 5
+    assert [arm.method.interval for arm in others] == [1, 5, 10, 20, 50]
 
 
 # ---- adance-stability

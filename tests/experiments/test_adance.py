@@ -15,8 +15,10 @@ from torch import nn
 
 from metastable.experiments import adance_interval as interval
 from metastable.experiments import adance_stability as stability
-from metastable.experiments.adance_stability import Course, Digits, LeakyConv, digits
+from metastable.experiments.adance_stability import Digits, LeakyConv, digits
 from metastable.experiments.base import Bench, Experiment, Result, reproduce
+from metastable.experiments.trials import Arm, Curves, Trial
+from metastable.methods import AdaptiveNCE
 
 
 def tiny(experiment: Experiment, out: Path, **settings: Any) -> Result:
@@ -61,19 +63,17 @@ def test_the_methods_differ_in_nothing_but_the_interval(tmp_path):
 # ---- adance-stability
 
 
-def course(v: list[float], steps: int = 100, **settings: Any) -> Course:
-    made = Course("spectral", 0.1, steps, **settings)
-    every = steps // len(v)
-    made.history = [{"step": every * (k + 1), "gradient_magnitude": value} for k, value in enumerate(v)]
-    return made
+def growth(v: list[float]) -> float:
+    lines = [{"step": k + 1, "gradient_magnitude": value} for k, value in enumerate(v)]
+    return stability.growth(Trial(Arm("spectral", AdaptiveNCE()), 0, Curves(lines)))
 
 
 def test_growth_compares_the_windows_it_says():
     v = np.ones(100)
     v[20:30], v[90:] = 2.0, 7.0
-    assert course(v.tolist()).growth == pytest.approx(3.5)
-    assert course([1.0] * 50 + [math.nan] * 50).growth == stability.MOST
-    assert course([1.0] * 95 + [1e30] * 5).growth == stability.MOST
+    assert growth(v.tolist()) == pytest.approx(3.5)
+    assert growth([1.0] * 50 + [math.nan] * 50) == stability.MOST
+    assert growth([1.0] * 95 + [1e30] * 5) == stability.MOST
 
 
 def test_digits_are_enlarged_and_their_classes_known():
@@ -86,23 +86,17 @@ def test_digits_are_enlarged_and_their_classes_known():
     assert data.shares.min() > 0.09
 
 
-def long_run(x: torch.Tensor) -> Course:
-    return course([1.0] * 100, long_run=x, energy_spread=100.0)
-
-
 def test_long_chains_that_are_data_raise_no_finding_and_those_of_one_class_do():
     data: Digits = digits(8)
-    every = long_run(data.x)
+    every = data.x
     assert stability.spread(data, every) == pytest.approx(1)
     assert stability.distinct(data, every) > 0.98  # a few images have a twin
     assert stability.classes(data, every) > 9.5
-    one = long_run(
-        data.centers[3] + 0.01 * torch.randn((200, 1, 8, 8), generator=torch.Generator().manual_seed(0))
-    )
+    one = data.centers[3] + 0.01 * torch.randn((200, 1, 8, 8), generator=torch.Generator().manual_seed(0))
     assert stability.classes(data, one) == pytest.approx(1)
     assert stability.distinct(data, one) < 0.1
     assert stability.spread(data, one) < 0.05
-    named = [[f.name for f in stability.diagnose([], stability.facts(data, c))] for c in (every, one)]
+    named = [[f.name for f in stability.diagnose([], stability.facts(data, x, 100.0))] for x in (every, one)]
     assert "mode-collapse" not in named[0]
     assert "mode-collapse" in named[1]
 

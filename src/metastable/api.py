@@ -242,7 +242,7 @@ def _write_failure(
     run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
     run.power = power_of(method, trainer.context.step)
     o = getattr(run.learned_energy, "output_scale", None)
-    run.diagnosis = diagnose(run.history, Facts(method=method.name, power=run.power, output_scale=o))
+    run.diagnosis = diagnose(run.history, Facts(method=method, power=run.power, output_scale=o))
     missing = _keep_last_good(folder, trainer, plan)
     write_json(folder / "summary.json", run.summary() | {"message": str(error), "no_negatives": missing})
     write_report(folder)

@@ -380,7 +380,7 @@ def exact_mode_weights(run: Run, data: Tensor, centers: Tensor) -> list[float]:
 def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> list[Finding]:
     modes = run.modes or {}
     facts = Facts(
-        method=run.method,
+        method=run.trained_with or run.method,
         negatives_per_datum=run.config.get("method", {}).get("negatives_per_datum"),
         data_mode_weights=modes.get("data"),
         sample_mode_weights=modes.get("samples"),

@@ -101,11 +101,18 @@ class Method(Generic[State]):
             contexts where there are some. Its batches, and the data that `companions` sees, are then `Pairs` in the
             place of a tensor.
         timed: whether its energies have a time as well, E(x, given, t).
+        title, gap_vanishes, sees_mode_weights, mode_weights_advice, weighs: what a diagnosis and a report ask of
+            it, see `core.traits.Traits`; a method that says nothing gets every check.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[str] = ""
     timed: ClassVar[bool] = False
+    title: ClassVar[str] = ""
+    gap_vanishes: ClassVar[bool] = True
+    sees_mode_weights: ClassVar[bool] = True
+    mode_weights_advice: ClassVar[str] = ""
+    weighs: ClassVar[bool] = False
 
     def companions(self, energy: nn.Module, data: Any, noise: Proposal, seed: int) -> dict[str, nn.Module]:
         """Modules of the method's own, by name; those with trainable parameters become players.

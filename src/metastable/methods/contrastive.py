@@ -146,6 +146,8 @@ class ContrastiveDivergence(FreshChains):
     steps: int = 4
 
     name: ClassVar[str] = "cd"
+    title: ClassVar[str] = "contrastive divergence"
+    sees_mode_weights: ClassVar[bool] = False
 
     def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
         """Line 4: rows of the data."""
@@ -163,6 +165,8 @@ class ShortRun(FreshChains):
     steps: int = 60
 
     name: ClassVar[str] = "short-run"
+    title: ClassVar[str] = "short-run training"
+    sees_mode_weights: ClassVar[bool] = False
 
     def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
         """Fresh noise."""
@@ -204,6 +208,8 @@ class PersistentCD(UnadjustedChains[PersistentState]):
     noise: str = "gaussian"
 
     name: ClassVar[str] = "pcd"
+    title: ClassVar[str] = "persistent contrastive divergence"
+    sees_mode_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,6 +42,7 @@ class Density(Method[Nothing]):
     """
 
     name: ClassVar[str] = "density"
+    gap_vanishes: ClassVar[bool] = False
     needs: ClassVar[str] = "given?"
 
     def start(self, context: Context) -> Nothing:

@@ -294,6 +294,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
     longest_step_size: ClassVar[float] = 2.0
     name: ClassVar[str] = "jarzynski"
+    mode_weights_advice: ClassVar[str] = (
+        "Use more walkers, a smaller learning rate or earlier resampling, so that the weights keep up."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

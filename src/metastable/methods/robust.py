@@ -270,6 +270,7 @@ class Robust(Objective[States]):
     variant: str = "default"
 
     name: ClassVar[str] = "robust"
+    gap_vanishes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(isinstance(self.source, ChainMethod), "robust.source", "a method with chains", self.source)

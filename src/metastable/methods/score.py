@@ -189,6 +189,9 @@ class Totals:
 class ScoreMethod(Method[Nothing]):
     """A method that learns from ∇E at the data alone: no negatives, nothing carried."""
 
+    gap_vanishes: ClassVar[bool] = False
+    sees_mode_weights: ClassVar[bool] = False
+
     def start(self, context: Context) -> Nothing:
         """Nothing is carried."""
         return Nothing()

@@ -94,7 +94,7 @@ def test_an_object_counts_for_more_than_its_name():
 
 def test_a_run_with_a_method_of_ones_own_is_judged():
     run = ms.fit(Spring(), X, Still(), steps=25, log_every=1, learning_rate=1e-6)
-    assert "no-learning" in {finding.name for finding in run.diagnosis}
+    assert "not-converged" in {finding.name for finding in run.diagnosis}  # its gap stays open
 
 
 @pytest.mark.parametrize("name", sorted(ms.methods.METHODS))

@@ -509,7 +509,7 @@ def _check_discrete(energy: Any, method: Method) -> None:
     """Refuse a method that would leave the states of a discrete energy."""
     if not is_discrete(energy) or is_discrete(method):
         return
-    kernel = getattr(getattr(method, "source", method), "moves", None)
+    kernel = method.chain_kernel
     if kernel is None or not kernel.discrete:
         kind = "works on" if kernel is None else f"with kernel {kernel.name!r} moves in"
         raise UnsupportedError(

@@ -24,9 +24,6 @@ from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_wei
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
 from metastable.evaluation.rays import far_share, holds_density, radii
 from metastable.kernels import Kernel
-from metastable.methods.base import ChainMethod, Objective
-from metastable.methods.contrastive import ExactDraws
-from metastable.methods.mixed import Mixed
 from metastable.proposals import fit_gaussian
 from metastable.run import Run, read_summary, write_json
 from metastable.step_check import Chains, StepCheck, step_check
@@ -452,12 +449,7 @@ def _density_facts(run: Run, train: Tensor) -> dict[str, Any]:
 
 def kernel_of(method: Any) -> Kernel | None:
     """The kernel that moves a method's chains, of several samplers the first one's; None where nothing moves."""
-    if isinstance(method, Objective):
-        return kernel_of(method.source)
-    if isinstance(method, Mixed):
-        return next((k for k in map(kernel_of, method.sources) if k is not None), None)
-    moving = isinstance(method, ChainMethod) and not isinstance(method, ExactDraws)
-    return method.moves if moving else None
+    return method.chain_kernel
 
 
 def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, float]:

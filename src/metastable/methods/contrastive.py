@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
 from metastable.core.types import Walkers, is_discrete
-from metastable.kernels import MALA, run_chain, unadjusted_target
+from metastable.kernels import MALA, Kernel, run_chain, unadjusted_target
 from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_data, from_noise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Nothing, State, chain_metrics
@@ -103,6 +103,11 @@ class FreshChains(UnadjustedChains[Stepping]):
         super().__post_init__()
         if self.walkers is not None:
             require_count(f"{self.name}.walkers", self.walkers)
+
+    @property
+    def fresh_steps(self) -> int:  # pyright: ignore
+        """All of them."""
+        return self.steps
 
     def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
         """Where `n` chains begin, `(n, *event)`."""
@@ -209,6 +214,7 @@ class PersistentCD(UnadjustedChains[PersistentState]):
 
     name: ClassVar[str] = "pcd"
     title: ClassVar[str] = "persistent contrastive divergence"
+    keeps_walkers: ClassVar[bool] = True
     sees_mode_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -221,16 +227,21 @@ class PersistentCD(UnadjustedChains[PersistentState]):
         require(0 <= self.rejuvenation <= 1, "pcd.rejuvenation", "between 0 and 1", self.rejuvenation)
         require_choice("pcd.noise", self.noise, ("gaussian", "uniform"))
 
-    def _size(self, context: Context) -> int:
-        return self.walkers or min(len(context.data), 10_000)
+    def stored(self, batch: int, rows: int) -> int:
+        """The buffer."""
+        return self.walkers or min(rows, 10_000)
+
+    def moving(self, batch: int, rows: int) -> int:
+        """`batch` of them, or all."""
+        return min(self.batch or self.stored(batch, rows), self.stored(batch, rows))
 
     def chains(self, context: Context, batch: int) -> int:
         """`batch` of them, or all."""
-        return min(self.batch or self._size(context), self._size(context))
+        return self.moving(batch, len(context.data))
 
     def start(self, context: Context) -> PersistentState:
         """Line 2."""
-        N = self._size(context)
+        N = self.stored(0, len(context.data))
         if self.noise == "uniform" and is_discrete(context.energy):
             raise ConfigError(
                 "pcd.noise", "must be 'gaussian' for units coded −1 and +1: their noise is random signs"
@@ -289,6 +300,7 @@ class ExactDraws(ChainMethod[Nothing]):
     name: ClassVar[str] = "exact"
     discrete: ClassVar[bool] = True
     """Draws are the energy's own, so they stay on the states of a discrete one."""
+    chain_kernel: ClassVar[Kernel | None] = None  # pyright: ignore
 
     def __post_init__(self) -> None:
         super().__post_init__()

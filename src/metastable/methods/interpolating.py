@@ -103,6 +103,10 @@ class InterpolatingNCE(Ranked):
     timed: ClassVar[bool] = True
     flow_settings: ClassVar[dict[str, Any]] = {"steps": 48, "scored": 17}
 
+    def moving(self, batch: int, rows: int) -> int:
+        """K + 1 points at each time for each datum, one of which is the datum itself."""
+        return (self.times * (1 + self.negatives_per_datum) - 1) * batch
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.proposal, (str, Mapping)):

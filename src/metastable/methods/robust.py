@@ -291,6 +291,18 @@ class Robust(Objective[States]):
         """Where every β ends."""
         return self.beta if isinstance(self.beta, tuple) else (self.beta,)
 
+    def source_states(self, state: States) -> tuple[Any, ...]:
+        """Those of the first β, whose chains are like the others'."""
+        return state[:1]
+
+    def moving(self, batch: int, rows: int) -> int:
+        """The source's, for each β."""
+        return len(self.betas) * self.source.moving(batch, rows)
+
+    def stored(self, batch: int, rows: int) -> int:
+        """The source's, for each β."""
+        return len(self.betas) * self.source.stored(batch, rows)
+
     def _check_powers(self) -> None:
         for name in ("sampling", "weighting"):
             value = getattr(self, name)

@@ -24,6 +24,7 @@ from metastable.core.errors import (
     require_count,
 )
 from metastable.core.parts import home_of
+from metastable.core.protocols import event_shape_of, output_scale_of
 from metastable.core.random import derive, generator
 from metastable.core.types import (
     Bound,
@@ -241,7 +242,7 @@ def _write_failure(
     run = Run(trainer.energy, method.name, trainer.recorder.history, None, None, config=settings)
     run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
     run.power = power_of(method, trainer.context.step)
-    o = getattr(run.learned_energy, "output_scale", None)
+    o = output_scale_of(run.learned_energy)
     run.diagnosis = diagnose(run.history, Facts(method=method, power=run.power, output_scale=o))
     missing = _keep_last_good(folder, trainer, plan)
     write_json(folder / "summary.json", run.summary() | {"message": str(error), "no_negatives": missing})
@@ -406,7 +407,7 @@ def _inside(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Tens
 def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Tensor:
     rng = generator(derive(seed, "init"))
     if init is None:
-        shape = event_shape if event_shape is not None else getattr(_module_of(energy), "event_shape", None)
+        shape = event_shape if event_shape is not None else event_shape_of(_module_of(energy))
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = as_shape(shape)
@@ -414,8 +415,7 @@ def _initial(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Ten
             return Signs.uniform(shape).sample(n, rng).to(_home(energy))
         return torch.randn((n, *shape), generator=rng).to(_home(energy))
     if isinstance(init, Proposal):
-        device = next((b.device for b in getattr(init, "buffers", list)()), torch.device("cpu"))
-        return init.sample(n, generator(derive(seed, "init"), device))
+        return init.sample(n, generator(derive(seed, "init"), home_of(init).device))
     from metastable.data import check_data
 
     dtype = init.dtype if isinstance(init, Tensor) and init.is_floating_point() else torch.float32
@@ -503,7 +503,7 @@ def log_partition(
     >>> z.interval(0.95)[0] < ms.energies.Banana().log_partition() < z.interval(0.95)[1]
     tensor(True)
     """
-    shape = event_shape or ((dim,) if dim is not None else getattr(energy, "event_shape", None))
+    shape = event_shape or ((dim,) if dim is not None else event_shape_of(energy))
     if shape is not None:
         x = _initial(energy, 3, None, shape, seed)
         inside = x if is_discrete(energy) else x[inside_walls(energy, x)]

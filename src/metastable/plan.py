@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest, require
 from metastable.core.powered import without_rounding
+from metastable.core.protocols import Classifier, provides
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.traits import Traits
 from metastable.core.types import Pairs, Proposal, events, is_discrete
@@ -225,7 +226,7 @@ def _without_units(energy: Any, method: Method, beside: str) -> str:
 def _has_own_parts(method: Any) -> bool:
     """Whether a method, or the source of its negatives, holds a module or a function of the user's own."""
     for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
+        value = vars(method)[field.name]
         parts = value if isinstance(value, tuple) else (value,)
         if any(_has_own_parts(part) if isinstance(part, Method) else _is_density(part) for part in parts):
             return True
@@ -465,7 +466,7 @@ def _own_energy(energy: Any, rows: Tensor | Pairs, method: Method) -> Any:
 def reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:
     """What `load_run` was handed, made an energy as it was for training: a classifier of the same output scale."""
     kept = config["energy"].get("joint")
-    if kept and not hasattr(energy, "logits"):
+    if kept and not provides(energy, Classifier):
         return JointEnergy(energy, event_shape=tuple(config["event_shape"]), **kept)
     if method.needs == "labels":
         return energy

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError, options_of, require_options
 from metastable.core.parts import home_of
 from metastable.core.powered import powered
+from metastable.core.protocols import Classifier, FineDrawing, is_normalised, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates, Units
@@ -217,9 +218,12 @@ class Run:
         if options:
             require_options(options, _options_given() | set(options_of(Run.sample)))
             raise InputError(f"{next(iter(options))}: only samples of a conditional run take it")
-        own = getattr(self.trained_with, "sample", None)
-        if own is not None and label is None:  # a density draws for itself
-            return own(self.players, n, generator(derive(seed, "sample"), self._home.device))
+        if self.trained_with is not None and label is None:
+            own = self.trained_with.sample(
+                self.players, n, generator(derive(seed, "sample"), self._home.device)
+            )
+            if own is not None:  # a density draws for itself
+                return own
         if self.walkers is None:
             raise InputError("walkers: this run kept none; use metastable.sample(run.learned_energy, …)")
         steps = 100 if steps is None else steps
@@ -255,8 +259,8 @@ class Run:
 
         rng = generator(derive(seed, "sample given"), given.device)
         players: dict[str, Any] = {"energy": self.energy} | self.players
-        own = getattr(self.trained_with, "sample_given", None)
-        found = None if own is None else own(players, n, given, rng, **options)
+        method = self.trained_with
+        found = None if method is None else method.sample_given(players, n, given, rng, **options)
         if found is not None:
             return found
         require_options(options, options_of(sample_from_proposal))
@@ -265,7 +269,7 @@ class Run:
     @property
     def normalised(self) -> bool:
         """Whether the energy is −log of the density that was learned, so that log Z is 0."""
-        return bool(getattr(self.energy, "normalised", False)) and self.power == 1
+        return is_normalised(self.energy) and self.power == 1
 
     @property
     def _home(self) -> Tensor:
@@ -279,7 +283,7 @@ class Run:
         In as many steps as its weights need, `fine`; what these leave is in the error of log Z.
         """
         own: Any = self.energy if isinstance(self.energy, Proposal) else None
-        return own.with_steps(*own.fine) if hasattr(own, "fine") else own
+        return own.with_steps(*own.fine) if provides(own, FineDrawing) else own
 
     def importance_density(self) -> Any:
         """A density to draw from for log Z: the run's proposal, one beyond its box, or a diffusion's φ itself.
@@ -324,7 +328,7 @@ class Run:
         if given is None:
             raise InputError("given: this is a conditional run; give contexts, given=…")
         if not self.conditional:
-            hint = "; samples of one class: label=…" if hasattr(self.energy, "logits") else ""
+            hint = "; samples of one class: label=…" if provides(self.energy, Classifier) else ""
             raise InputError(f"given: this run of {self.method!r} was trained without contexts{hint}")
         given = torch.as_tensor(given)
         units = None if self.coordinates is None else self.coordinates.given

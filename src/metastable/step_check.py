@@ -159,7 +159,7 @@ def _longer(context: Context) -> Change:
         steps = source.fresh_steps or max(source.steps, LEAST_STEPS)
         changes = {"step_size": None, "kernel": kernel, "steps": steps}
         if isinstance(source, Jarzynski):
-            return _Moving(**{f.name: getattr(source, f.name) for f in fields(source)} | changes)
+            return _Moving(**{f.name: vars(source)[f.name] for f in fields(source)} | changes)
         return replace(_few(context)(source, state), **changes)  # pyright: ignore
 
     return change

@@ -111,6 +111,8 @@ class Method(Generic[State]):
     weighs: ClassVar[bool] = False
     keeps_walkers: ClassVar[bool] = False
     """Whether it goes on with its walkers from one update to the next."""
+    draws_itself: ClassVar[bool] = False
+    """Whether samples are those of its own `sample`, so that no chain is needed."""
     sources: ClassVar[tuple[Method, ...]] = ()
     """The methods whose negatives it uses, where they come from others."""
     chain_kernel: ClassVar[Any] = None
@@ -201,6 +203,10 @@ class Method(Generic[State]):
 
     def log_partition(self, context: Context, state: State) -> LogPartition | None:
         """log Z of exp(−P·E) with the energy as it is now, where the method gives it."""
+        return None
+
+    def sample(self, players: Mapping[str, Any], n: int, rng: torch.Generator) -> Walkers | None:
+        """`n` samples of a trained model that draws for itself; None for the way of all others, chains."""
         return None
 
     def sample_given(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
+from metastable.core.protocols import event_shape_of, reference_of
 from metastable.core.random import derive, generator
 from metastable.core.types import (
     Energy,
@@ -271,7 +272,7 @@ class _Standard(Gaussian):
 def _begin(job: _Job, reference: Proposal | None, rows: Tensor | None, spread: float) -> _Start:
     """Where to walk from: what was given, a fit to rows, the energy's own reference, or a search."""
     if reference is None and rows is None:
-        own = getattr(job.energy, "reference", None)
+        own = reference_of(job.energy)
         reference = own if isinstance(own, Proposal) else None
     if reference is not None:
         white, pilot = _look(job, reference, 0)
@@ -612,7 +613,7 @@ def _event_shape(
     known = {
         "dim": None if dim is None else (dim,),
         "event_shape": event_shape,
-        "energy.event_shape": getattr(energy, "event_shape", None),
+        "energy.event_shape": event_shape_of(energy),
         "reference.event_shape": None if reference is None else reference.event_shape,
         "data": None if data is None else data.shape[1:],
         "samples": None if samples is None else samples.shape[1:],

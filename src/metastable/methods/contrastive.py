@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
+from metastable.core.protocols import Sampled, provides
 from metastable.core.types import Walkers, is_discrete
 from metastable.kernels import MALA, Kernel, run_chain, unadjusted_target
 from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_data, from_noise
@@ -305,13 +306,13 @@ class ExactDraws(ChainMethod[Nothing]):
     def __post_init__(self) -> None:
         super().__post_init__()
         for setting in ("step_size", "kernel"):
-            require(getattr(self, setting) is None, f"exact.{setting}", "left out: nothing moves", "a value")
+            require(vars(self)[setting] is None, f"exact.{setting}", "left out: nothing moves", "a value")
         if self.walkers is not None:
             require_count("exact.walkers", self.walkers)
 
     def start(self, context: Context) -> Nothing:
         """Nothing is carried."""
-        if not hasattr(context.energy, "sample"):
+        if not provides(context.energy, Sampled):
             raise InputError(
                 f"energy: {type(context.energy).__name__} has no sample(n, rng), which exact draws need; "
                 "use a method with chains (pcd, jarzynski)"

@@ -33,6 +33,7 @@ from metastable.core.errors import (
     require_options,
     require_positive,
 )
+from metastable.core.protocols import has_time
 from metastable.core.types import Pairs, Proposal, Walkers, events
 from metastable.proposals.choose import named_settings
 
@@ -130,7 +131,7 @@ class InterpolatingNCE(Ranked):
                 f"{self.name}.proposal: must be a flow that can be cut at any time, such as 'interpolant'; this "
                 f"one has no {', no '.join(missing)}"
             )
-        if not getattr(context.energy, "time", True):
+        if not has_time(context.energy, True):
             raise UnsupportedError(
                 f"energy: {self.name!r} needs one with a time, E(y | x, t); build it with time=True"
             )

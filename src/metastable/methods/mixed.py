@@ -51,7 +51,7 @@ class Mixed(ChainMethod[States]):
         object.__setattr__(self, "sources", tuple(self.sources))
         _check_sources(self.sources)
         for setting in ("step_size", "kernel"):
-            given = getattr(self, setting)
+            given = vars(self)[setting]
             require(given is None, f"mixed.{setting}", "left out here and given to the sources", given)
         super().__post_init__()
         if self.shares is not None:

@@ -395,7 +395,7 @@ class DenoisingScoreMatching(ScoreMethod):
 
     def __post_init__(self) -> None:
         for field in ("sigma", "sigma_start"):
-            value = getattr(self, field)
+            value = vars(self)[field]
             if value is not None:
                 require_positive(f"{self.name}.{field}", value)
         require_count(f"{self.name}.anneal", self.anneal)

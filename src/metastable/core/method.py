@@ -90,25 +90,28 @@ class Nothing(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(Generic[State]):
-    """Base of all methods.
+    """Base of all methods: what the rest of the library asks of one, with what it is told where nothing is said.
 
-    Attributes:
-        needs: `labels` or `given` (contexts) for a method whose events come with those, `given?` for one that takes
-            contexts where there are some. Its batches, and the data that `companions` sees, are then `Pairs` in the
-            place of a tensor.
-        timed: whether its energies have a time as well, E(x, given, t).
-        title, gap_vanishes, sees_mode_weights, mode_weights_advice, weighs: what a diagnosis and a report ask of
-            it, see `core.traits.Traits`; a method that says nothing gets every check.
+    A method that needs labels or contexts gets batches, and data in `companions`, as `Pairs` in the place of a
+    tensor. What a diagnosis and a report ask are the members of `core.traits.Traits`.
     """
 
     name: ClassVar[str] = ""
+    """What settings, logs and tables call it."""
     needs: ClassVar[str] = ""
+    """`labels` or `given` (contexts) where events must come with those, `given?` where they may have contexts."""
     timed: ClassVar[bool] = False
+    """Whether its energies have a time as well, E(x, given, t)."""
     title: ClassVar[str] = ""
+    """Its name in words, for the middle of a sentence; the name itself where it is left out."""
     gap_vanishes: ClassVar[bool] = True
+    """Whether negatives are meant to follow the model, so that the energy gap ends at zero."""
     sees_mode_weights: ClassVar[bool] = True
+    """Whether it can learn how much mass each of several separated modes has."""
     mode_weights_advice: ClassVar[str] = ""
+    """What to try where modes have the wrong mass; longer chains where it is left out."""
     weighs: ClassVar[bool] = False
+    """Whether the logged `objective` is −log(K + 1) where energy and proposal are both the data's law."""
     keeps_walkers: ClassVar[bool] = False
     """Whether it goes on with its walkers from one update to the next."""
     draws_itself: ClassVar[bool] = False

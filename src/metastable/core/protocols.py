@@ -101,6 +101,20 @@ class Scaled(Protocol):
     """o of a classifier's energy, which limits on energies are multiplied with; 1 where it is left out."""
 
 
+class Counted(Protocol):
+    """A classifier that says how many classes it knows."""
+
+    classes: int
+    """How many classes a network tells apart; read off its last linear layer where it is left out."""
+
+
+class Encoded(Protocol):
+    """A conditional energy with one module for its contexts."""
+
+    encoder: Any
+    """The module that encodes contexts, which an energy and its proposal may share (`encoder_owner`)."""
+
+
 class Encoding(Protocol):
     """A conditional energy that encodes contexts once; `score(x, code, t)` goes with it."""
 
@@ -124,11 +138,25 @@ class Sweeping(Protocol):
         ...
 
 
+class SweepCounted(Protocol):
+    """A sweep that draws fewer units than there are, or more."""
+
+    sweep_uniforms: int
+    """How many numbers one `sweep` draws for each row; one for each unit where it is left out."""
+
+
 class Listed(Protocol):
     """A discrete energy that is summed over fewer states than it has; `sample` and `log_partition` go with it."""
 
     listed_units: int
     """Units over which its own `log_partition` and `sample` sum: log Z is exact where these are few."""
+
+
+class Enumerated(Protocol):
+    """An energy whose exact answers may be out of reach."""
+
+    enumerable: bool
+    """Whether `sample` and `log_partition` are affordable; True where it is left out."""
 
 
 class Tempering(Protocol):
@@ -153,6 +181,13 @@ class Fitted(Protocol):
     def loss(self, x: Tensor, given: Tensor | None = None, *, rng: torch.Generator) -> Tensor:
         """What the method `density` and a trained proposal minimise; a proposal without one has −log p."""
         ...
+
+
+class LossCounted(Protocol):
+    """A model whose loss looks at a row several times."""
+
+    loss_rows: int
+    """Rows that go through the network for each row in `loss`, for budgets of evaluations; 1 where left out."""
 
 
 class Following(Protocol):
@@ -241,35 +276,6 @@ class Flowing(Protocol):
     def velocity_given(self, given: Tensor) -> Callable[[Tensor, float], Tensor]:
         """(y, t) ↦ velocity for these contexts, encoded once."""
         ...
-
-
-ENERGY = (
-    Shaped,
-    Discrete,
-    ClosedForm,
-    Sampled,
-    Normalisable,
-    ExactlyStarted,
-    OnReference,
-    Normalised,
-    Costly,
-)
-ENERGY += (Classifier, Scaled, Encoding, Timed, Sweeping, Listed, Tempering, Powering)
-ENERGY += (Fitted, Following, ZeroStarting)
-"""Protocols of which an energy may have some."""
-PROPOSAL = (
-    Scored,
-    Conditional,
-    Reparametrised,
-    JointlyScored,
-    Estimated,
-    StepwiseSolved,
-    Refinable,
-    Flowing,
-    Fitted,
-)
-PROPOSAL += (ClosedForm, Discrete)
-"""Protocols of which a proposal may have some."""
 
 
 # ---- asking

@@ -503,7 +503,7 @@ def log_partition(
     >>> z.interval(0.95)[0] < ms.energies.Banana().log_partition() < z.interval(0.95)[1]
     tensor(True)
     """
-    shape = event_shape or ((dim,) if dim is not None else event_shape_of(energy))
+    shape = event_shape or ((dim,) if dim is not None else getattr(energy, "event_shape", None))
     if shape is not None:
         x = _initial(energy, 3, None, shape, seed)
         inside = x if is_discrete(energy) else x[inside_walls(energy, x)]

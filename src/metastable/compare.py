@@ -93,8 +93,8 @@ class Comparison:
 
     def write(self) -> None:
         """Write `compare.json`."""
-        kept = {name: vars(self)[name] for name in ("data", "budget", "methods", "truth", "rows")}
-        write_json(self.folder / "compare.json", kept | {"columns": self.columns})
+        names = ("data", "budget", "methods", "truth", "rows", "columns")
+        write_json(self.folder / "compare.json", {name: getattr(self, name) for name in names})
 
 
 def parse_budget(text: str) -> float:

@@ -301,7 +301,7 @@ def _pair_distance(drawn: Tensor, rows: Pairs) -> float:
 
 def _diagnosis(run: Run, judged: ConditionalLogProb | None, own: ConditionalLogProb | None) -> list[Finding]:
     facts = Facts(
-        method=run.trained_with or run.method,
+        method=run.method,
         steps=int(run.history[-1]["step"]) if run.history else None,
         negatives_per_datum=run.config.get("method", {}).get("negatives_per_datum"),
         **_held_out(judged, own),

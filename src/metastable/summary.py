@@ -24,6 +24,9 @@ from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_wei
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
 from metastable.evaluation.rays import far_share, holds_density, radii
 from metastable.kernels import Kernel
+from metastable.methods.base import ChainMethod, Objective
+from metastable.methods.contrastive import ExactDraws
+from metastable.methods.mixed import Mixed
 from metastable.proposals import fit_gaussian
 from metastable.run import Run, read_summary, write_json
 from metastable.step_check import Chains, StepCheck, step_check
@@ -377,7 +380,7 @@ def exact_mode_weights(run: Run, data: Tensor, centers: Tensor) -> list[float]:
 def _diagnosis(run: Run, train: Tensor, validation: Tensor, separated: bool) -> list[Finding]:
     modes = run.modes or {}
     facts = Facts(
-        method=run.trained_with or run.method,
+        method=run.method,
         negatives_per_datum=run.config.get("method", {}).get("negatives_per_datum"),
         data_mode_weights=modes.get("data"),
         sample_mode_weights=modes.get("samples"),
@@ -449,7 +452,12 @@ def _density_facts(run: Run, train: Tensor) -> dict[str, Any]:
 
 def kernel_of(method: Any) -> Kernel | None:
     """The kernel that moves a method's chains, of several samplers the first one's; None where nothing moves."""
-    return method.chain_kernel
+    if isinstance(method, Objective):
+        return kernel_of(method.source)
+    if isinstance(method, Mixed):
+        return next((k for k in map(kernel_of, method.sources) if k is not None), None)
+    moving = isinstance(method, ChainMethod) and not isinstance(method, ExactDraws)
+    return method.moves if moving else None
 
 
 def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, float]:

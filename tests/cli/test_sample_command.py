@@ -168,8 +168,8 @@ def test_a_method_without_chains_gets_a_warmed_up_kernel():
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     run = Run(energy, "score-matching", [], None, None, trained_with=ScoreMatching())
     assert isinstance(moves_of(run, x, 0), MALA)
-    assert run.trained_with.fresh_steps is None
-    assert JEM(source=Robust(source=ShortRun(steps=9))).fresh_steps == 9
+    assert runs.own_steps(run.trained_with) is None
+    assert runs.own_steps(JEM(source=Robust(source=ShortRun(steps=9)))) == 9
 
 
 # ---- what is refused

@@ -74,6 +74,7 @@ def test_a_method_of_ones_own_gets_every_check():
     assert "no-learning" in found(Still())
     assert "no-learning" in found("a name that nobody knows")
     assert "no-learning" not in found(Fixed())
+    assert "no-learning" not in found("fixed-noise")  # by the name that its run has
 
 
 def test_it_says_itself_that_it_is_blind():

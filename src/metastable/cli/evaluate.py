@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from metastable.core.protocols import Classifier, provides
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -71,7 +69,7 @@ def evaluate(
         say(
             f"log Z was not estimated: {why_costly(found.learned_energy, dataset.x)}; ask for it with --log-z"
         )
-    if provides(found.energy, Classifier) and judged is None:
+    if hasattr(found.energy, "logits") and judged is None:
         say(f"not judged as a classifier: {dataset.unlabelled or 'the data have no labels'}")
     say_classifier(judged)
     write(target, {"run": str(run), "step": found.steps, "data": name, **result}, judged)
@@ -114,7 +112,7 @@ def look_at_negatives(run: Run, data: str | None, seed: int) -> None:
 
 def classifies(run: Run, dataset: Dataset) -> bool:
     """Whether there is a classifier to judge, and labels to judge it by."""
-    return provides(run.energy, Classifier) and dataset.labels is not None
+    return hasattr(run.energy, "logits") and dataset.labels is not None
 
 
 def outsiders(run: Run, dataset: Dataset, sources: list[str]) -> dict[str, Tensor]:
@@ -125,7 +123,7 @@ def outsiders(run: Run, dataset: Dataset, sources: list[str]) -> dict[str, Tenso
 
     if sources and not classifies(run, dataset):
         without = dataset.unlabelled or "the data have no labels"
-        lack = without if provides(run.energy, Classifier) else "its energy has no logits"
+        lack = without if hasattr(run.energy, "logits") else "its energy has no logits"
         raise InputError(f"ood: needs a run of a classifier that is an energy model (jem), and {lack}")
     return {source: rows_for(run, source, "ood")[0].x for source in sources}
 

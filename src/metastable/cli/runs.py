@@ -16,6 +16,8 @@ from metastable.core.types import LogPartition, Proposal, Walkers
 from metastable.data import Dataset
 from metastable.evaluation.classifier import given_label
 from metastable.evaluation.log_partition import log_partition
+from metastable.methods.base import Objective
+from metastable.methods.contrastive import FreshChains
 from metastable.proposals import Gaussian, fit_gaussian
 from metastable.run import Run, in_units
 from metastable.summary import why_costly
@@ -79,7 +81,7 @@ def chains_from_noise(
     if label is not None:
         energy, start = given_label(energy, start, label)
     kernel = moves_of(run, start.x, seed)
-    steps = (run.trained_with.fresh_steps or 100) if steps is None else steps
+    steps = (own_steps(run.trained_with) or 100) if steps is None else steps
     x = start.resampled(n, seed=derive(seed, "resample")).x
     chains = sample(energy, n, kernel=kernel, steps=steps, init=x, seed=seed)
     origin = (
@@ -97,6 +99,13 @@ def _noise(run: Run) -> tuple[Proposal, str]:
     except InputError:
         return Gaussian(torch.zeros(run.event_shape)), "standard normal noise (its data cannot be read)"
     return fit_gaussian(dataset.x), "noise with the mean and covariance of the data"
+
+
+def own_steps(method: Any) -> int | None:
+    """Steps of chains that begin afresh at every update; None where a method has no such chains."""
+    if isinstance(method, Objective):
+        return own_steps(method.source)
+    return method.steps if isinstance(method, FreshChains) else None
 
 
 def kept_walkers(run: Run) -> tuple[Walkers | None, str]:

@@ -51,10 +51,18 @@ class Traits:
 
 
 def _named(name: str) -> Any:
-    """The library's method of that name, or of that class name, whatever its punctuation."""
+    """The method of that name, or of that class name, whatever its punctuation: the library's, or one's own."""
     # loaded when asked for: the methods stand above this room, and need torch, which a log alone does not
-    known = importlib.import_module("metastable.methods").METHODS.values()
+    room = importlib.import_module("metastable.methods")
+    known = (*room.METHODS.values(), *_below(room.Method))
     return next((kind for kind in known if _plain(name) in (_plain(kind.name), _plain(kind.__name__))), None)
+
+
+def _below(kind: type) -> list[Any]:
+    """Every class that derives from this one and has a name of its own."""
+    return [
+        k for sub in kind.__subclasses__() for k in (*([sub] if "name" in vars(sub) else []), *_below(sub))
+    ]
 
 
 def _plain(name: str) -> str:

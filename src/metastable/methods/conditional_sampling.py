@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_count
-from metastable.core.protocols import Flowing, JointlyScored, Sampled, provides
+from metastable.core.protocols import JointlyScored, Sampled, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, Walkers, bind, energy_and_grad
 from metastable.kernels import HMC, MALA, ULA, Kernel, StepKernel, run_chain
@@ -470,7 +470,7 @@ def _langevin_step(kernel: Kernel | None, tuned: Tuned | None) -> Any:
 
 def _velocity(flow: Any, given: Tensor) -> Callable[[Tensor, float], Tensor]:
     """(y, t) ↦ v̂_t(y | given), its contexts encoded once where the flow can do that."""
-    if provides(flow, Flowing):
+    if hasattr(flow, "velocity_given"):
         return flow.velocity_given(given)
     return lambda y, t: flow.velocity(y, t, given)
 

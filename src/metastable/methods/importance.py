@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from metastable.core.protocols import is_biased
 from metastable.core.types import LogPartition, Walkers
 from metastable.proposals import Uniform
 from metastable.proposals.given import finely
@@ -39,7 +38,7 @@ class ImportanceSampled(Method[Nothing]):
         None too for a box, beyond which the energy may have mass, and where the density of q is an estimate.
         """
         q: Any = context.players[self.sampler]
-        if isinstance(q, Uniform) or is_biased(q):
+        if isinstance(q, Uniform) or getattr(q, "biased", False):
             return None
         # the seed that the run's generator began with: the same after training and when the run is read back
         return importance_walkers(context.energy, finely(q), self.draws, context.rng.initial_seed())

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import EnergyError, UnsupportedError, require, require_count
-from metastable.core.protocols import Tempering, provides
 from metastable.core.random import normal_like
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, EnergyGrad, Proposal, Walkers, energy_and_grad, is_discrete, per_row
@@ -225,8 +224,7 @@ class DiscretePath:
     def __init__(self, energy: Energy, reference: Proposal):
         self.energy, self.reference = energy, reference
         self.fields = getattr(reference, "fields", None)
-        known = self.fields is not None and provides(energy, Tempering)
-        self.own = energy.tempered if known else None  # pyright: ignore
+        self.own = getattr(energy, "tempered", None) if self.fields is not None else None
 
     def look(self, x: Tensor) -> _Standing:
         """Nothing is evaluated yet."""

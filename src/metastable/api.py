@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from metastable._version import __version__
 from metastable.conditional_summary import evaluate_conditional
 from metastable.core.errors import CheckpointError, DivergenceError
+from metastable.core.protocols import event_shape_of, output_scale_of
 from metastable.core.types import Energy, LogPartition, events, is_discrete
 from metastable.data import Dataset, load_array
 from metastable.data.columns import dequantised
@@ -183,8 +184,8 @@ def _write_failure(
     run = Run(trainer.energy, method.name, trainer.recorder.history, None, None, config=settings)
     run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
     run.power = power_of(method, trainer.context.step)
-    o = getattr(run.learned_energy, "output_scale", None)
-    run.diagnosis = diagnose(run.history, Facts(method=method.name, power=run.power, output_scale=o))
+    o = output_scale_of(run.learned_energy)
+    run.diagnosis = diagnose(run.history, Facts(method=method, power=run.power, output_scale=o))
     missing = _keep_last_good(folder, trainer, plan)
     write_json(folder / "summary.json", run.summary() | {"message": str(error), "no_negatives": missing})
     write_report(folder)
@@ -268,7 +269,7 @@ def log_partition(
     >>> z.interval(0.95)[0] < ms.energies.Banana().log_partition() < z.interval(0.95)[1]
     tensor(True)
     """
-    shape = event_shape or ((dim,) if dim is not None else getattr(energy, "event_shape", None))
+    shape = event_shape or ((dim,) if dim is not None else event_shape_of(energy))
     if shape is not None:
         x = starts_of(energy, 3, None, shape, seed)
         inside = x if is_discrete(energy) else x[inside_walls(energy, x)]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from metastable.api import fit, log_partition
 from metastable.core.errors import ConfigError, require, require_count
+from metastable.core.protocols import reference_of
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, Proposal
@@ -337,7 +338,7 @@ class GivenModule:
 
 def _mixture_of(energy: Any) -> ScaleMixture | None:
     """The mixture that an energy is a tilt of, if it is one."""
-    reference = getattr(energy, "reference", None)
+    reference = reference_of(energy)
     return reference if isinstance(reference, ScaleMixture) else None
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, require
+from metastable.core.parts import home_of
+from metastable.core.protocols import Listed, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
@@ -116,7 +118,7 @@ def _work(energy: Any, event_shape: tuple[int, ...]) -> float:
 def exact_log_partition(energy: Any, event_shape: tuple[int, ...], like: Tensor, seed: int) -> LogPartition:
     """By enumeration, with exact draws of the model as walkers."""
     rng = generator(derive(seed, "exact"), like.device)
-    if hasattr(energy, "listed_units"):
+    if provides(energy, Listed):
         value, x = energy.log_partition(), energy.sample(DRAWN, rng).to(like.dtype)
     else:
         log_weight = enumerated_log_weights(energy, event_shape, like)
@@ -132,7 +134,7 @@ def annealed_log_partition(
     energy: Energy, reference: Proposal, settings: Settings, samples: Tensor | None = None
 ) -> LogPartition:
     """By sequential Monte Carlo on the path that a pilot found, in independent populations."""
-    rng = generator(derive(settings.seed, "annealed"), _device(reference))
+    rng = generator(derive(settings.seed, "annealed"), home_of(reference).device)
     options = {"steps": 2 * settings.steps, "conditional_ess": settings.conditional_ess}
     pilot = find_schedule(energy, reference, PILOT_WALKERS, settings.kernel, rng, **options)
     main, steps = _walk(energy, reference, pilot.schedule, settings, rng)
@@ -184,7 +186,3 @@ def _back(
     rows = rows[: len(rows) - len(rows) % G]
     options = {"steps": steps, "populations": G, "resample_below": 0.5}
     return reverse_ais(energy, reference, samples[rows], *main.schedule, settings.kernel, rng, **options)
-
-
-def _device(reference: Any) -> torch.device:
-    return next((b.device for b in getattr(reference, "buffers", list)()), torch.device("cpu"))

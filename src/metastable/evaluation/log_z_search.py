@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.protocols import reference_of
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, Proposal
 from metastable.core.weights import ess_fraction
@@ -65,7 +66,7 @@ class Start(NamedTuple):
 def begin(job: Job, reference: Proposal | None, rows: Tensor | None, spread: float) -> Start:
     """Where to walk from: what was given, a fit to rows, the energy's own reference, or a search."""
     if reference is None and rows is None:
-        own = getattr(job.energy, "reference", None)
+        own = reference_of(job.energy)
         reference = own if isinstance(own, Proposal) else None
     if reference is not None:
         white, pilot = _look(job, reference, 0)

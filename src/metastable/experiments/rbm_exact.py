@@ -373,7 +373,8 @@ def _draw_log_z(bench: Bench, estimates: dict[str, Estimates]) -> None:
 
 def _draw_training(bench: Bench, trained: dict[str, Trial], alone: float, on_bars: dict[str, Trial]) -> None:
     """Exact KL along training, and exact draws of the machines that learned bars and stripes."""
-    count, widths = len(on_bars), {"width_ratios": [1.8, *[1] * len(on_bars)]}
+    count = len(on_bars)
+    widths: Any = {"width_ratios": [1.8, *[1] * count]}
     with picture(bench.folder / "training.png", 4.6 + 2.4 * count, 3.2, 1, 1 + count, **widths) as all_axes:
         left, *panels = all_axes
         for (name, trial), colour in zip(trained.items(), palette, strict=False):

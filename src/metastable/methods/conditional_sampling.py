@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_count
+from metastable.core.protocols import JointlyScored, Sampled, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, Walkers, bind, energy_and_grad
 from metastable.kernels import HMC, MALA, ULA, Kernel
@@ -300,7 +301,7 @@ def sample_conditional(
         options: of `sample_from_proposal`.
     """
     energy, proposal = players["energy"], players.get("proposal")
-    if hasattr(energy, "sample"):
+    if provides(energy, Sampled):
         with torch.no_grad():
             x = sample_given(energy, n, rng, given)
         return checked_walkers(x.flatten(0, 1), x, {"kernel": None}, 0)
@@ -356,7 +357,7 @@ def _starts_at(
     """Walkers of the flow at t̲, weighed there by E(· | given, t̲) where there are several for each."""
     if candidates == 1:
         return own_draws(flow.sample(n, rng, target.given, until=t_low))
-    able = hasattr(flow, "sample_and_log_prob")
+    able = provides(flow, JointlyScored)
     require(
         able, "candidates", "1 for a flow without sample_and_log_prob(n, rng, given, until=t)", candidates
     )

@@ -22,6 +22,10 @@ class ImportanceSampled(Method[Nothing]):
     """
 
     sampler: ClassVar[str] = "proposal"
+    gap_vanishes: ClassVar[bool] = False
+    mode_weights_advice: ClassVar[str] = (
+        "Use more negatives for each datum or a proposal nearer to the data, or train longer."
+    )
 
     @property
     def draws(self) -> int:

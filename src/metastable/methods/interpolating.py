@@ -33,6 +33,7 @@ from metastable.core.errors import (
     require_options,
     require_positive,
 )
+from metastable.core.protocols import has_time
 from metastable.core.types import Pairs, Proposal, Walkers, events
 from metastable.proposals.choose import named_settings, require_density
 
@@ -103,6 +104,10 @@ class InterpolatingNCE(Ranked):
     timed: ClassVar[bool] = True
     flow_settings: ClassVar[dict[str, Any]] = {"steps": 48, "scored": 17}
 
+    def moving(self, batch: int, rows: int) -> int:
+        """K + 1 points at each time for each datum, one of which is the datum itself."""
+        return (self.times * (1 + self.negatives_per_datum) - 1) * batch
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.proposal, (str, Mapping)):
@@ -127,7 +132,7 @@ class InterpolatingNCE(Ranked):
                 f"{self.name}.proposal: must be a flow that can be cut at any time, such as 'interpolant'; this "
                 f"one has no {', no '.join(missing)}"
             )
-        if not getattr(context.energy, "time", True):
+        if not has_time(context.energy, True):
             raise UnsupportedError(
                 f"energy: {self.name!r} needs one with a time, E(y | x, t); build it with time=True"
             )

@@ -126,6 +126,10 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
     longest_step_size: ClassVar[float] = 2.0
     name: ClassVar[str] = "jarzynski"
+    keeps_walkers: ClassVar[bool] = True
+    mode_weights_advice: ClassVar[str] = (
+        "Use more walkers, a smaller learning rate or earlier resampling, so that the weights keep up."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -120,6 +120,14 @@ class Ranked(ImportanceSampled):
     weighs: ClassVar[bool] = True
     """Whether points are ranked with their density under the proposal."""
 
+    def moving(self, batch: int, rows: int) -> int:
+        """K for each datum."""
+        return self.negatives_per_datum * batch
+
+    def stored(self, batch: int, rows: int) -> int:
+        """Nothing is carried."""
+        return 0
+
     def __post_init__(self) -> None:
         for name in ("negatives_per_datum", "walkers", "proposal_steps", "energy_steps"):
             require_count(f"{self.name}.{name}", getattr(self, name))

@@ -113,6 +113,9 @@ class Totals:
 class ScoreMethod(Method[Nothing]):
     """A method that learns from ∇E at the data alone: no negatives, nothing carried."""
 
+    gap_vanishes: ClassVar[bool] = False
+    sees_mode_weights: ClassVar[bool] = False
+
     def start(self, context: Context) -> Nothing:
         """Nothing is carried."""
         return Nothing()
@@ -316,7 +319,7 @@ class DenoisingScoreMatching(ScoreMethod):
 
     def __post_init__(self) -> None:
         for field in ("sigma", "sigma_start"):
-            value = getattr(self, field)
+            value = vars(self)[field]
             if value is not None:
                 require_positive(f"{self.name}.{field}", value)
         require_count(f"{self.name}.anneal", self.anneal)

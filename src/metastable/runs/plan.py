@@ -16,6 +16,7 @@ from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest, require
 from metastable.core.powered import without_rounding
 from metastable.core.random import derive, generator, normal_like
+from metastable.core.traits import Traits
 from metastable.core.types import Pairs, Proposal, events, is_discrete
 from metastable.core.units import Coordinates, Units, default_kind, require_kind, rounded
 from metastable.data import Dataset
@@ -108,6 +109,7 @@ class Plan:
             **columns_settings(self.train),
             "energy": self.energy_settings,
             "method": describe(self.method),
+            "traits": vars(Traits.of(self.method)),
             "trainer": describe(self.trainer) | {"device": str(self.engine.device)},
         }
 

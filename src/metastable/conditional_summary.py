@@ -22,7 +22,7 @@ from metastable.methods.base import Method
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.proposals.given import finely, log_prob_of
 from metastable.run import Run, outward_scores, write_json
-from metastable.walkers.starts import random_rows
+from metastable.walkers.starts import random_rows, some_rows
 
 ROWS = 2000
 """Held-out pairs behind a likelihood, where they share their contexts."""
@@ -123,7 +123,9 @@ def _chosen(run: Run, pairs: Pairs, seed: int) -> Pairs:
     rng = generator(derive(seed, "pairs"), pairs.x.device)
     rows = pairs[random_rows(len(pairs), min(ROWS, len(pairs)), rng, pairs.x.device)]
     most = CONTEXTS_ODE if _solves_an_ode(run.players.get("proposal", run.energy)) else CONTEXTS
-    return rows if len(torch.unique(rows.given, dim=0)) <= most else rows[:most]
+    if len(torch.unique(rows.given, dim=0)) <= most:
+        return rows
+    return rows[:most] if len(rows) < len(pairs) else rows[random_rows(len(rows), most, rng, pairs.x.device)]
 
 
 def _solves_an_ode(proposal: Any) -> bool:
@@ -229,7 +231,7 @@ def _nearest(pairs: Pairs, context: Tensor) -> Tensor:
     away = ((pairs.given - context).flatten(1) / scale).square().sum(1)
     exact = (away == 0).nonzero()[:, 0]
     rows = exact if len(exact) >= 20 else away.argsort()[: max(20, len(pairs) // 20)]
-    return pairs.x[rows[:SHOWN_EVENTS]]
+    return pairs.x[some_rows(rows, SHOWN_EVENTS)]
 
 
 def _partitions(run: Run, given: Tensor, seed: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from metastable.proposals import fit_gaussian
 from metastable.run import Run, read_summary, write_json
 from metastable.step_check import Chains, StepCheck, step_check
 from metastable.walkers.importance import importance_log_partition, importance_walkers
-from metastable.walkers.starts import random_rows
+from metastable.walkers.starts import some_rows
 
 SHOWN = 2000
 """Rows of data and samples that a report shows."""
@@ -335,7 +335,7 @@ def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float
         scores["log_z_learned"] = float(run.players["log_partition"]().detach())
     if run.walkers is not None:
         w = run.walkers.resampled(min(2000, len(run.walkers)))
-        drawn, held = w.x.flatten(1), validation[:2000].flatten(1)
+        drawn, held = w.x.flatten(1), some_rows(validation, SHOWN).flatten(1)
         scores["energy_distance"] = float(energy_distance(drawn, held))
         scores["mmd"] = distance_of_means(drawn, held)
     if toy is not None and toy.log_density is not None and z is not None:
@@ -423,7 +423,7 @@ def _energy_facts(run: Run, train: Tensor) -> dict[str, float]:
     """Spread of P·E, the energy of what was learned, over data and as much noise."""
     if is_discrete(run.energy) or run.normalised:  # a density has no chains
         return {}
-    x = train[:SHOWN]
+    x = some_rows(train, SHOWN)
     noise = fit_gaussian(x).sample(len(x), generator(0, x.device)).to(x)
     return {"energy_spread": float(energies_of(run.learned_energy, torch.cat([x, noise])).std())}
 
@@ -469,8 +469,7 @@ def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, fl
 
 
 def _some(run: Run, rows: Tensor) -> Tensor:
-    most = min(len(rows), COSTLY_ROWS if _costly(run) else LOOKED_AT)
-    return rows[random_rows(len(rows), most, generator(0, rows.device), rows.device)]
+    return some_rows(rows, COSTLY_ROWS if _costly(run) else LOOKED_AT)
 
 
 def _costly(run: Run) -> bool:
@@ -483,7 +482,7 @@ def _write(run: Run, train: Tensor, toy: ToySet | None, seed: int, check: StepCh
 
     assert run.folder is not None
     shown = min(SHOWN, max(64, SHOWN_NUMBERS // train[0].numel()))
-    figures: dict[str, Any] = {"data": train[:shown].cpu().numpy()}
+    figures: dict[str, Any] = {"data": some_rows(train, shown).cpu().numpy()}
     if run.walkers is not None:
         x = _equal_weights(run, max(SHOWN, min(len(run.walkers), 10_000)), seed).cpu().numpy()
         np.save(run.folder / "samples.npy", x)
@@ -526,7 +525,7 @@ def _runaway(run: Run, samples: np.ndarray, train: Tensor) -> dict[str, Any]:
         return {}
     train = train.cpu()
     return {
-        "radius_data": radii(train[:SHOWN], train).numpy(),
+        "radius_data": radii(some_rows(train, SHOWN), train).numpy(),
         "radius_samples": radii(torch.from_numpy(samples), train).numpy(),
     }
 
@@ -535,7 +534,8 @@ def _histograms(check: StepCheck | None) -> dict[str, Any]:
     """Energies of data, of negatives, and of negatives from longer steps; some of the negatives themselves."""
     if check is None:
         return {}
-    arrays = {"energies_data": check.data, "energies_negatives": check.negatives, "negatives": check.x[:64]}
+    arrays = {"energies_data": check.data, "energies_negatives": check.negatives}
+    arrays["negatives"] = some_rows(check.x, 64)
     if check.larger is not None:
         arrays |= {"energies_larger_steps": check.larger, "larger_steps": torch.tensor([check.steps])}
     return {name: values.cpu().numpy() for name, values in arrays.items()}

@@ -82,6 +82,7 @@ def moves_of(run: Run, start: Tensor, seed: int) -> Kernel:
     from metastable.core.random import derive, generator
     from metastable.kernels import MALA, ULA, StepKernel, warm_up
     from metastable.summary import kernel_of
+    from metastable.walkers.starts import some_rows
 
     own, h = kernel_of(run.trained_with), run.history[-1].get("step_size") if run.history else None
     if h is not None and isinstance(own, StepKernel):  # it tuned itself
@@ -91,7 +92,7 @@ def moves_of(run: Run, start: Tensor, seed: int) -> Kernel:
     if own is not None:
         return own
     rng = generator(derive(seed, "warm-up"), start.device)
-    return warm_up(MALA(0.1), run.learned_energy, start[:256], 100, rng)[0]
+    return warm_up(MALA(0.1), run.learned_energy, some_rows(start, 256), 100, rng)[0]
 
 
 def say_classifier(judged: ClassifierSummary | None) -> None:

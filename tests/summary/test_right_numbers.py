@@ -1,0 +1,88 @@
+"""Numbers of a judged run that once were wrong because of where rows stood or how often they were copied."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from metastable.core.types import LogPartition, Pairs, Walkers
+from metastable.run import Run
+from metastable.summary import evaluate_run
+
+FAR = 6.0
+
+
+class TwoModes(nn.Module):
+    """Two normal modes at ±6 of the first column with weights ¼ and ¾: log Z is log 2π."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centers = torch.tensor([[-FAR, 0.0], [FAR, 0.0]])
+        apart = (x[:, None] - centers).square().sum(-1)
+        log_weight = torch.tensor([0.25, 0.75]).log()
+        return -self.scale * torch.logsumexp(log_weight - apart / 2, 1)
+
+
+def rows_of(n: int, seed: int) -> Tensor:
+    """Draws of `TwoModes`, the lighter mode first."""
+    rng = torch.Generator().manual_seed(seed)
+    x, light = torch.randn(n, 2, generator=rng), n // 4
+    x[:light, 0] -= FAR
+    x[light:, 0] += FAR
+    return x
+
+
+def run_of(walkers: Walkers, **settings) -> Run:
+    config = {"seed": 0, "event_shape": [2]}
+    z = LogPartition(float(np.log(2 * np.pi)), 0.001)
+    return Run(TwoModes(), "cd", [], walkers, z, config=config, **settings)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """A run of the true density, judged by rows that are sorted by their mode, without a second log Z."""
+    monkeypatch.setattr("metastable.summary.affordable", lambda *_: False)
+
+    def judge(walkers: Walkers, train: Tensor, validation: Tensor | None = None, **settings) -> Run:
+        validation = train if validation is None else validation
+        return evaluate_run(run_of(walkers, **settings), train, validation, None, seed=0)
+
+    return judge
+
+
+def test_rows_sorted_by_class_do_not_move_distances_or_pictures(judged, tmp_path):
+    data = rows_of(10_000, 1)  # its first 2500 rows are of one mode
+    run = judged(Walkers.equal(rows_of(2000, 0)), data, folder=tmp_path)
+    assert abs(run.scores["energy_distance"]) < 0.05  # 11.6 from the first 2000 rows
+    assert run.scores["mmd"] < 0.05
+    with np.load(tmp_path / "figures.npz") as stored:
+        shown = stored["data"]
+    assert len(shown) == 2000
+    assert (shown[:, 0] < 0).mean() == pytest.approx(0.25, abs=0.05)
+
+
+def test_the_spread_of_energies_is_of_all_the_data(judged):
+    from metastable.summary import _energy_facts
+
+    data = rows_of(10_000, 1)
+    run = run_of(Walkers.equal(data))
+    # noise fitted to one mode alone would lie in that mode: a spread of 1 instead of tens
+    assert _energy_facts(run, data)["energy_spread"] > 5
+
+
+def test_contexts_of_sorted_pairs_are_all_looked_at():
+    from metastable.conditional_summary import CONTEXTS, _chosen, _nearest
+
+    given = torch.linspace(0, 1, 1000)[:, None]
+    run = run_of(Walkers.equal(rows_of(8, 0)))
+    chosen = _chosen(run, Pairs(torch.zeros(1000, 2), given), 0).given
+    assert len(chosen) == CONTEXTS
+    assert chosen.mean().item() == pytest.approx(0.5, abs=0.1)  # 0.13 of the first ones
+    x = torch.arange(4000.0)[:, None]
+    near = _nearest(Pairs(x, torch.zeros(4000, 1)), torch.zeros(1))
+    assert near.mean().item() == pytest.approx(2000, abs=250)

@@ -219,9 +219,7 @@ def test_the_command_line_scores_and_samples_what_was_learned(tmp_path, module_p
         return " ".join(result.output.split())
 
     module_patch.setattr("metastable.report.write_report", NOT_DRAWN)
-    module_patch.setattr(
-        "metastable.cli.evaluate.distances", lambda *_: {"mmd2": 0.0, "energy_distance": 0.0}
-    )
+    module_patch.setattr("metastable.summary.distances", lambda *_: {"mmd2": 0.0, "energy_distance": 0.0})
     data, out = tmp_path / "x.npy", tmp_path / "run"
     np.save(data, standard(600).numpy())
     run = ms.fit({"name": "mlp", "hidden": [8]}, data, PersistentCD(kernel=COLD, walkers=300), 10, out=out)

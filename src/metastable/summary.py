@@ -17,10 +17,16 @@ from metastable.core.types import LogPartition, Walkers, is_discrete
 from metastable.core.units import Coordinates, Units
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
-from metastable.evaluation.distances import BANDWIDTH_FACTORS, energy_distance, median_distance, mmd2
+from metastable.evaluation.distances import (
+    BANDWIDTH_FACTORS,
+    energy_distance,
+    median_distance,
+    mmd2,
+    without_copies,
+)
 from metastable.evaluation.entropy import excess_mass, nearest_neighbour_entropy
 from metastable.evaluation.log_partition import log_partition
-from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
+from metastable.evaluation.modes import find_modes, independent_size, mode_weight_errors, mode_weights
 from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid
 from metastable.evaluation.rays import far_share, holds_density, radii
 from metastable.kernels import Kernel
@@ -290,7 +296,7 @@ def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> tuple[dict
         in_data,
         run.walkers.log_weight,
         target_std_error=spread,
-        effective_size=independent_size(run.walkers, centers),
+        effective_size=min(run.walkers.ess, independent_size(run.walkers, centers)),
     )
     found = {
         "centers": centers.flatten(1).tolist() if centers[0].numel() <= 64 else None,
@@ -300,24 +306,6 @@ def _modes(run: Run, train: Tensor, toy: ToySet | None, seed: int) -> tuple[dict
         "std_error": errors.std_error.tolist(),
     }
     return found, separated
-
-
-def independent_size(walkers: Walkers, centers: Tensor) -> float | None:
-    """How many independent samples the walkers are worth for mode weights, from the spread between populations.
-
-    Walkers that share ancestors agree with each other more than their weights say; populations share none.
-    None where there are no populations to compare.
-    """
-    sizes = walkers.info.get("populations", [])
-    least = min(sizes, default=0)
-    ends = np.cumsum(sizes)
-    groups = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True) if size == least]
-    if len(groups) < 4:
-        return None
-    each = torch.stack([mode_weights(walkers.x[g], centers, walkers.log_weight[g]) for g in groups])
-    mean, variance = each.mean(0), each.var(0)
-    share = (mean * (1 - mean) / variance.clamp(min=1e-12)).min()
-    return float(share) * sum(sizes) / least
 
 
 def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float]:
@@ -334,10 +322,10 @@ def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float
     if "log_partition" in run.players:  # a method that learns log Z beside the energy
         scores["log_z_learned"] = float(run.players["log_partition"]().detach())
     if run.walkers is not None:
-        w = run.walkers.resampled(min(2000, len(run.walkers)))
-        drawn, held = w.x.flatten(1), some_rows(validation, SHOWN).flatten(1)
-        scores["energy_distance"] = float(energy_distance(drawn, held))
-        scores["mmd"] = distance_of_means(drawn, held)
+        apart = distances(run.walkers, validation)
+        if apart["mmd2"] is not None and apart["energy_distance"] is not None:
+            scores["energy_distance"] = apart["energy_distance"]
+            scores["mmd"] = math.sqrt(max(apart["mmd2"], 0.0))
     if toy is not None and toy.log_density is not None and z is not None:
         own = toy.log_density(validation.cpu().float()).double().mean()
         scores["kl_estimated"] = scores["cross_entropy"] + float(own)
@@ -345,15 +333,21 @@ def _scores(run: Run, validation: Tensor, toy: ToySet | None) -> dict[str, float
     return scores
 
 
-def distance_of_means(samples: Tensor, data: Tensor) -> float:
-    """MMD of samples and data; 0 where the unbiased estimate of its square is negative.
+def distances(walkers: Walkers, data: Tensor, seed: int = 0) -> dict[str, float | None]:
+    """MMD² and energy distance between samples and data; both are zero on average where the laws agree.
 
     The kernel's widths are ½, 1 and 2 times the median distance within the data, the same for every model of
-    them, so that models can be compared.
+    them, so that models can be compared. None where one walker has all the weight: it is no pair.
     """
-    width = median_distance(data, data)
-    squared = float(mmd2(samples, data, [factor * width for factor in BANDWIDTH_FACTORS]))
-    return math.sqrt(max(squared, 0.0))
+    data = some_rows(data, SHOWN, seed)
+    few = without_copies(walkers, SHOWN)
+    if few.ess < 1.001:
+        return {"mmd2": None, "energy_distance": None}
+    widths = [factor * median_distance(data, data) for factor in BANDWIDTH_FACTORS]
+    return {
+        "mmd2": float(mmd2(few.x, data, widths, log_weight_x=few.log_weight)),
+        "energy_distance": float(energy_distance(few.x, data, few.log_weight)),
+    }
 
 
 def _exact_scores(run: Run, data: Tensor, toy: ToySet) -> dict[str, float]:
@@ -461,7 +455,7 @@ def kernel_of(method: Any) -> Kernel | None:
 
 
 def _held_out_facts(run: Run, train: Tensor, validation: Tensor) -> dict[str, float]:
-    if validation is train or len(validation) == len(train):
+    if torch.equal(validation, train):
         return {}
     own, other = (energies_of(run.learned_energy, _some(run, rows)) for rows in (train, validation))
     error = math.hypot(float(own.std()) / math.sqrt(len(own)), float(other.std()) / math.sqrt(len(other)))

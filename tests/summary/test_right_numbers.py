@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import metastable as ms
+from metastable.cli.evaluate import modes
 from metastable.core.types import LogPartition, Pairs, Walkers
+from metastable.data import Dataset
+from metastable.evaluation.distances import energy_distance
+from metastable.evaluation.modes import independent_size, sampled_mode_weights
 from metastable.run import Run
 from metastable.summary import evaluate_run
 
@@ -86,3 +91,49 @@ def test_contexts_of_sorted_pairs_are_all_looked_at():
     x = torch.arange(4000.0)[:, None]
     near = _nearest(Pairs(x, torch.zeros(4000, 1)), torch.zeros(1))
     assert near.mean().item() == pytest.approx(2000, abs=250)
+
+
+def test_distances_of_few_heavy_walkers_are_of_no_copies(judged):
+    """Fifty of 4000 walkers carry all the weight: copies of them would be pairs at distance zero."""
+    x = rows_of(4000, 0)
+    x = x[torch.randperm(4000, generator=torch.Generator().manual_seed(2))]
+    log_weight = torch.where(torch.arange(4000) < 50, 0.0, -60.0).double()
+    heavy = judged(Walkers(x, log_weight), rows_of(2000, 1)).scores["energy_distance"]
+    alone = judged(Walkers.equal(x[:50]), rows_of(2000, 1)).scores["energy_distance"]
+    assert heavy == pytest.approx(alone, abs=1e-2)  # 0.1 more with copies
+    copied = energy_distance(x[:50].repeat(40, 1), rows_of(2000, 1))
+    assert float(copied) > alone + 0.05
+
+
+def test_as_many_held_out_rows_as_training_rows_show_what_was_learnt_by_heart(judged):
+    walkers, train = Walkers.equal(rows_of(500, 0)), rows_of(400, 1)
+    names = {f.name for f in judged(walkers, train, 1.5 * rows_of(400, 2)).diagnosis}
+    assert "overfitting" in names
+    assert "overfitting" not in {f.name for f in judged(walkers, train, train.clone()).diagnosis}
+
+
+def test_errors_of_evaluated_mode_weights_are_those_of_independent_populations(judged):
+    """Sixteen populations, in each of which all walkers descend from ten: worth 160 walkers, not 2560."""
+    few = rows_of(160, 3)[torch.randperm(160, generator=torch.Generator().manual_seed(0))]
+    walkers = Walkers.equal(few.repeat_interleave(16, 0), info={"populations": [160] * 16})
+    data, centers = rows_of(4000, 1), torch.tensor([[-FAR, 0.0], [FAR, 0.0]])
+    found = judged(walkers, data).modes["std_error"]
+    size = independent_size(walkers, centers)
+    assert 60 < size < 400
+    dataset = Dataset.of(data, "rows")
+    said = modes(dataset, data, walkers, 0)["std_error"]
+    assert said == pytest.approx(found)
+    assert said[0] == pytest.approx((0.25 * 0.75 * (1 / size + 1 / 4000)) ** 0.5, rel=1e-3)
+
+
+def test_walkers_drawn_from_populations_may_be_resampled():
+    start = Walkers.equal(rows_of(160, 0), info={"populations": [40] * 4})
+    moved = ms.continue_sampling(TwoModes(), start, 320, steps=1, step_size=0.1)
+    again = moved.resampled(40)
+    assert sampled_mode_weights(again, torch.tensor([[-FAR, 0.0], [FAR, 0.0]])).ess <= 40
+
+
+def test_one_walker_with_all_the_weight_has_no_distance(judged):
+    log_weight = torch.full((3000,), -80.0, dtype=torch.float64).index_fill(0, torch.tensor([7]), 0.0)
+    assert "energy_distance" not in judged(Walkers(rows_of(3000, 0), log_weight), rows_of(400, 1)).scores
+    assert "energy_distance" not in judged(Walkers(rows_of(30, 0), log_weight[:30]), rows_of(400, 1)).scores

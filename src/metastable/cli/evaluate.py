@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from metastable.evaluation.classifier import ClassifierSummary
     from metastable.run import Run
 
-MOST_ROWS = 2000
-"""Rows behind the distances, whose cost grows with the square."""
 OUTLIER_LEVEL = 0.01
 """A row is an outlier where the density is lower than at all but this share of the model's own samples."""
 
@@ -161,9 +159,12 @@ def scores(run: Run, dataset: Dataset, seed: int, log_z: bool = False) -> dict[s
 
 def against(run: Run, dataset: Dataset, x: Tensor, walkers: Walkers, seed: int) -> dict[str, Any]:
     """The rows against samples of the model."""
+    from metastable.core.random import derive
+    from metastable.summary import distances
+
     return {
         "outlier_share": outlier_share(run, x, walkers, seed),
-        **distances(x, walkers, seed),
+        **distances(walkers, x, derive(seed, "evaluate")),
         "mode_weights": modes(dataset, x, walkers, seed),
     }
 
@@ -197,25 +198,9 @@ def outlier_share(run: Run, x: Tensor, walkers: Walkers, seed: int) -> float:
     return float((energies_of(run.energy, x) > own.quantile(1 - OUTLIER_LEVEL)).double().mean())
 
 
-def distances(x: Tensor, walkers: Walkers, seed: int) -> dict[str, float]:
-    """MMD² and energy distance between rows and samples; both are zero on average where the laws agree."""
-    from metastable.core.random import derive, generator
-    from metastable.evaluation.distances import energy_distance, mmd2
-    from metastable.walkers.starts import random_rows
-
-    rng = generator(derive(seed, "evaluate"), x.device)
-    rows = x[random_rows(len(x), min(MOST_ROWS, len(x)), rng, x.device)]
-    # Weighted rather than resampled: copies of one walker would count as pairs at distance zero.
-    drawn, weight = walkers.x, walkers.log_weight
-    return {
-        "mmd2": float(mmd2(drawn, rows, log_weight_x=weight)),
-        "energy_distance": float(energy_distance(drawn, rows, weight)),
-    }
-
-
 def modes(dataset: Dataset, x: Tensor, walkers: Walkers, seed: int) -> dict[str, list[float]] | None:
     """Weights of each mode in the rows and in the model; None where the rows have one mode."""
-    from metastable.evaluation.modes import find_modes, mode_weight_errors, mode_weights
+    from metastable.evaluation.modes import find_modes, independent_size, mode_weight_errors, mode_weights
 
     if dataset.toy is not None and dataset.toy.centers is not None:
         centers = dataset.toy.centers.to(x)
@@ -227,7 +212,10 @@ def modes(dataset: Dataset, x: Tensor, walkers: Walkers, seed: int) -> dict[str,
         return None
     share = mode_weights(x, centers)
     spread = (share * (1 - share) / len(x)).sqrt()
-    found = mode_weight_errors(walkers.x, centers, share, walkers.log_weight, target_std_error=spread)
+    size = min(walkers.ess, independent_size(walkers, centers))
+    found = mode_weight_errors(
+        walkers.x, centers, share, walkers.log_weight, target_std_error=spread, effective_size=size
+    )
     return {
         "data": share.tolist(),
         "model": found.weights.tolist(),

@@ -545,7 +545,7 @@ def load_run(
         folder=folder,
         power=power_of(method, context.step),
     )
-    return load_summary(run.outward(coordinates))
+    return load_summary(run.outward(coordinates), context.step)
 
 
 def load_chains(run: Run, train: Dataset) -> Chains:

@@ -587,10 +587,35 @@ def _grids(run: Run, train: Tensor, toy: ToySet | None) -> dict[str, Any]:
     return grids
 
 
-def load_summary(run: Run) -> Run:
-    """What a run's `summary.json` knows, put back into the run."""
+def judged_step(run: Run) -> int:
+    """The update whose weights a run holds: the last one, unless an earlier one was kept or training stopped."""
+    return run.steps if run.kept is None else run.kept
+
+
+def judged_words(run: Run) -> str:
+    """Which weights a run that did not come to its end is judged by; empty for any other."""
+    if run.status not in ("diverged", "unfinished") or judged_step(run) == run.steps:
+        return ""
+    how = "diverged" if run.status == "diverged" else "stopped"
+    words = (
+        f"the weights are those of update {judged_step(run)}, the last good checkpoint: training {how} "
+        f"by update {run.steps}"
+    )
+    return words if judged_step(run) else f"{words}, and nothing was learned"
+
+
+def load_summary(run: Run, step: int) -> Run:
+    """What a run's `summary.json` knows, put back into the run.
+
+    Args:
+        run: with the weights of its newest good checkpoint.
+        step: the update that this is of. A summary from before it, when training had stopped and then went on, says
+            nothing about these weights.
+    """
     assert run.folder is not None
     kept = read_summary(run.folder)
+    if kept.get("steps", step) < step:
+        kept = {}
     own = run.log_partition is not None
     weighted = own and kept.get("samples_source") != "independent"
     if kept.get("log_partition") and (not own or kept.get("log_z_source") == "independent"):
@@ -599,6 +624,8 @@ def load_summary(run: Run) -> Run:
     run.scores = kept.get("scores", {})
     run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
     run.kept = kept.get("kept")
+    if run.kept is None and step < run.steps:  # the log goes on beyond the newest good checkpoint
+        run.kept = step
     run.ended = kept.get("ended", "")
     run.log_z_source = kept.get("log_z_source", "training")
     run.samples_source = kept.get("samples_source", "training")
@@ -607,7 +634,7 @@ def load_summary(run: Run) -> Run:
         run.power = kept.get("power", 1.0)
     names = {f.name for f in dataclasses.fields(Finding)}
     run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]
-    if not weighted:  # a buffer of chains has the data's mode weights, not the model's
+    if kept and not weighted:  # a buffer of chains has the data's mode weights, not the model's
         walkers = _kept_walkers(run.folder)
         if walkers is not None:
             device = run._home.device

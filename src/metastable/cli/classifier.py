@@ -84,7 +84,8 @@ def moves_of(run: Run, start: Tensor, seed: int) -> Kernel:
     from metastable.summary import kernel_of
     from metastable.walkers.starts import some_rows
 
-    own, h = kernel_of(run.trained_with), run.history[-1].get("step_size") if run.history else None
+    log = run.kept_history
+    own, h = kernel_of(run.trained_with), log[-1].get("step_size") if log else None
     if h is not None and isinstance(own, StepKernel):  # it tuned itself
         own = replace(own, step_size=h)
     if isinstance(own, ULA) and own.temperature != 1:

@@ -40,7 +40,7 @@ def evaluate(
     A classifier that is an energy model is also scored as a classifier, where the data have labels. A conditional
     run is scored on pairs, an .npz file with the arrays x and given.
     """
-    from metastable.summary import why_costly
+    from metastable.summary import judged_step, judged_words, why_costly
 
     from .classifier import judge, say_classifier, write_figures
     from .console import console, say
@@ -58,6 +58,8 @@ def evaluate(
     judged = judge(found, dataset, outside, name, seed) if classifies(found, dataset) else None
     target = out or run / "evaluation.json"
     say(f"{run} on {name}, {result['rows']} rows", f"samples of the model: {result['samples']}")
+    if judged_words(found):
+        say(judged_words(found))
     if found.power != 1:
         say(f"what was learned is exp(−{found.power:g}·E), and all numbers are of that density")
     console().print(score_table(result))
@@ -70,7 +72,7 @@ def evaluate(
     if hasattr(found.energy, "logits") and judged is None:
         say(f"not judged as a classifier: {dataset.unlabelled or 'the data have no labels'}")
     say_classifier(judged)
-    write(target, {"run": str(run), "step": found.steps, "data": name, **result}, judged)
+    write(target, {"run": str(run), "step": judged_step(found), "data": name, **result}, judged)
     if target == run / "evaluation.json":
         look_at_negatives(found, data, seed)
     write_figures(run, target, judged)

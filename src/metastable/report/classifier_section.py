@@ -47,7 +47,7 @@ def classifier(run: Run) -> Html:
 def _lead(run: Run, found: dict[str, Any]) -> str:
     words = f"On {found.get('data', 'data')}: {number(found.get('rows'))} labelled events."
     if not run.outdated:
-        return words
+        return f"{words} {run.evaluated_at}".rstrip()
     step = number(run.evaluation.get("step"))
     return f"{words} Judged at step {step}; training has gone on since: evaluate again."
 

@@ -110,16 +110,21 @@ def _log_z_card(run: Run) -> Html | None:
     warnings = [str(w) for w in sequence(z.get("warnings"))]
     span = f"95 %: {number(interval[0])} … {number(interval[1])}" if len(interval) == 2 else None
     trust = [tag("p", "Do not trust it: ", w, class_="note doubt") for w in warnings]
+    trust += (
+        [run.evaluated_at] if run.evaluated_at else []
+    )  # an earlier model, of which nothing more is known
     notes = [span, _power_note(run), _reverse_note(z), *(trust or ["Nothing speaks against it."])]
-    tone = "wide caution" if warnings else "wide"
+    tone = "wide caution" if trust else "wide"
     return card("log Z", plus_minus(z["value"], z.get("std_error")), *notes, tone=tone)
 
 
 def _no_log_z_card(run: Run) -> Html | None:
     if not run.summary:
-        running = run.last("log_z")
+        running, step = run.last("log_z"), number(run.last("step"))
         value = plus_minus(running, run.last("log_z_se"))
-        return None if running is None else card("log Z", value, "at the last logged step", tone="wide")
+        return (
+            None if running is None else card("log Z", value, f"at the last logged step, {step}", tone="wide")
+        )
     if is_conditional(run):
         note = "One for each context, by importance sampling from the proposal: see What the model learned."
         return card("log Z", "of each context", note, tone="wide quiet")

@@ -129,8 +129,8 @@ def test_settings_files_of_the_documentation_resolve():
 
 
 def test_every_finding_has_a_section():
-    files = ("evaluation/diagnosis.py", "summary.py", "conditional_summary.py")
-    source = "".join((ROOT / "src/metastable" / name).read_text() for name in files)
+    files = [ROOT / "src/metastable/evaluation/diagnosis.py", *(ROOT / "src/metastable/summary").glob("*.py")]
+    source = "".join(path.read_text() for path in files)
     from metastable.evaluation.diagnosis import PROFILES
 
     named = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | set(PROFILES)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from metastable._version import __version__
-from metastable.conditional_summary import evaluate_conditional
 from metastable.core.configure import build_tagged
 from metastable.core.errors import (
     CheckpointError,
@@ -59,8 +58,7 @@ from metastable.plan import (
 )
 from metastable.proposals import Signs
 from metastable.run import Run, read_config, read_history, require_run_folder, write_json
-from metastable.step_check import Chains, step_check
-from metastable.summary import evaluate_run, keep_histograms, load_summary, toy_within
+from metastable.summary import Chains, judge_training, keep_histograms, load_summary, step_check
 from metastable.training.checkpoints import CheckpointStore, on_device
 from metastable.training.config import TrainerConfig
 from metastable.training.engine import Engine
@@ -195,18 +193,13 @@ def _trainer(plan: Plan, folder: Path | None) -> Trainer:
 
 def _judged(run: Run, plan: Plan, trainer: Trainer) -> Run:
     """What the run is worth, found in the units of training and told in the data's own."""
-    held = plan.validation_rows()
-    if run.conditional:
-        return evaluate_conditional(run, plan.rows, held, seed=plan.seed, coordinates=plan.coordinates)  # pyright: ignore
-    chains = Chains(plan.method, trainer.context, trainer.state)
-    toy = None if plan.dataset.toy is None else toy_within(plan.dataset.toy, plan.coordinates)
-    return evaluate_run(
+    return judge_training(
         run,
-        events(plan.rows),
-        events(held),
-        toy,
+        plan.rows if run.conditional else events(plan.rows),
+        plan.validation_rows() if run.conditional else events(plan.validation_rows()),
+        plan.dataset.toy,
         seed=plan.seed,
-        chains=chains,
+        chains=Chains(plan.method, trainer.context, trainer.state),
         coordinates=plan.coordinates,
     )
 

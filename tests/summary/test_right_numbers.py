@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import metastable as ms
-from metastable.cli.evaluate import modes
 from metastable.core.types import LogPartition, Pairs, Walkers
 from metastable.data import Dataset
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.modes import independent_size, sampled_mode_weights
 from metastable.run import Run
-from metastable.summary import evaluate_run
+from metastable.summary import Judged, judge_again, judge_training
+from metastable.summary.contexts import CONTEXTS, _chosen, _nearest
+from metastable.summary.density import _energy_facts
 
 FAR = 6.0
 
@@ -51,11 +52,11 @@ def run_of(walkers: Walkers, **settings) -> Run:
 @pytest.fixture
 def judged(monkeypatch):
     """A run of the true density, judged by rows that are sorted by their mode, without a second log Z."""
-    monkeypatch.setattr("metastable.summary.affordable", lambda *_: False)
+    monkeypatch.setattr("metastable.summary.likelihood.affordable", lambda *_: False)
 
     def judge(walkers: Walkers, train: Tensor, validation: Tensor | None = None, **settings) -> Run:
         validation = train if validation is None else validation
-        return evaluate_run(run_of(walkers, **settings), train, validation, None, seed=0)
+        return judge_training(run_of(walkers, **settings), train, validation, None, seed=0)
 
     return judge
 
@@ -72,17 +73,13 @@ def test_rows_sorted_by_class_do_not_move_distances_or_pictures(judged, tmp_path
 
 
 def test_the_spread_of_energies_is_of_all_the_data(judged):
-    from metastable.summary import _energy_facts
-
     data = rows_of(10_000, 1)
     run = run_of(Walkers.equal(data))
     # noise fitted to one mode alone would lie in that mode: a spread of 1 instead of tens
-    assert _energy_facts(run, data)["energy_spread"] > 5
+    assert _energy_facts(Judged(run, data, 0))["energy_spread"] > 5
 
 
 def test_contexts_of_sorted_pairs_are_all_looked_at():
-    from metastable.conditional_summary import CONTEXTS, _chosen, _nearest
-
     given = torch.linspace(0, 1, 1000)[:, None]
     run = run_of(Walkers.equal(rows_of(8, 0)))
     chosen = _chosen(run, Pairs(torch.zeros(1000, 2), given), 0).given
@@ -120,8 +117,8 @@ def test_errors_of_evaluated_mode_weights_are_those_of_independent_populations(j
     found = judged(walkers, data).modes["std_error"]
     size = independent_size(walkers, centers)
     assert 60 < size < 400
-    dataset = Dataset.of(data, "rows")
-    said = modes(dataset, data, walkers, 0)["std_error"]
+    kept = Walkers(walkers.x, torch.full((2560,), 0.5, dtype=torch.float64), walkers.info)  # as if weighted
+    said = judge_again(run_of(kept), Dataset.of(data, "rows"))[0]["mode_weights"]["std_error"]
     assert said == pytest.approx(found)
     assert said[0] == pytest.approx((0.25 * 0.75 * (1 / size + 1 / 4000)) ** 0.5, rel=1e-3)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from . import plots
-from .figures import DATA, MODEL, palette
-from .formatting import count, is_number, number, sentence
-from .markup import Html, empty
-from .parts import key, picture, pictures
-from .read import Run, mapping
+from .. import plots
+from ..figures import DATA, MODEL, palette
+from ..formatting import count, is_number, number, sentence
+from ..markup import Html, empty
+from ..parts import key, picture, pictures
+from ..read import Run, mapping
 
 LONGER = palette.green
 OF_DATA, DRAWN, FURTHER = "energies_data", "energies_negatives", "energies_larger_steps"

@@ -118,10 +118,10 @@ def test_samples_of_one_class_are_of_that_class(metastable, jem_folder, tmp_path
 def test_log_z_can_be_asked_for_and_another_file_leaves_the_run_alone(
     metastable, jem_folder, evaluated, tmp_path, monkeypatch
 ):
-    from metastable.cli import runs
     from metastable.core.types import LogPartition
 
-    monkeypatch.setattr(runs, "log_partition", lambda *_, **__: LogPartition(1.25, 0.01, 100.0, 3))
+    z = LogPartition(1.25, 0.01, 100.0, 3)
+    monkeypatch.setattr("metastable.summary.samples.log_partition", lambda *_, **__: z)
     before = (jem_folder / "report.html").read_bytes()
     result = metastable("evaluate", jem_folder, "--log-z", "--out", tmp_path / "e.json")
     assert result.exit_code == 0, result.output

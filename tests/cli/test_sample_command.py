@@ -42,7 +42,7 @@ def no_smc(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("sequential Monte Carlo was begun")
 
-    monkeypatch.setattr(runs, "log_partition", refuse)
+    monkeypatch.setattr("metastable.summary.samples.log_partition", refuse)
 
 
 def test_a_run_of_many_dimensions_without_samples_starts_chains_from_noise(

@@ -11,7 +11,6 @@ import numpy as np
 from torch import Tensor, nn
 
 from metastable._version import __version__
-from metastable.conditional_summary import evaluate_conditional
 from metastable.core.errors import CheckpointError, DivergenceError
 from metastable.core.protocols import event_shape_of, output_scale_of
 from metastable.core.types import Energy, LogPartition, events, is_discrete
@@ -30,8 +29,7 @@ from metastable.runs.plan import Plan, make_plan, players_of
 from metastable.runs.resolve import check_options, power_of, resolve_method, trainer_config
 from metastable.runs.run import Run
 from metastable.runs.sampling import continue_sampling, sample, starts_of
-from metastable.step_check import step_check
-from metastable.summary import evaluate_run, keep_histograms, load_summary, toy_within
+from metastable.summary import judge_training, keep_histograms, load_summary, step_check
 from metastable.training.config import TrainerConfig
 from metastable.training.trainer import OnRow, Outcome, Trainer
 
@@ -161,17 +159,13 @@ def _trainer(plan: Plan, folder: Path | None) -> Trainer:
 def _judged(run: Run, plan: Plan, trainer: Trainer) -> Run:
     """What the run is worth, found in the units of training and told in the data's own."""
     held = plan.validation_rows()
-    if run.conditional:
-        return evaluate_conditional(run, plan.rows, held, seed=plan.seed, coordinates=plan.coordinates)  # pyright: ignore
-    chains = Chains(plan.method, trainer.context, trainer.state)
-    toy = None if plan.dataset.toy is None else toy_within(plan.dataset.toy, plan.coordinates)
-    return evaluate_run(
+    return judge_training(
         run,
-        events(plan.rows),
-        events(held),
-        toy,
+        plan.rows if run.conditional else events(plan.rows),
+        held if run.conditional else events(held),
+        plan.dataset.toy,
         seed=plan.seed,
-        chains=chains,
+        chains=Chains(plan.method, trainer.context, trainer.state),
         coordinates=plan.coordinates,
     )
 
@@ -295,4 +289,4 @@ def load_run(
             from `config.json` otherwise.
         device: where to put it.
     """
-    return load_summary(read_run(folder, energy, method=method, device=device))
+    return load_summary(*read_run(folder, energy, method=method, device=device))

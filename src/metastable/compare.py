@@ -18,21 +18,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from metastable.api import fit
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
-from metastable.evaluation.quadrature import bounding_box, log_partition_quadrature
 from metastable.methods import METHODS, Method
 from metastable.report import write_report
 from metastable.runs.folder import write_json
 from metastable.runs.resolve import resolve_method
 from metastable.runs.rows import needed_beside
 from metastable.runs.run import Run
-from metastable.summary import exact_mode_weights
+from metastable.summary import Exact, Judged, judge
 from metastable.training.config import Adam, Schedule, TrainerConfig
 from metastable.training.trainer import OnRow
 
@@ -288,8 +286,8 @@ def _truth(run: Run) -> dict[str, Any]:
 
 def scores(run: Run, train: Tensor) -> dict[str, Any]:
     """One row of the table. Numbers that cannot be had are None."""
-    exact = train.dim() == 2 and train.shape[1] <= 2
-    weights = _mode_weights(run, train, exact)
+    exact = judge(Judged(run, train, 0), [Exact()])
+    weights = exact.get("mode_weights", None if run.modes is None else run.modes["samples"])
     z, found = run.log_partition, run.scores
     row = {
         "mode_weights": weights,
@@ -301,7 +299,7 @@ def scores(run: Run, train: Tensor) -> dict[str, Any]:
         "mmd": found.get("mmd"),
         "log_z": None if z is None else z.value,
         "log_z_se": None if z is None else z.std_error,
-        "log_z_exact": _exact_log_z(run, train) if exact else None,
+        "log_z_exact": exact.get("log_z_exact"),
         "steps": run.steps,
         "evaluations": int(run.history[-1]["evaluations"]) if run.history else 0,
         "seconds": run.seconds,
@@ -310,23 +308,10 @@ def scores(run: Run, train: Tensor) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
-def _mode_weights(run: Run, train: Tensor, exact: bool) -> list[float] | None:
-    """The model's mode weights: exact in one or two dimensions, else from its weighted samples."""
-    if run.modes is None:
-        return None
-    if exact and run.modes.get("centers") is not None:
-        return exact_mode_weights(run, train, torch.tensor(run.modes["centers"]))
-    return run.modes["samples"]
-
-
 def _worst(weights: list[float] | None, run: Run) -> float | None:
     if weights is None or run.modes is None:
         return None
     return max(abs(w - d) for w, d in zip(weights, run.modes["data"], strict=True))
-
-
-def _exact_log_z(run: Run, train: Tensor) -> float:
-    return log_partition_quadrature(run.learned_energy, bounding_box(train, 1.0))
 
 
 def main_finding(run: Run) -> str | None:

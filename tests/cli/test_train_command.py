@@ -282,7 +282,9 @@ def test_a_run_that_diverged_has_histograms_and_evaluate_makes_those_that_are_mi
 
 
 def test_histograms_need_the_rows_of_training(metastable, tmp_path, monkeypatch):
-    monkeypatch.setattr("metastable.summary.affordable", lambda *_: False)  # log Z is not what is tested
+    monkeypatch.setattr(
+        "metastable.summary.likelihood.affordable", lambda *_: False
+    )  # log Z is not what is tested
     data, other = (np.random.default_rng(k).normal(size=(60, 2)) for k in (0, 1))
     np.save(tmp_path / "data.npy", data)
     np.save(tmp_path / "other.npy", other)

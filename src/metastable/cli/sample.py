@@ -99,8 +99,9 @@ def draw(run: Run, n: int, steps: int | None, label: int | None, seed: int) -> t
 
     from metastable.core.errors import InputError
     from metastable.summary import affordable
+    from metastable.summary.samples import kept_walkers, model_walkers
 
-    from .runs import chains_from_noise, kept_walkers, model_walkers
+    from .runs import chains_from_noise
 
     if run.trained_with.draws_itself and label is None:
         if steps is not None:

@@ -265,7 +265,8 @@ class Walkers:
             )
         rng = generator(seed, self.x.device)
         rows = resample_indices(self.log_weight, n or len(self), scheme=scheme, rng=rng)
-        kept = {name: value for name, value in self.info.items() if name != "populations"}  # rows have moved
+        moved = ("populations", "drawn_from")  # which speak of rows
+        kept = {name: value for name, value in self.info.items() if name not in moved}
         return Walkers.equal(self.x[rows], info={**kept, "start_ess": self.ess})
 
     def to_arviz(self, name: str = "x") -> Any:

@@ -6,36 +6,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest, require
-from metastable.core.powered import without_rounding
-from metastable.core.random import derive, generator, normal_like
+from metastable.core.configure import describe
+from metastable.core.errors import InputError, UnsupportedError
+from metastable.core.random import derive
 from metastable.core.traits import Traits
-from metastable.core.types import Pairs, Proposal, events, is_discrete
-from metastable.core.units import Coordinates, Units, default_kind, require_kind, rounded
+from metastable.core.types import Pairs, events
+from metastable.core.units import Coordinates, require_kind
 from metastable.data import Dataset
 from metastable.data.columns import columns_settings
-from metastable.data.smoothing import smoothed
-from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
-from metastable.energies.build import ENERGIES, default_config
-from metastable.energies.in_units import in_training_units
-from metastable.energies.joint import JointEnergy, as_joint
-from metastable.energies.networks import Tilted, on_reference
 from metastable.evaluation.rays import bare_network_words
-from metastable.kernels import KERNELS, Kernel
-from metastable.methods import METHODS, ChainMethod, Density, Method, Objective
-from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
-from metastable.training.config import Adam, TrainerConfig
+from metastable.methods import Method
+from metastable.proposals import Gaussian, Signs
+from metastable.training.config import TrainerConfig
 from metastable.training.engine import Engine
 
-from .resolve import power_of, on_mixture, resolve_energy, check_fits, check_discrete
-from .rows import as_seen, beside_settings, coordinates_for, needed_beside, noise_around, smoothed_rows, training_rows
+from .resolve import check_discrete, check_fits, on_mixture, power_of, resolve_energy
+from .rows import (
+    as_seen,
+    beside_settings,
+    coordinates_for,
+    needed_beside,
+    noise_around,
+    smoothed_rows,
+    training_rows,
+)
 
 
 @dataclasses.dataclass(frozen=True)

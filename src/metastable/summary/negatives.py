@@ -20,6 +20,7 @@ from metastable.core.parts import energies_of
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Pairs
+from metastable.core.units import Coordinates
 from metastable.kernels import HMC, ULA, Kernel
 from metastable.kernels.base import StepKernel
 from metastable.methods import Context
@@ -27,7 +28,9 @@ from metastable.methods.base import ChainMethod, Metrics, Negatives, Objective
 from metastable.methods.contrastive import move
 from metastable.methods.jarzynski import Jarzynski, JarzynskiState
 from metastable.runs.chains import Chains
-from metastable.walkers.starts import random_rows
+from metastable.walkers.starts import random_rows, some_rows
+
+from .section import Judged, Measured
 
 FACTOR = 4.0
 """How much longer the steps are, in h."""
@@ -37,7 +40,15 @@ SMALL, AT_ONCE = 200, 64
 LEAST_STEPS = 20
 """Steps of chains that go on from where training left them; one or two at a time would hardly move them."""
 DATA = 2000
-
+HISTOGRAMS = (
+    "energies_data",
+    "energies_negatives",
+    "energies_larger_steps",
+    "larger_steps",
+    "negatives",
+    "negatives_step",
+)
+"""Arrays of a step check in `figures.npz`; the last is the update that they are of, where that is not the end."""
 
 Change = Callable[[ChainMethod, Any], ChainMethod | None]
 """Changes a method with chains, whose state is beside it."""
@@ -60,6 +71,41 @@ class StepCheck:
     larger: Tensor | None
     x: Tensor
     steps: int
+
+
+class Histograms:
+    """The three histograms for the page of a run."""
+
+    name = "negatives"
+
+    def applies(self, judged: Judged) -> bool:
+        """There must be a page, and chains as training left them."""
+        return judged.chains is not None and judged.run.folder is not None and not judged.run.conditional
+
+    def measure(self, judged: Judged) -> Measured:
+        """Arrays only."""
+        check = step_check(judged.chains, seed=judged.seed)
+        return Measured(arrays=histograms(check, judged.coordinates, judged.run.power))
+
+
+def histograms(check: StepCheck | None, coordinates: Coordinates | None, power: float) -> dict[str, Any]:
+    """Energies of data, of negatives, and of negatives from longer steps; some of the negatives themselves.
+
+    All where the data are, and as energies are there.
+    """
+    if check is None:
+        return {}
+    offset = 0.0 if coordinates is None else coordinates.events.log_det / power
+    x = some_rows(check.x if coordinates is None else coordinates.events.inverse(check.x), 64)
+    arrays = {
+        "energies_data": check.data - offset,
+        "energies_negatives": check.negatives - offset,
+        "negatives": x,
+    }
+    if check.larger is not None:
+        arrays["energies_larger_steps"] = check.larger - offset
+        arrays["larger_steps"] = torch.tensor([check.steps])
+    return {name: values.cpu().numpy() for name, values in arrays.items()}
 
 
 def step_check(chains: Chains, *, seed: int = 0) -> StepCheck | None:

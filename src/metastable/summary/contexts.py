@@ -15,15 +15,16 @@ from metastable.core.random import derive, generator
 from metastable.core.types import Bound, Energy, Pairs, bind
 from metastable.core.units import Coordinates
 from metastable.evaluation.conditional import ConditionalLogProb, LogPartitions, conditional_log_prob
-from metastable.evaluation.diagnosis import Facts, Finding, diagnose
+from metastable.evaluation.diagnosis import Finding
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.quadrature import bounding_box, grid_density
 from metastable.methods.base import Method
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.proposals.given import finely, log_prob_of
-from metastable.runs.folder import write_json
-from metastable.runs.run import Run, outward_scores
-from metastable.walkers.starts import random_rows
+from metastable.runs.run import Run
+from metastable.walkers.starts import random_rows, some_rows
+
+from .section import Judged, Measured
 
 ROWS = 2000
 """Held-out pairs behind a likelihood, where they share their contexts."""
@@ -42,57 +43,40 @@ SHOWN, SHOWN_EVENTS = 4, 500
 GRID = 101
 
 
-def evaluate_conditional(
-    run: Run, train: Pairs, validation: Pairs, *, seed: int, coordinates: Coordinates | None = None
-) -> Run:
-    """What a conditional run is worth, in the data's units, written to its folder where it has one.
+class Contexts:
+    """What a conditional run is worth.
 
     The conditional log-likelihood of held-out pairs is −E(x | c) − log Z(c), with log Z(c) by importance sampling
     from the proposal that was trained beside the energy. A model without such a proposal has none.
-
-    Args:
-        run: what training gave, in its own units.
-        train: the pairs it was trained on, likewise.
-        validation: pairs for scores, likewise.
-        seed: of every random number.
-        coordinates: the units of training; None where they are the data's own.
     """
-    judged = likelihoods(run, validation, seed)
-    own = likelihoods(run, train, seed) if judged is not None and not _same(train, validation) else None
-    sampler = Sampler(run)
-    shown = _shown(sampler, train, validation, seed) if sampler.able else None
-    run.contexts = shown.table if shown else None
-    run.scores = _scores(sampler, judged, validation, seed)
-    run.diagnosis = _diagnosis(run, judged, own) + sampler.findings
-    forget_tuning(run.energy)  # so that the run samples as it will when it is read back
-    run = run.outward(coordinates)
-    if shown is not None and coordinates is not None:
-        shown = _outward(shown, coordinates)
-        run.contexts = shown.table
-    if run.folder is not None:
-        _write(run, shown)
-    return run
 
+    name = "contexts"
 
-def conditional_scores(run: Run, pairs: Pairs, seed: int) -> dict[str, Any]:
-    """The scores of a run on other pairs, and what speaks against its log Z there, as `warnings`."""
-    if run.coordinates is not None:
-        return _outward_scores(run, pairs, seed)
-    judged, sampler = likelihoods(run, pairs, seed), Sampler(run)
-    scores = _scores(sampler, judged, pairs, seed)
-    warnings = [] if judged is None else [f"log Z: {text}" for text in judged.log_partition.warnings]
-    return {**scores, "warnings": [*warnings, *(finding.text for finding in sampler.findings)]}
+    def applies(self, judged: Judged) -> bool:
+        """Events must be given contexts."""
+        return judged.run.conditional
 
-
-def _outward_scores(run: Run, pairs: Pairs, seed: int) -> dict[str, Any]:
-    """The same of a run that was trained in other units: found in those, told in the data's."""
-    coordinates = run.coordinates
-    assert coordinates is not None
-    assert coordinates.given is not None
-    x, given = coordinates.events.forward(pairs.x), coordinates.given.forward(pairs.given)
-    home = run._home
-    found = conditional_scores(run.within(), Pairs(x.to(home), given.to(home)), seed)
-    return outward_scores(found, coordinates.events.log_det)
+    def measure(self, judged: Judged) -> Measured:
+        """Scores of the pairs; when training has ended also a few contexts, into `run.contexts`, and findings."""
+        run, rows, seed = judged.run, judged.rows, judged.seed
+        assert isinstance(rows, Pairs)
+        found, sampler = likelihoods(run, rows, seed), Sampler(run)
+        if not judged.after_training:
+            numbers: dict[str, Any] = _scores(sampler, found, rows, seed)
+            warnings = [] if found is None else [f"log Z: {text}" for text in found.log_partition.warnings]
+            numbers["warnings"] = [*warnings, *(finding.text for finding in sampler.findings)]
+            return Measured(numbers)
+        train = judged.train
+        assert isinstance(train, Pairs)
+        own = likelihoods(run, train, seed) if found is not None and not _same(train, rows) else None
+        shown = _shown(sampler, train, rows, seed) if sampler.able else None
+        if shown is not None and judged.coordinates is not None:
+            shown = _outward(shown, judged.coordinates)
+        run.contexts = shown.table if shown else None
+        numbers = _scores(sampler, found, rows, seed)
+        forget_tuning(run.energy)  # so that the run samples as it will when it is read back
+        findings = [*_doubts(found), *sampler.findings]
+        return Measured(numbers, shown.arrays if shown else {}, _held_out(found, own), findings)
 
 
 # ---- likelihoods
@@ -124,7 +108,9 @@ def _chosen(run: Run, pairs: Pairs, seed: int) -> Pairs:
     rng = generator(derive(seed, "pairs"), pairs.x.device)
     rows = pairs[random_rows(len(pairs), min(ROWS, len(pairs)), rng, pairs.x.device)]
     most = CONTEXTS_ODE if _solves_an_ode(run.players.get("proposal", run.energy)) else CONTEXTS
-    return rows if len(torch.unique(rows.given, dim=0)) <= most else rows[:most]
+    if len(torch.unique(rows.given, dim=0)) <= most:
+        return rows
+    return rows[:most] if len(rows) < len(pairs) else rows[random_rows(len(rows), most, rng, pairs.x.device)]
 
 
 def _solves_an_ode(proposal: Any) -> bool:
@@ -230,7 +216,7 @@ def _nearest(pairs: Pairs, context: Tensor) -> Tensor:
     away = ((pairs.given - context).flatten(1) / scale).square().sum(1)
     exact = (away == 0).nonzero()[:, 0]
     rows = exact if len(exact) >= 20 else away.argsort()[: max(20, len(pairs) // 20)]
-    return pairs.x[rows[:SHOWN_EVENTS]]
+    return pairs.x[some_rows(rows, SHOWN_EVENTS)]
 
 
 def _partitions(run: Run, given: Tensor, seed: int) -> dict[str, Any]:
@@ -300,24 +286,16 @@ def _pair_distance(drawn: Tensor, rows: Pairs) -> float:
     return float(energy_distance(sides[0] / scale, sides[1] / scale))
 
 
-def _diagnosis(run: Run, judged: ConditionalLogProb | None, own: ConditionalLogProb | None) -> list[Finding]:
-    facts = Facts(
-        method=run.method,
-        steps=int(run.history[-1]["step"]) if run.history else None,
-        negatives_per_datum=run.config.get("method", {}).get("negatives_per_datum"),
-        **_held_out(judged, own),
-    )
-    findings = diagnose(run.history, facts)
-    if judged is not None and judged.log_partition.warnings:
-        text = "log Z of contexts should not be trusted: " + "; ".join(judged.log_partition.warnings) + "."
-        worst: dict[str, Any] = {"least_ess": float(judged.log_partition.ess.min())}
-        advice = "Train the proposal longer or give it more capacity; ask for more draws."
-        if judged.log_partition.coarse is not None and bool(judged.log_partition.coarse.any()):
-            advice = (
-                "Solve the proposal's ODE in more steps: run.players['proposal'].with_steps(…) in its place."
-            )
-        findings.append(Finding("log-z-doubtful", "warning", text, worst, advice))
-    return findings
+def _doubts(judged: ConditionalLogProb | None) -> list[Finding]:
+    """What speaks against log Z of the contexts."""
+    if judged is None or not judged.log_partition.warnings:
+        return []
+    text = "log Z of contexts should not be trusted: " + "; ".join(judged.log_partition.warnings) + "."
+    worst: dict[str, Any] = {"least_ess": float(judged.log_partition.ess.min())}
+    advice = "Train the proposal longer or give it more capacity; ask for more draws."
+    if judged.log_partition.coarse is not None and bool(judged.log_partition.coarse.any()):
+        advice = "Solve the proposal's ODE in more steps: run.players['proposal'].with_steps(…) in its place."
+    return [Finding("log-z-doubtful", "warning", text, worst, advice)]
 
 
 def _held_out(judged: ConditionalLogProb | None, own: ConditionalLogProb | None) -> dict[str, Any]:
@@ -326,15 +304,3 @@ def _held_out(judged: ConditionalLogProb | None, own: ConditionalLogProb | None)
         return {}
     (held, held_se), (trained, trained_se) = judged.mean_and_error(), own.mean_and_error()
     return {"held_out_energy_gap": trained - held, "held_out_energy_gap_se": math.hypot(held_se, trained_se)}
-
-
-# ---- files
-
-
-def _write(run: Run, shown: Shown | None) -> None:
-    from metastable.report import write_report
-
-    assert run.folder is not None
-    np.savez_compressed(run.folder / "figures.npz", **(shown.arrays if shown else {}))  # pyright: ignore
-    write_json(run.folder / "summary.json", run.summary())
-    write_report(run.folder)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from . import plots
-from .figures import DATA, INK, MODEL, palette
-from .formatting import count, number, plus_minus
-from .markup import Html, join, number_cell, table, tag
-from .model_section import density_panels
-from .parts import key, picture, pictures
-from .read import Run, mapping, numbers_of, sequence
+from .. import plots
+from ..figures import DATA, INK, MODEL, palette
+from ..formatting import count, number, plus_minus
+from ..markup import Html, join, number_cell, table, tag
+from ..parts import key, picture, pictures
+from ..read import Run, mapping, numbers_of, sequence
+from .density import density_panels
 
 _MOST_MARGINALS = 4
 _MOST_NUMBERS = 4

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from . import plots
-from .figures import DATA, INK, MODEL, palette
-from .formatting import count, number, sentence
-from .markup import Html, empty, join, png, tag
-from .parts import frame, key, picture, pictures
-from .read import Run
+from .. import plots
+from ..figures import DATA, INK, MODEL, palette
+from ..formatting import count, number, sentence
+from ..markup import Html, empty, join, png, tag
+from ..parts import frame, key, picture, pictures
+from ..read import Run
 
 _MOST_MARGINALS = 12
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .formatting import number
-from .markup import Html, join, number_cell, table, tag
-from .read import Run, mapping, sequence
+from ..formatting import number
+from ..markup import Html, join, number_cell, table, tag
+from ..read import Run, mapping, sequence
 
 _UNITS = {
     "scale": "Training saw every number in its column's standard deviation.",

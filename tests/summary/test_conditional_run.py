@@ -14,14 +14,14 @@ from conftest import assert_within, mean_and_error, z_limit
 from typer.testing import CliRunner
 
 import metastable as ms
-from metastable import conditional_summary
 from metastable.cli.main import app
-from metastable.conditional_summary import conditional_scores
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import Pairs
+from metastable.data import Dataset
 from metastable.kernels import ULA
 from metastable.methods.base import Method, Nothing
 from metastable.proposals import InterpolantFlow
+from metastable.summary import contexts, judge_again
 
 SD = 0.5
 
@@ -131,8 +131,8 @@ def test_an_unconditional_run_takes_no_contexts():
 
 def test_other_pairs_are_scored_and_worse_ones_worse(run):
     data = pairs(300, seed=5)
-    right = conditional_scores(run, data, 0)
-    wrong = conditional_scores(run, Pairs(data.x, -data.given), 0)
+    right, _ = judge_again(run, Dataset.of(data.x, "pairs", given=data.given))
+    wrong, _ = judge_again(run, Dataset.of(data.x, "pairs", given=-data.given))
     assert abs(right["log_likelihood"] - run.scores["log_likelihood"]) < 0.2
     assert wrong["log_likelihood"] < right["log_likelihood"] - 1
     assert wrong["energy_distance"] > right["energy_distance"] + 0.1
@@ -227,9 +227,9 @@ def test_pairs_from_a_file_to_samples_and_scores(tmp_path):
 
 def test_held_out_pairs_may_be_as_many_as_those_trained_on():
     train, other = (Pairs(torch.full((4, 1), v), torch.zeros(4, 1)) for v in (0.0, 1.0))
-    assert conditional_summary._same(train, Pairs(train.x.clone(), train.given.clone()))
-    assert not conditional_summary._same(train, other)
-    assert not conditional_summary._same(train, train[:2])
+    assert contexts._same(train, Pairs(train.x.clone(), train.given.clone()))
+    assert not contexts._same(train, other)
+    assert not contexts._same(train, train[:2])
 
 
 def test_contexts_of_one_number_need_no_second_dimension(run):

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from . import plots
-from .figures import DATA, line_look, new_figure, palette, save_figure, style
-from .formatting import number, plus_minus, share
-from .markup import Html, card, join, number_cell, png, table, tag
-from .parts import frame, key, picture, pictures
-from .read import Run, mapping, numbers_of, sequence
+from .. import plots
+from ..figures import DATA, line_look, new_figure, palette, save_figure, style
+from ..formatting import number, plus_minus, share
+from ..markup import Html, card, join, number_cell, png, table, tag
+from ..parts import frame, key, picture, pictures
+from ..read import Run, mapping, numbers_of, sequence
 
 SCORES = {
     "log_density": ("log p(x)", "log p(x) + log Z"),
@@ -47,7 +47,7 @@ def classifier(run: Run) -> Html:
 def _lead(run: Run, found: dict[str, Any]) -> str:
     words = f"On {found.get('data', 'data')}: {number(found.get('rows'))} labelled events."
     if not run.outdated:
-        return words
+        return f"{words} {run.evaluated_at}".rstrip()
     step = number(run.evaluation.get("step"))
     return f"{words} Judged at step {step}; training has gone on since: evaluate again."
 

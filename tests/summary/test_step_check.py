@@ -30,8 +30,8 @@ from metastable.methods import (
     ShortRun,
 )
 from metastable.proposals import fit_gaussian
-from metastable.step_check import CHAINS, LEAST_STEPS, Chains, enlarged, step_check
 from metastable.summary import keep_histograms
+from metastable.summary.negatives import CHAINS, LEAST_STEPS, Chains, enlarged, step_check
 from tests.conftest import assert_within, mean_and_error, z_scores
 
 
@@ -201,7 +201,9 @@ def test_methods_without_chains_or_steps():
 
 
 def test_a_run_keeps_the_energies_and_its_report_shows_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("metastable.summary.affordable", lambda *_: False)  # log Z is not what is tested
+    monkeypatch.setattr(
+        "metastable.summary.likelihood.affordable", lambda *_: False
+    )  # log Z is not what is tested
     ms.fit("mixture", "toy:two-modes?n=200", ShortRun(steps=4), steps=3, out=tmp_path / "run")
     with np.load(tmp_path / "run" / "figures.npz") as stored:
         sizes = {k: stored[k].shape for k in stored.files if "energies" in k}
@@ -361,12 +363,10 @@ def pictures() -> Tensor:
 
 
 def fitted(pictures: Tensor, method, monkeypatch, **settings):
-    import metastable.summary as summary
-
     def refuse(*args, **kwargs):
         raise AssertionError("log Z of images takes minutes and must be asked for")
 
-    monkeypatch.setattr(summary, "log_partition", refuse)
+    monkeypatch.setattr("metastable.summary.likelihood.log_partition", refuse)
     return ms.fit(Pixels(), pictures, method, steps=2, held_out=0.2, **settings)
 
 

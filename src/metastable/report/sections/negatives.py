@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from . import plots
-from .figures import DATA, MODEL, palette
-from .formatting import count, is_number, number, sentence
-from .markup import Html, empty
-from .parts import key, picture, pictures
-from .read import Run, mapping
+from .. import plots
+from ..figures import DATA, MODEL, palette
+from ..formatting import count, is_number, number, sentence
+from ..markup import Html, empty
+from ..parts import key, picture, pictures
+from ..read import Run, mapping
 
 LONGER = palette.green
 OF_DATA, DRAWN, FURTHER = "energies_data", "energies_negatives", "energies_larger_steps"
@@ -49,13 +49,8 @@ def _none(run: Run) -> Html:
 
 def _when(run: Run) -> str:
     """The update that the energies are of, where training went on after it."""
-    stored, last = run.arrays.get("negatives_step"), run.last("step")
-    step = last if stored is None else float(np.ravel(stored)[0])
-    if step is None or last is None or step == last:
-        return ""
-    stopped = f"; training diverged by update {number(last)}" if run.status == "diverged" else ""
-    words = f"Seen at update {number(step)}, the last good checkpoint{stopped}."
-    return words if step else f"{words} Nothing was learned by then: a smaller checkpoint_every keeps more."
+    stored = run.arrays.get("negatives_step")
+    return "" if stored is None else run.seen_at(float(np.ravel(stored)[0]))
 
 
 def energies(run: Run) -> dict[str, plots.Cloud]:

@@ -150,15 +150,18 @@ class InterpolatingNCE(Ranked):
         flow: Any = context.players["proposal"]
         y, x = events(batch), contexts(batch)
         m, K, rng = self.times, self.negatives_per_datum, context.rng
-        if x is None:
+        if x is None:  # the times are shared, and draws `(m, B·K, …)` become `(B, m, K, …)`
             t = flow.draw_times((m,), rng)
-            negatives, log_prob_negatives = (_by_row(v, K) for v in flow.trajectories(K * len(y), t, rng))
+            drawn = flow.trajectories(K * len(y), t, rng)
+            negatives, log_prob_negatives = (v.unflatten(1, (-1, K)).transpose(0, 1) for v in drawn)
             t = t.expand(len(y), m)
+            positives = flow.interpolate(y, t, rng)
+            log_prob = flow.log_prob(positives.flatten(0, 1), at=t.flatten()).view(t.shape)
         else:
             t = flow.draw_times((len(y), m), rng)  # t_ij ~ Λ
             negatives, log_prob_negatives = flow.trajectories(K, t, rng, x)  # Remark 5.1
-        positives = flow.interpolate(y, t, rng)  # y_ij = I_t(z_ij, y_i)
-        log_prob = _log_prob(flow, positives, x, t)
+            positives = flow.interpolate(y, t, rng)  # y_ij = I_t(z_ij, y_i)
+            log_prob = flow.log_prob(positives, x, at=t)
         field, step = f"{self.name}.proposal", context.step
         require_density(log_prob, "points between noise and data", field, step)
         require_density(log_prob_negatives, "negatives", field, step)
@@ -203,15 +206,3 @@ class InterpolatingNCE(Ranked):
             )
         require_options(options, options_of(sample_interpolating))
         return sample_interpolating(players["energy"], players["proposal"], n, given, rng, **options)
-
-
-def _by_row(values: Tensor, K: int) -> Tensor:
-    """What trajectories have at m times, `(m, B·K, …)`, as `(B, m, K, …)`."""
-    return values.unflatten(1, (-1, K)).transpose(0, 1)
-
-
-def _log_prob(flow: Any, positives: Tensor, given: Tensor | None, t: Tensor) -> Tensor:
-    """log p_ξ^t at `(B, m, *event)`, each at its own time: `(B, m)`."""
-    if given is not None:
-        return flow.log_prob(positives, given, at=t)
-    return flow.log_prob(positives.flatten(0, 1), at=t.flatten()).view(t.shape)

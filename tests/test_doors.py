@@ -19,7 +19,8 @@ from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.modes import mode_weights
 from metastable.methods import FDivergence, PersistentCD
 from metastable.proposals import Gaussian
-from metastable.run import Run, write_json
+from metastable.runs.folder import write_json
+from metastable.runs.run import Run
 from metastable.summary import load_summary
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 

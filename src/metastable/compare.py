@@ -27,9 +27,11 @@ from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
 from metastable.evaluation.quadrature import bounding_box, log_partition_quadrature
 from metastable.methods import METHODS, Method
-from metastable.plan import needed_beside, resolve_method
 from metastable.report import write_report
-from metastable.run import Run, write_json
+from metastable.runs.folder import write_json
+from metastable.runs.resolve import resolve_method
+from metastable.runs.rows import needed_beside
+from metastable.runs.run import Run
 from metastable.summary import exact_mode_weights
 from metastable.training.config import Adam, Schedule, TrainerConfig
 from metastable.training.trainer import OnRow

@@ -21,7 +21,8 @@ from metastable.evaluation.quadrature import bounding_box, grid_density
 from metastable.methods.base import Method
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.proposals.given import finely, log_prob_of
-from metastable.run import Run, outward_scores, write_json
+from metastable.runs.folder import write_json
+from metastable.runs.run import Run, outward_scores
 from metastable.walkers.starts import random_rows
 
 ROWS = 2000

@@ -31,9 +31,9 @@ from metastable.core.units import Units
 from metastable.energies.build import EnergyConfig
 from metastable.kernels import MALA, run_chain
 from metastable.methods import Method
-from metastable.plan import energy_config, resolve_method
 from metastable.proposals import Gaussian, ScaleMixture, fit_gaussian
-from metastable.run import Run
+from metastable.runs.resolve import energy_config, resolve_method
+from metastable.runs.run import Run
 from metastable.training.config import Schedule
 from metastable.training.defaults import default_learning_rate, default_smoothing, default_steps
 from metastable.walkers.smc import default_kernel, smc

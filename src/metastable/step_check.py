@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +22,11 @@ from metastable.core.resampling import resample_indices
 from metastable.core.types import Pairs
 from metastable.kernels import HMC, ULA, Kernel
 from metastable.kernels.base import StepKernel
-from metastable.methods import Context, Method
+from metastable.methods import Context
 from metastable.methods.base import ChainMethod, Metrics, Negatives, Objective
 from metastable.methods.contrastive import move
 from metastable.methods.jarzynski import Jarzynski, JarzynskiState
+from metastable.runs.chains import Chains
 from metastable.walkers.starts import random_rows
 
 FACTOR = 4.0
@@ -40,14 +41,6 @@ DATA = 2000
 
 Change = Callable[[ChainMethod, Any], ChainMethod | None]
 """Changes a method with chains, whose state is beside it."""
-
-
-class Chains(NamedTuple):
-    """A method at the end of training, with what its chains see and where they are."""
-
-    method: Method
-    context: Context
-    state: Any
 
 
 @dataclass(frozen=True)

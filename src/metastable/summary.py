@@ -28,7 +28,8 @@ from metastable.methods.base import ChainMethod, Objective
 from metastable.methods.contrastive import ExactDraws
 from metastable.methods.mixed import Mixed
 from metastable.proposals import fit_gaussian
-from metastable.run import Run, read_summary, write_json
+from metastable.runs.folder import read_summary, write_json
+from metastable.runs.run import Run
 from metastable.step_check import Chains, StepCheck, step_check
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 from metastable.walkers.starts import random_rows
@@ -153,7 +154,7 @@ def _weighted_draws(run: Run, seed: int) -> Walkers | None:
     """Draws of an energy that also is a density up to what its draws' weights put right: a diffusion's φ."""
     if not hasattr(run.energy, "with_steps"):
         return None
-    return importance_walkers(run.learned_energy, run._own_draws, SHOWN, seed)
+    return importance_walkers(run.learned_energy, run.model.own_draws, SHOWN, seed)
 
 
 def affordable(energy: Any, x: Tensor) -> bool:

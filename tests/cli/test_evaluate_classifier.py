@@ -201,7 +201,7 @@ def test_chains_that_ran_away_are_of_no_class():
     from metastable.data import Dataset
     from metastable.energies import JointEnergy
     from metastable.methods import JEM, ShortRun
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
     class Bowl(nn.Module):
         """The same logits for both classes, on which a step of 10 multiplies x by −9."""

@@ -15,7 +15,7 @@ from metastable.cli.classifier import moves_of
 from metastable.core.types import Pairs, Walkers
 from metastable.kernels import MALA, ULA, run_chain
 from metastable.methods import JEM, PersistentCD, Robust, ScoreMatching, ShortRun
-from metastable.run import Run
+from metastable.runs.run import Run
 
 SIDE = 15
 """Of pictures with 225 dimensions, of which log Z is not estimated."""

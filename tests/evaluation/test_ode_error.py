@@ -16,7 +16,7 @@ from metastable.methods import RankingNCE
 from metastable.methods.base import Context, Nothing
 from metastable.proposals import DiffusionEnergy, Gaussian, InterpolantFlow, MixtureField
 from metastable.proposals.diffusion import coefficients
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 
 MEANS = torch.tensor([[1.0, 1.0], [-1.0, 0.5], [0.3, -1.2]])

@@ -29,7 +29,8 @@ from metastable.methods import (
     ScoreMatching,
     SlicedScoreMatching,
 )
-from metastable.methods.score import ScoreMethod, kink_share
+from metastable.methods.curvature import kink_share
+from metastable.methods.score import ScoreMethod
 from metastable.proposals import fit_gaussian
 
 SCORES = {name for name, method in METHODS.items() if issubclass(method, ScoreMethod)}

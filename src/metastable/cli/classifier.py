@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from metastable.data import Dataset
     from metastable.evaluation.classifier import ClassifierSummary
     from metastable.kernels import Kernel
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
 PER_CLASS, STEPS = 8, 100
 """Chains for each class, and their length."""

@@ -13,7 +13,8 @@ from metastable.conditional_summary import conditional_scores
 from metastable.core.errors import InputError
 from metastable.core.types import Pairs
 from metastable.data import Dataset
-from metastable.run import Run, write_json
+from metastable.runs.folder import write_json
+from metastable.runs.run import Run
 
 from .console import console, number, plus_minus, say, table
 from .runs import home_of

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from metastable.core.types import LogPartition, Walkers
     from metastable.data import Dataset
     from metastable.evaluation.classifier import ClassifierSummary
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
 MOST_ROWS = 2000
 """Rows behind the distances, whose cost grows with the square."""
@@ -81,7 +81,7 @@ def evaluate(
 
 def write(target: Path, result: dict[str, Any], judged: ClassifierSummary | None) -> None:
     """The scores as JSON."""
-    from metastable.run import write_json
+    from metastable.runs.folder import write_json
 
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, result if judged is None else {**result, "classifier": judged.numbers})
@@ -89,9 +89,9 @@ def write(target: Path, result: dict[str, Any], judged: ClassifierSummary | None
 
 def look_at_negatives(run: Run, data: str | None, seed: int) -> None:
     """Histograms of negatives for the page of a run without any, as it was killed or never evaluated."""
-    from metastable.api import load_chains
     from metastable.core.errors import InputError
     from metastable.report.read import read_arrays
+    from metastable.runs.load import load_chains
     from metastable.step_check import step_check
     from metastable.summary import keep_histograms
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metastable.core.types import Energy, Pairs, bind, events
 from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
-from metastable.plan import make_plan
+from metastable.runs.plan import make_plan
 
 from .console import console, say, table
 from .settings import Job

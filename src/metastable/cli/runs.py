@@ -19,7 +19,8 @@ from metastable.evaluation.log_partition import log_partition
 from metastable.methods.base import Objective
 from metastable.methods.contrastive import FreshChains
 from metastable.proposals import Gaussian, fit_gaussian
-from metastable.run import Run, in_units
+from metastable.runs.model import in_units
+from metastable.runs.run import Run
 from metastable.summary import why_costly
 from metastable.training.engine import Engine
 

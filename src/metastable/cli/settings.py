@@ -22,7 +22,7 @@ from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
 from metastable.energies.build import ENERGIES, default_config
 from metastable.methods import Method
-from metastable.plan import on_mixture, resolve_method
+from metastable.runs.resolve import on_mixture, resolve_method
 from metastable.training.config import OPTIMISERS, Schedule, TrainerConfig
 
 Settings = dict[str, Any]

@@ -25,6 +25,8 @@ from metastable.kernels import Kernel
 from metastable.proposals.signs import Signs, fit_signs, require_signs, state_chunks, states
 from metastable.walkers.smc import Annealed, Schedule, find_schedule, reverse_ais, smc
 
+from .log_z_words import contradictions, pilot_words, run_words
+
 MOST_WORK = 1 << 26
 """States times units up to which listing them takes about a second, and is what `log_partition` does."""
 DRAWN = 4096
@@ -129,8 +131,6 @@ def annealed_log_partition(
     energy: Energy, reference: Proposal, settings: Settings, samples: Tensor | None = None
 ) -> LogPartition:
     """By sequential Monte Carlo on the path that a pilot found, in independent populations."""
-    from .log_partition import _contradictions, _pilot_words, _run_words
-
     rng = generator(derive(settings.seed, "annealed"), home_of(reference).device)
     options = {"steps": 2 * settings.steps, "conditional_ess": settings.conditional_ess}
     pilot = find_schedule(energy, reference, PILOT_WALKERS, settings.kernel, rng, **options)
@@ -144,9 +144,9 @@ def annealed_log_partition(
     reverse = None if back is None else -float(log_mean_exp(back.log_partitions))
     reverse_error = None if back is None else float(spread_of_log_mean(back.log_partitions))
     words = [
-        *_pilot_words(pilot),
-        *_run_words(main, error),
-        *_contradictions(value, error, reverse, reverse_error, None),
+        *pilot_words(pilot),
+        *run_words(main, error),
+        *contradictions(value, error, reverse, reverse_error, None),
     ]
     sizes = [len(main) // main.populations] * main.populations
     walkers = Walkers(main.x, main.log_weight, {"populations": sizes})

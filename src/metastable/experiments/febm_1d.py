@@ -26,7 +26,7 @@ from metastable.energies import MLP, GaussianMixture
 from metastable.evaluation.distances import wasserstein_1d
 from metastable.methods import ExactDraws, FDivergence, rejection_sample
 from metastable.methods.divergences import Divergence, divergence_of
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row

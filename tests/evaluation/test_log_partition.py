@@ -20,7 +20,7 @@ from metastable.experiments.log_partition import TARGETS, coverage
 from metastable.kernels import MALA
 from metastable.proposals import Gaussian as Reference
 from metastable.proposals import Uniform
-from metastable.walkers.smc import Annealed
+from metastable.walkers.anneal import Annealed
 
 QUICK = {"walkers": 32, "refinements": 0}
 LIMIT = student_t_quantile(1 - FALSE_ALARM / 2, 15)  # standard errors, with the spread of 16 populations

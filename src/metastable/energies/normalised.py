@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError
 from metastable.core.protocols import Fitted, context_shape_of, provides
 from metastable.core.types import Pairs, Proposal, events
-from metastable.proposals.cnf import ContinuousFlow
+from metastable.proposals.continuous import ContinuousFlow
 from metastable.proposals.encoders import require_contexts
 
 

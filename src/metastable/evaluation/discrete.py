@@ -23,7 +23,10 @@ from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.proposals.signs import Signs, fit_signs, require_signs, state_chunks, states
-from metastable.walkers.smc import Annealed, Schedule, find_schedule, reverse_ais, smc
+from metastable.walkers.anneal import Annealed
+from metastable.walkers.path import Schedule
+from metastable.walkers.pilot import find_schedule
+from metastable.walkers.smc import reverse_ais, smc
 
 from .log_z_words import contradictions, pilot_words, run_words
 

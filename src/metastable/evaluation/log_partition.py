@@ -23,14 +23,9 @@ from metastable.core.types import (
 )
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
-from metastable.walkers.smc import (
-    STEP_JITTER,
-    Annealed,
-    Schedule,
-    default_kernel,
-    reverse_ais,
-    smc,
-)
+from metastable.walkers.anneal import STEP_JITTER, Annealed
+from metastable.walkers.path import Schedule
+from metastable.walkers.smc import default_kernel, reverse_ais, smc
 
 from .discrete import Settings, discrete_log_partition
 from .log_z_search import SPREAD, Job, Start, begin

@@ -10,17 +10,12 @@ import torch
 from torch import Tensor
 
 from metastable.core.random import derive, generator
-from metastable.core.types import (
-    Energy,
-    Proposal,
-)
+from metastable.core.types import Energy, Proposal
 from metastable.core.weights import ess_fraction
 from metastable.kernels import Kernel
 from metastable.proposals import Gaussian, fit_gaussian
-from metastable.walkers.smc import (
-    Annealed,
-    find_schedule,
-)
+from metastable.walkers.anneal import Annealed
+from metastable.walkers.pilot import find_schedule
 
 from .log_z_words import pilot_words
 from .whitened import Place, Whitened

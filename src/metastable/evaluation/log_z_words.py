@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from metastable.walkers.smc import (
-    Annealed,
-)
+from metastable.walkers.anneal import Annealed
 
 from .stationarity import Drift
 

@@ -35,7 +35,7 @@ from metastable.core.errors import (
 )
 from metastable.core.protocols import has_time
 from metastable.core.types import Pairs, Proposal, Walkers, events
-from metastable.proposals.choose import named_settings
+from metastable.proposals.choose import named_settings, require_density
 
 from .base import Context, Metrics, Nothing
 from .conditional_sampling import sample_interpolating
@@ -119,9 +119,10 @@ class InterpolatingNCE(Ranked):
             not self.shared, f"{self.name}.shared", "left out: every datum has trajectories of its own", True
         )
 
-    def _made(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+    def new_proposal(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+        """A flow by name has the method's times and law of times."""
         own = {"times": self.times, "alpha": self.alpha, **self.flow_settings}
-        return super()._made(data, seed, **own, **settings)
+        return super().new_proposal(data, seed, **own, **settings)
 
     def start(self, context: Context) -> Nothing:
         """As of all ranking, for an energy that has a time and a flow that can be cut."""
@@ -158,8 +159,9 @@ class InterpolatingNCE(Ranked):
             negatives, log_prob_negatives = flow.trajectories(K, t, rng, x)  # Remark 5.1
         positives = flow.interpolate(y, t, rng)  # y_ij = I_t(z_ij, y_i)
         log_prob = _log_prob(flow, positives, x, t)
-        self.require_density(context, log_prob, "points between noise and data")
-        self.require_density(context, log_prob_negatives, "negatives")
+        field, step = f"{self.name}.proposal", context.step
+        require_density(log_prob, "points between noise and data", field, step)
+        require_density(log_prob_negatives, "negatives", field, step)
         both = torch.cat([log_prob[..., None], log_prob_negatives], -1)
         return Positioned(t, positives, negatives, both), state, {}
 

@@ -34,14 +34,11 @@ from metastable.core.errors import require, require_positive
 from metastable.core.random import normal_like
 from metastable.core.types import Pairs, events
 
-from .cnf import ContinuousFlow
+from .continuous import ContinuousFlow
+from .encoders import Encoder, Standardise
+from .fields import VectorField, field_for
 
 # ---- EDM
-from .encoders import Encoder, Standardise
-from .fields import (
-    VectorField,
-    field_for,
-)
 
 
 class Coefficients(NamedTuple):

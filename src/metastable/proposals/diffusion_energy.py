@@ -12,7 +12,6 @@ from torch.nn.functional import linear, silu
 from metastable.core.errors import InputError, require
 from metastable.core.plain import plain_layers
 
-# ---- EDM
 from .diffusion import Diffusion, coefficients
 from .encoders import Encoder
 from .fields import (

@@ -109,7 +109,9 @@ def circles(files: list[File]) -> list[str]:
     packages = {f.module for f in files if f.path.name == "__init__.py"}
     for module, targets in graph.items():  # `from package import module` asks for the module, not the package
         graph[module] = {
-            t for t in targets if not (t in packages and any(o != t and o.startswith(t + ".") for o in targets))
+            t
+            for t in targets
+            if not (t in packages and any(o != t and o.startswith(t + ".") for o in targets))
         }
     index: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -173,8 +175,12 @@ def lonely_helpers(files: list[File]) -> list[str]:
 
 def method_names(files: list[File]) -> list[str]:
     """Collections of two or more methods' names outside the rooms that may know them."""
-    names = set(re.findall(r'name: ClassVar\[str\] = "([\w-]+)"', "".join(
-        f.text for f in files if f.module.startswith("metastable.methods"))))
+    names = set(
+        re.findall(
+            r'name: ClassVar\[str\] = "([\w-]+)"',
+            "".join(f.text for f in files if f.module.startswith("metastable.methods")),
+        )
+    )
     allowed = ("metastable.methods", "metastable.experiments", "metastable.benchmarks")
     found = []
     for f in files:
@@ -233,7 +239,9 @@ def main() -> int:
     found = measures([File(path) for path in sorted(SOURCES.rglob("*.py"))])
     print(f"{'':38} {'now':>8} {'limit':>8} {'target':>8}")
     for m in found:
-        print(f"{m.name:38} {m.value:8g} {m.limit:8g} {m.target:8g}{'   PASSED' if m.value > m.limit else ''}")
+        print(
+            f"{m.name:38} {m.value:8g} {m.limit:8g} {m.target:8g}{'   PASSED' if m.value > m.limit else ''}"
+        )
         if shown.list:
             print("".join(f"    {line}\n" for line in m.behind), end="")
     return int(any(m.value > m.limit for m in found))

@@ -39,7 +39,18 @@ NOT_MEMBERS = {  # of functions, settings, states, modules of torch and the syst
     ),
     *("log_step", "name", "offset_", "paired", "per_module", "settled"),
     *("getloadavg", "sched_getaffinity", "sched_setaffinity"),
-    *("fields", "noise", "symmetric", "times", "proposal", "steps", "sample_given"),
+    *(
+        "buffers",
+        "fields",
+        "moves",
+        "noise",
+        "proposal",
+        "sample_given",
+        "source",
+        "steps",
+        "symmetric",
+        "times",
+    ),
 }
 """`fields` is of a discrete reference, `noise` and `symmetric` of moves, `times` and `steps` of flows."""
 

@@ -15,7 +15,7 @@ Modules that a method needs beside the energy (a second player, a noise model, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -114,8 +114,8 @@ class Method(Generic[State]):
     """Whether the logged `objective` is −log(K + 1) where energy and proposal are both the data's law."""
     keeps_walkers: ClassVar[bool] = False
     """Whether it goes on with its walkers from one update to the next."""
-    draws_itself: ClassVar[bool] = False
-    """Whether samples are those of its own `sample`, so that no chain is needed."""
+    sample: ClassVar[Callable[..., Walkers] | None] = None
+    """`sample(players, n, rng)`: draws of a trained model that needs no chains; None for the way of all others."""
     sources: ClassVar[tuple[Method, ...]] = ()
     """The methods whose negatives it uses, where they come from others."""
     chain_kernel: ClassVar[Any] = None
@@ -206,10 +206,6 @@ class Method(Generic[State]):
 
     def log_partition(self, context: Context, state: State) -> LogPartition | None:
         """log Z of exp(−P·E) with the energy as it is now, where the method gives it."""
-        return None
-
-    def sample(self, players: Mapping[str, Any], n: int, rng: torch.Generator) -> Walkers | None:
-        """`n` samples of a trained model that draws for itself; None for the way of all others, chains."""
         return None
 
     def sample_given(

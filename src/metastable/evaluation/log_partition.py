@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
-from metastable.core.protocols import event_shape_of
 from metastable.core.types import (
     Energy,
     LogPartition,
@@ -283,7 +282,7 @@ def _event_shape(
     known = {
         "dim": None if dim is None else (dim,),
         "event_shape": event_shape,
-        "energy.event_shape": event_shape_of(energy),
+        "energy.event_shape": getattr(energy, "event_shape", None),
         "reference.event_shape": None if reference is None else reference.event_shape,
         "data": None if data is None else data.shape[1:],
         "samples": None if samples is None else samples.shape[1:],

@@ -44,7 +44,6 @@ class Density(Method[Nothing]):
 
     name: ClassVar[str] = "density"
     gap_vanishes: ClassVar[bool] = False
-    draws_itself: ClassVar[bool] = True
     needs: ClassVar[str] = "given?"
 
     def start(self, context: Context) -> Nothing:
@@ -73,7 +72,7 @@ class Density(Method[Nothing]):
         """log Z = 0 of a normalised model; none of one that is known up to a constant."""
         return LogPartition(0.0, 0.0) if is_normalised(context.energy) else None
 
-    def sample(self, players: Mapping[str, Any], n: int, rng: torch.Generator) -> Walkers:
+    def sample(self, players: Mapping[str, Any], n: int, rng: torch.Generator) -> Walkers:  # pyright: ignore
         """Draws of the model itself: no chain is needed."""
         with torch.no_grad():
             return Walkers.equal(players["energy"].sample(n, rng))

@@ -39,7 +39,7 @@ from metastable.methods.base import Context
 from metastable.proposals import fit_gaussian
 from metastable.report.read import read_run
 from metastable.report.run_page import cards
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.summary.classifier import kernel_of
 
 TRUTH = -0.5 * math.log(2 * math.pi) - 0.5

@@ -25,9 +25,11 @@ from metastable.core.errors import DivergenceError, InputError, UnsupportedError
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
 from metastable.methods import METHODS, Method
-from metastable.plan import needed_beside, resolve_method
 from metastable.report import write_report
-from metastable.run import Run, write_json
+from metastable.runs.folder import write_json
+from metastable.runs.resolve import resolve_method
+from metastable.runs.rows import needed_beside
+from metastable.runs.run import Run
 from metastable.summary import Exact, Judged, judge
 from metastable.training.config import Adam, Schedule, TrainerConfig
 from metastable.training.trainer import OnRow
@@ -39,7 +41,6 @@ HIDDEN = (64, 64)
 """Layers of the perceptron, unless somebody chooses: several trainings should not take several coffees."""
 WALKERS = 8192
 """Negatives of the methods that keep a population; the others make one chain for each row of the batch."""
-DEFAULTS: dict[str, dict[str, Any]] = {"jarzynski": {"walkers": WALKERS}, "pcd": {"walkers": WALKERS}}
 COLUMNS = (
     "mode_weights",
     "mode_weight_error",
@@ -140,7 +141,7 @@ def compact(energy: Any) -> Any:
 def methods_for(
     names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[Method]:
-    """Methods by name, with `DEFAULTS` and then `settings` (by method) on top.
+    """Methods by name, with `WALKERS` where they keep some and then `settings` (by method) on top.
 
     >>> [m.walkers for m in methods_for(["pcd", "cd"], {"pcd": {"walkers": 64}})]
     [64, None]
@@ -152,7 +153,8 @@ def methods_for(
     if len(set(names)) < len(names):
         raise InputError(f"methods: each may be named once, got {', '.join(names)}")
     own = settings or {}
-    return [resolve_method({"name": name, **DEFAULTS.get(name, {}), **own.get(name, {})}) for name in names]
+    kept = {name: {"walkers": WALKERS} if METHODS[name].keeps_walkers else {} for name in names}
+    return [resolve_method({"name": name, **kept[name], **own.get(name, {})}) for name in names]
 
 
 def compare_methods(

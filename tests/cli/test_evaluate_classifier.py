@@ -201,7 +201,7 @@ def test_chains_that_ran_away_are_of_no_class():
 
     from metastable.energies import JointEnergy
     from metastable.methods import JEM, ShortRun
-    from metastable.run import Run
+    from metastable.runs.run import Run
     from metastable.summary.classifier import sampled
 
     class Bowl(nn.Module):

@@ -14,7 +14,7 @@ from metastable.cli import runs
 from metastable.core.types import Pairs, Walkers
 from metastable.kernels import MALA, ULA, run_chain
 from metastable.methods import JEM, PersistentCD, Robust, ScoreMatching, ShortRun
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.summary.classifier import moves_of
 
 SIDE = 15

@@ -50,12 +50,14 @@ def test_a_preset_on_pictures_says_where_they_should_be(metastable, monkeypatch,
 
 
 def test_negatives_of_an_update_are_counted():
-    from metastable.cli.plan import chains
-    from metastable.methods import InterpolatingNCE, RankingNCE, ShortRun
+    from metastable.methods import InterpolatingNCE, Mixed, PersistentCD, RankingNCE, Robust, ShortRun
 
-    assert chains(RankingNCE(negatives_per_datum=7), batch=10, rows=100) == 70
-    assert chains(InterpolatingNCE(negatives_per_datum=7, times=3), batch=10, rows=100) == 210 + 20
-    assert chains(ShortRun(), batch=10, rows=100) == 10
+    assert RankingNCE(negatives_per_datum=7).moving(batch=10, rows=100) == 70
+    assert InterpolatingNCE(negatives_per_datum=7, times=3).moving(batch=10, rows=100) == 210 + 20
+    assert ShortRun().moving(batch=10, rows=100) == 10
+    both = Mixed(sources=(PersistentCD(batch=4), ShortRun()))
+    assert (both.moving(batch=10, rows=100), both.stored(batch=10, rows=100)) == (14, 110)
+    assert Robust(beta=(0.1, 0.2), source=both).moving(batch=10, rows=100) == 28
 
 
 def test_memory_of_a_replay_buffer_is_that_of_the_chains_that_move(metastable):

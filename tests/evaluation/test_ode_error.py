@@ -15,7 +15,7 @@ from metastable.methods import RankingNCE
 from metastable.methods.base import Context, Nothing
 from metastable.proposals import DiffusionEnergy, Gaussian, InterpolantFlow, MixtureField
 from metastable.proposals.diffusion import coefficients
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.summary import contexts
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 

@@ -15,8 +15,10 @@ from torch import nn
 
 from metastable.experiments import adance_interval as interval
 from metastable.experiments import adance_stability as stability
-from metastable.experiments.adance_stability import Course, Digits, LeakyConv, digits
-from metastable.experiments.base import Experiment, Result, reproduce
+from metastable.experiments.adance_stability import Digits, LeakyConv, digits
+from metastable.experiments.base import Bench, Experiment, Result, reproduce
+from metastable.experiments.trials import Arm, Curves, Trial
+from metastable.methods import AdaptiveNCE
 
 
 def tiny(experiment: Experiment, out: Path, **settings: Any) -> Result:
@@ -33,8 +35,8 @@ def values(result: Result) -> dict[str, float]:
 
 
 def test_trainings_are_compared_seed_by_seed():
-    def courses(*kls: float) -> list[interval.Course]:
-        return [interval.Course(kl, 0.0, 0.0, torch.nn.Identity()) for kl in kls]
+    def courses(*kls: float) -> list[interval.Learned]:
+        return [interval.Learned(kl, 0.0, 0.0, torch.nn.Identity()) for kl in kls]
 
     assert interval.largest_difference(courses(0.1, 0.5), courses(0.2, 0.45)) == pytest.approx(0.1)
 
@@ -52,32 +54,26 @@ def test_a_tiny_interval_run(tmp_path):
     json.loads((tmp_path / "result.json").read_text(), parse_constant=lambda name: pytest.fail(name))
 
 
-def test_the_methods_differ_in_nothing_but_the_interval():
-    class Bench:
-        def __getattr__(self, name):
-            return interval.EXPERIMENT.scales["cpu"][name]
-
-    pcd, ada = interval.method_of(Bench(), interval.PCD), interval.method_of(Bench(), 5)  # type: ignore
-    assert ada.source == pcd  # type: ignore
-    assert ada.interval == 5  # type: ignore
+def test_the_methods_differ_in_nothing_but_the_interval(tmp_path):
+    pcd, *others = interval.arms(Bench(interval.EXPERIMENT.scales["cpu"], "cpu", 0, "cpu", tmp_path))
+    assert [arm.method.source for arm in others] == [pcd.method] * 5
+    assert [arm.method.interval for arm in others] == [1, 5, 10, 20, 50]
 
 
 # ---- adance-stability
 
 
-def course(v: list[float], steps: int = 100, **settings: Any) -> Course:
-    made = Course("spectral", 0.1, steps, **settings)
-    every = steps // len(v)
-    made.history = [{"step": every * (k + 1), "gradient_magnitude": value} for k, value in enumerate(v)]
-    return made
+def growth(v: list[float]) -> float:
+    lines = [{"step": k + 1, "gradient_magnitude": value} for k, value in enumerate(v)]
+    return stability.growth(Trial(Arm("spectral", AdaptiveNCE()), 0, Curves(lines)))
 
 
 def test_growth_compares_the_windows_it_says():
     v = np.ones(100)
     v[20:30], v[90:] = 2.0, 7.0
-    assert course(v.tolist()).growth == pytest.approx(3.5)
-    assert course([1.0] * 50 + [math.nan] * 50).growth == stability.MOST
-    assert course([1.0] * 95 + [1e30] * 5).growth == stability.MOST
+    assert growth(v.tolist()) == pytest.approx(3.5)
+    assert growth([1.0] * 50 + [math.nan] * 50) == stability.MOST
+    assert growth([1.0] * 95 + [1e30] * 5) == stability.MOST
 
 
 def test_digits_are_enlarged_and_their_classes_known():
@@ -90,23 +86,17 @@ def test_digits_are_enlarged_and_their_classes_known():
     assert data.shares.min() > 0.09
 
 
-def long_run(x: torch.Tensor) -> Course:
-    return course([1.0] * 100, long_run=x, energy_spread=100.0)
-
-
 def test_long_chains_that_are_data_raise_no_finding_and_those_of_one_class_do():
     data: Digits = digits(8)
-    every = long_run(data.x)
+    every = data.x
     assert stability.spread(data, every) == pytest.approx(1)
     assert stability.distinct(data, every) > 0.98  # a few images have a twin
     assert stability.classes(data, every) > 9.5
-    one = long_run(
-        data.centers[3] + 0.01 * torch.randn((200, 1, 8, 8), generator=torch.Generator().manual_seed(0))
-    )
+    one = data.centers[3] + 0.01 * torch.randn((200, 1, 8, 8), generator=torch.Generator().manual_seed(0))
     assert stability.classes(data, one) == pytest.approx(1)
     assert stability.distinct(data, one) < 0.1
     assert stability.spread(data, one) < 0.05
-    named = [[f.name for f in stability.diagnose([], stability.facts(data, c))] for c in (every, one)]
+    named = [[f.name for f in stability.diagnose([], stability.facts(data, x, 100.0))] for x in (every, one)]
     assert "mode-collapse" not in named[0]
     assert "mode-collapse" in named[1]
 

@@ -18,7 +18,8 @@ from metastable.experiments import jarzynski_collapse as collapse
 from metastable.experiments import jarzynski_gmm as gmm
 from metastable.experiments import jarzynski_resampling as resampling
 from metastable.experiments.base import Bench, Experiment, Result, reproduce
-from metastable.experiments.jarzynski_resampling import SCHEMES, Course, resampling_noise
+from metastable.experiments.jarzynski_resampling import SCHEMES, resampling_noise
+from metastable.experiments.trials import Arm, Curves, Trial
 from metastable.methods import Jarzynski, PersistentCD
 
 SHARES = [(0.5, 0.25), (0.53, 0.21), (0.46, 0.4), (0.5, 0.75)]
@@ -121,7 +122,7 @@ def test_line_remembers_its_first_walkers() -> None:
 
 
 def test_algorithms_differ_as_the_paper_says(line: Bench) -> None:
-    unweighted, pcd, jarzynski = (collapse.method_of(line, name) for name in collapse.ALGORITHMS)
+    unweighted, pcd, jarzynski = (arm.method for arm in collapse.arms(line))
     assert isinstance(unweighted, PersistentCD)
     assert unweighted.start_at == "model"
     assert isinstance(pcd, PersistentCD)
@@ -132,7 +133,10 @@ def test_algorithms_differ_as_the_paper_says(line: Bench) -> None:
 
 
 def test_every_algorithm_follows_its_own_equation_and_no_other(line: Bench) -> None:
-    unweighted, pcd, jarzynski = (collapse.train(line, name, 3) for name in collapse.ALGORITHMS)
+    trials = collapse.one_dimension(line)
+    unweighted, pcd, jarzynski = (
+        collapse.path_of(line, trials.train(line, arm, 3)) for arm in collapse.arms(line)
+    )
     assert pcd.q0 == pcd.q_data == unweighted.q_data
     assert unweighted.crossed == pcd.crossed == jarzynski.crossed == 0
     assert np.abs(unweighted.z - unweighted.predicted).max() < 0.02
@@ -145,7 +149,7 @@ def test_every_algorithm_follows_its_own_equation_and_no_other(line: Bench) -> N
 
 def test_crossings_count_walkers_that_changed_sides() -> None:
     assert (
-        collapse._crossings(torch.tensor([[-5.0], [5.0], [4.0]]), torch.tensor([[-4.0], [-5.0], [6.0]])) == 1
+        collapse.crossings(torch.tensor([[-5.0], [5.0], [4.0]]), torch.tensor([[-4.0], [-5.0], [6.0]])) == 1
     )
 
 
@@ -164,7 +168,7 @@ def test_collapse_runs(tmp_path: Path) -> None:
     rows = values(result)
     assert rows["drift_error_of_(50)/unweighted/worst"] < 0.1
     assert rows["displacement/pcd/worst"] < 0.1
-    assert {f"walkers_that_crossed/{name}" for name in collapse.ALGORITHMS} <= set(rows)
+    assert {f"walkers_that_crossed/{name}" for name in ("unweighted", "pcd", "jarzynski")} <= set(rows)
     assert json.loads((tmp_path / "result.json").read_text())["experiment"] == "jarzynski-collapse"
     assert (tmp_path / "figure-14.png").stat().st_size > 0
     assert (tmp_path / "figure-8.png").exists()
@@ -203,16 +207,21 @@ def test_sorted_noise_is_below_one_walker() -> None:
 
 
 def test_spread_and_errors_are_taken_over_repeats() -> None:
-    courses = [Course(0.2, masses=[0.9, 0.5, 0.3, 0.3]), Course(0.3, masses=[0.1, 0.5, 0.2, 0.2])]
-    assert resampling.mean_error(courses) == pytest.approx(0.0)
-    assert resampling.absolute_error(courses) == pytest.approx(0.1)
-    assert resampling.spread(courses) == pytest.approx(0.2 / math.sqrt(2))
+    def trial(errors: list[float]) -> Trial:
+        lines = [{"step": k, "error": error} for k, error in enumerate(errors)]
+        return Trial(Arm("sorted/lag=1", Jarzynski()), 0, Curves(lines))
+
+    trials = [trial([0.7, 0.3, 0.1, 0.1]), trial([-0.2, 0.2, -0.1, -0.1])]
+    assert resampling.off(trials) == pytest.approx(0.0)
+    assert resampling.off(trials[1:]) == pytest.approx(0.1)
+    assert resampling.spread(trials) == pytest.approx(0.2 / math.sqrt(2))
 
 
 def test_no_resampling_has_followers() -> None:
     bench = Bench(resampling.EXPERIMENT.scales["smoke"], "smoke", 0, "cpu", Path())
-    assert resampling.method_of(bench, None, 1).counts == (bench.walkers, bench.walkers)
-    method = resampling.method_of(bench, SCHEMES["sorted"], 10)
+    methods = {arm.name: arm.method for arm in resampling.arms(bench)}
+    assert methods["never"].counts == (bench.walkers, bench.walkers)
+    method = methods["sorted/lag=10"]
     assert (method.counts, method.lag, method.order) == ((bench.walkers, 0), 10, "principal")
 
 
@@ -253,14 +262,7 @@ def test_gmm_runs(tmp_path: Path) -> None:
     )
     rows = values(result)
     assert all(math.isfinite(value) for value in rows.values())
-    assert {f"first_mass/{name}" for name in gmm.METHODS} <= set(rows)
+    assert {f"first_mass/{name}" for name in ("jarzynski", "pcd", "cd")} <= set(rows)
     assert rows["log_z_error/jarzynski"] < 1
     assert (tmp_path / "figure-6.png").exists()
     assert (tmp_path / "figure-7.png").exists()
-
-
-@over("experiment", [collapse.EXPERIMENT, resampling.EXPERIMENT], ids=lambda e: e.name)
-def test_every_scale_says_everything(experiment: Experiment) -> None:
-    keys = {scale: set(settings) for scale, settings in experiment.scales.items()}
-    assert set(keys) == {"smoke", "cpu", "gpu"}
-    assert keys["smoke"] == keys["cpu"] == keys["gpu"]

@@ -10,7 +10,7 @@ import torch
 
 from metastable.core.types import LogPartition, Walkers
 from metastable.energies import MLP, on_reference
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.summary import Judged
 from metastable.summary.density import Density, _density_facts
 from metastable.summary.folder import runaway

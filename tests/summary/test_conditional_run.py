@@ -256,7 +256,7 @@ def test_a_training_is_judged_though_its_chains_run_away(tmp_path, monkeypatch):
     def lost(*_, **__):
         raise InputError("eta: the SDE left every finite region at t = 0.7 for context 2")
 
-    monkeypatch.setattr("metastable.run.Run.sample", lost)
+    monkeypatch.setattr("metastable.runs.run.Run.sample", lost)
     data = pairs(200, seed=1)
     run = ms.fit(None, data.x, ms.methods.RankingNCE(), 5, given=data.given, out=tmp_path / "run")
     (finding,) = [f for f in run.diagnosis if f.name == "sampling-failed"]

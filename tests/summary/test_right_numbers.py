@@ -12,7 +12,7 @@ from metastable.core.types import LogPartition, Pairs, Walkers
 from metastable.data import Dataset
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.modes import independent_size, sampled_mode_weights
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.summary import Judged, judge_again, judge_training
 from metastable.summary.contexts import CONTEXTS, _chosen, _nearest
 from metastable.summary.density import _energy_facts

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import metastable as ms
 from metastable.cli.main import app
 from metastable.report.read import read_run
-from metastable.run import write_json
+from metastable.runs.folder import write_json
 
 DATA = "toy:two-modes?n=200"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError
-from metastable.run import Run
+from metastable.runs.run import Run
 
 from .console import say
 

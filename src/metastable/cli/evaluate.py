@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from metastable.data import Dataset
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
 
 def evaluate(
@@ -84,7 +84,7 @@ def say_scores(run: Run, dataset: Dataset, result: dict[str, Any]) -> None:
 
 def write(target: Path, result: dict[str, Any]) -> None:
     """The scores as JSON."""
-    from metastable.run import write_json
+    from metastable.runs.folder import write_json
 
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, result)
@@ -92,9 +92,9 @@ def write(target: Path, result: dict[str, Any]) -> None:
 
 def look_at_negatives(run: Run, data: str | None, seed: int) -> None:
     """Histograms of negatives for the page of a run without any, as it was killed or never evaluated."""
-    from metastable.api import load_chains
     from metastable.core.errors import InputError
     from metastable.report.read import read_arrays
+    from metastable.runs.load import load_chains
     from metastable.summary import keep_histograms, step_check
 
     from .console import say

@@ -18,7 +18,7 @@ from metastable.evaluation.classifier import given_label
 from metastable.methods.base import Objective
 from metastable.methods.contrastive import FreshChains
 from metastable.proposals import Gaussian, fit_gaussian
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.summary import why_costly
 from metastable.summary.classifier import moves_of
 from metastable.training.engine import Engine

@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from metastable.core.types import Walkers
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
 FEW = 0.1
 """Share of the samples below which the walkers they began as are few."""
@@ -103,7 +103,7 @@ def draw(run: Run, n: int, steps: int | None, label: int | None, seed: int) -> t
 
     from .runs import chains_from_noise
 
-    if hasattr(run.trained_with, "sample") and label is None:
+    if run.trained_with.draws_itself and label is None:
         if steps is not None:
             raise InputError("steps: this run is of a density, which draws for itself; leave it out")
         return run.sample(n, seed=seed), "the density's own draws"

@@ -10,35 +10,33 @@ the factor ½ that lies between the two. What is left between them is rounding, 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from metastable.api import fit
 from metastable.core.random import derive
 from metastable.data.toy import ToySet, toy_set
 from metastable.evaluation.quadrature import grid_density, kl_on_grid
 from metastable.kernels import MALA
-from metastable.methods import AdaptiveNCE, Method, PersistentCD
+from metastable.methods import AdaptiveNCE, PersistentCD
+from metastable.report.figures import MUTED, draw_level, palette, picture
+from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .trials import Arm, Problem, Trial, Trials, by_scale, mean
 
 BOX = [(-5.0, 5.0), (-5.0, 5.0)]
 POINTS = 301
 PUBLISHED = {1: (4.03, 147.82), 5: (3.74, 157.17), 10: (3.57, 165.42), 20: (3.45, 214.12), 50: (2.61, 310.54)}
 """Table 5.2: Inception score and FID on CIFAR-10 for each K."""
-PCD = 0
-"""Stands for PCD among the intervals."""
+PCD = "PCD"
 
 
-class Course(NamedTuple):
-    """One training: KL at its end, and the mean of Var(log g) over its updates after the first tenth."""
+class Learned(NamedTuple):
+    """KL at the end of a training, and the mean of Var(log g) over its updates after the first tenth."""
 
     kl: float
     var_log_g: float
@@ -46,94 +44,72 @@ class Course(NamedTuple):
     energy: torch.nn.Module
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean, standard deviation and count of one number over repeats."""
-
-    mean: float
-    std: float
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """From the numbers."""
-        return cls(float(np.mean(values)), float(np.std(values, ddof=1)), len(values))
+Found = dict[str, list[Learned]]
 
 
-def method_of(bench: Bench, interval: int) -> Method:
-    """Self-adapting NCE, or PCD, with the same chains."""
+def name_of(interval: int) -> str:
+    """Of the arm."""
+    return f"K = {interval}"
+
+
+def arms(bench: Bench) -> list[Arm]:
+    """PCD, and self-adapting NCE with the same chains at each interval."""
     chains = PersistentCD(
         walkers=bench.walkers,
         kernel=MALA(bench.step_size),
         steps=bench.langevin,
         rejuvenation=bench.rejuvenation,
     )
-    return chains if interval == PCD else AdaptiveNCE(chains, interval=interval)
-
-
-def train(bench: Bench, toy: ToySet, data: Tensor, interval: int, seed: int) -> Course:
-    """One training of a fresh network."""
-    history: list[dict[str, Any]] = []
-    run = fit(
-        {"name": "mlp", "hidden": bench.hidden},
-        data,
-        method_of(bench, interval),
-        bench.steps,
-        seed=seed,
-        units="none",
-        batch_size=bench.walkers,
-        optimiser=Adam(bench.rate),
-        schedule=Schedule("cosine"),
-        device=bench.device,
-        evaluate=False,
-        progress=history.append,
-    )
-    assert toy.log_density is not None
-    late = history[len(history) // 10 :]
-
-    def mean(name: str) -> float:
-        return float(np.mean([row.get(name, math.nan) for row in late]))
-
-    energy: Any = run.energy
-    kl = kl_on_grid(toy.log_density, energy, BOX, POINTS)
-    return Course(kl, mean("var_log_g"), mean("var_log_g_data"), energy)
-
-
-Courses = dict[int, list[Course]]
+    adapting = [Arm(name_of(K), AdaptiveNCE(chains, interval=K)) for K in bench.intervals]
+    return [Arm(PCD, chains), *adapting]
 
 
 def body(bench: Bench) -> list[Row]:
     """Every interval, and PCD, from every seed."""
     toy = toy_set(bench.toy)
     data = toy.sample(bench.rows, seed=derive(bench.seed, "data") % 2**31)
-    courses: Courses = {K: [] for K in (PCD, *bench.intervals)}
-    for r in range(bench.repeats):
-        seed = derive(bench.seed, "repeat", r) % 2**31
-        for K, own in courses.items():
-            own.append(train(bench, toy, data, K, seed))
-            bench.say(f"{_name(K)} repeat {r}: KL {own[-1].kl:.4f}, Var(log g) {own[-1].var_log_g:.3g}")
-    _draw(bench, courses)
-    _draw_densities(bench, toy, courses)
-    return _rows(bench, courses)
+    truth: Any = toy.log_density
+
+    def keep(trial: Trial, at: Problem, run: Run) -> Learned:
+        late = slice(len(trial.curves) // 10, None)
+        var, on_data = (mean(trial.curves[name][late]) for name in ("var_log_g", "var_log_g_data"))
+        energy: Any = run.energy
+        return Learned(kl_on_grid(truth, energy, BOX, POINTS), var, on_data, energy)
+
+    settings = {
+        "steps": bench.steps,
+        "batch_size": bench.walkers,
+        "optimiser": Adam(bench.rate),
+        "schedule": Schedule("cosine"),
+    }
+    trials = Trials(
+        arms(bench),
+        lambda arm, seed: Problem({"name": "mlp", "hidden": bench.hidden}, data),
+        settings,
+        bench.repeats,
+        keep=keep,
+        words=lambda t: f"KL {t.kept.kl:.4f}, Var(log g) {t.kept.var_log_g:.3g}",
+    )
+    found = {name: [trial.kept for trial in own] for name, own in trials.run(bench).items()}
+    _draw(bench, found)
+    _draw_densities(bench, toy, found)
+    return _rows(bench, found)
 
 
-def _name(interval: int) -> str:
-    return "PCD" if interval == PCD else f"K = {interval}"
+def kl_and_spread(learned: Iterable[Learned]) -> tuple[float, float]:
+    """Mean and standard deviation of KL over repeats."""
+    values = [one.kl for one in learned]
+    return mean(values), float(np.std(values, ddof=1))
 
 
-def kl_spread(courses: list[Course]) -> Spread:
-    """KL over repeats."""
-    return Spread.of([c.kl for c in courses])
-
-
-def largest_difference(some: list[Course], others: list[Course]) -> float:
+def largest_difference(some: list[Learned], others: list[Learned]) -> float:
     """The largest |difference of KL| between two trainings from the same seed."""
     return max(abs(a.kl - b.kl) for a, b in zip(some, others, strict=True))
 
 
-def _rows(bench: Bench, courses: Courses) -> list[Row]:
-    var = {K: Spread.of([c.var_log_g for c in courses[K]]).mean for K in bench.intervals}
-    apart = largest_difference(courses[1], courses[PCD]) / kl_spread(courses[PCD]).std
+def _rows(bench: Bench, found: Found) -> list[Row]:
+    var = {K: mean(one.var_log_g for one in found[name_of(K)]) for K in bench.intervals}
+    apart = largest_difference(found[name_of(1)], found[PCD]) / kl_and_spread(found[PCD])[1]
     longer = [K for K in bench.intervals if K > 1]
     steps = [var[b] / var[a] for a, b in itertools.pairwise(longer)]
     rows = [
@@ -143,93 +119,72 @@ def _rows(bench: Bench, courses: Courses) -> list[Row]:
         Row(f"var_log_g/K={longer[-1]}_over_K={longer[0]}", var[longer[-1]] / var[longer[0]], ">=", 2.0),
     ]
     rows += [Row(f"var_log_g/K={K}", var[K]) for K in longer]
-    for K in (PCD, *bench.intervals):
-        kl = kl_spread(courses[K])
-        label = "pcd" if K == PCD else f"K={K}"
-        published = "IS {:.2f}, FID {:.2f} (CIFAR-10)".format(*PUBLISHED[K]) if K in PUBLISHED else None
-        rows += [Row(f"kl/{label}", kl.mean, paper=published), Row(f"kl_std/{label}", kl.std)]
+    published = {
+        name_of(K): "IS {:.2f}, FID {:.2f} (CIFAR-10)".format(*scores) for K, scores in PUBLISHED.items()
+    }
+    for name, learned in found.items():
+        kl, spread = kl_and_spread(learned)
+        label = name.replace(" ", "").replace(PCD, "pcd")
+        rows += [Row(f"kl/{label}", kl, paper=published.get(name)), Row(f"kl_std/{label}", spread)]
     return rows
 
 
-def _draw(bench: Bench, courses: Courses) -> None:
+def _draw(bench: Bench, found: Found) -> None:
     """KL and Var(log g) against K, each repeat a dot."""
-    from metastable.report.figures import MUTED, new_figure, palette, save_figure
-
-    figure = new_figure(8, 3.2)
-    left, right = figure.subplots(1, 2)
-    intervals = list(bench.intervals)
-    for K in intervals:
-        left.plot([K] * len(courses[K]), [c.kl for c in courses[K]], "o", color=palette.sky, ms=4)
-    means = [kl_spread(courses[K]).mean for K in intervals]
-    left.plot(intervals, means, "-", color=palette.blue, lw=1.5, label="self-adapting NCE")
-    pcd = kl_spread(courses[PCD])
-    left.axhspan(pcd.mean - pcd.std, pcd.mean + pcd.std, color=palette.grey, alpha=0.2, lw=0)
-    left.axhline(pcd.mean, color=palette.grey, lw=1, ls="--", label="PCD, ± its spread")
-    left.set(title="KL(data ‖ model), nats", xlabel="interval K", xscale="log", ylim=(0, None))
-    left.legend(fontsize=7)
-    longer = [K for K in intervals if K > 1]
-    for name, colour, label in (
-        ("var_log_g", palette.vermillion, "negatives"),
-        ("var_log_g_data", palette.blue, "data"),
-    ):
-        values = [float(np.mean([getattr(c, name) for c in courses[K]])) for K in longer]
-        right.plot(longer, values, "o-", color=colour, ms=4, label=label)
-    start = float(np.mean([c.var_log_g for c in courses[longer[0]]]))
-    right.plot(longer, [start * K / longer[0] for K in longer], color=MUTED, lw=0.8, ls=":", label="∝ K")
-    right.set(title="Var(log g); 0 at K = 1", xlabel="interval K", xscale="log", yscale="log")
-    right.legend(fontsize=7)
-    for axis in (left, right):
-        axis.set_xticks(intervals, [str(K) for K in intervals])
-        axis.minorticks_off()
-    save_figure(figure, bench.folder / "interval.png")
+    with picture(bench.folder / "interval.png", 8, 3.2, columns=2) as (left, right):
+        of = {K: found[name_of(K)] for K in bench.intervals}
+        for K, learned in of.items():
+            left.plot([K] * len(learned), [one.kl for one in learned], "o", color=palette.sky, ms=4)
+        means = [kl_and_spread(learned)[0] for learned in of.values()]
+        left.plot(list(of), means, "-", color=palette.blue, lw=1.5, label="self-adapting NCE")
+        pcd, spread = kl_and_spread(found[PCD])
+        left.axhspan(pcd - spread, pcd + spread, color=palette.grey, alpha=0.2, lw=0)
+        draw_level(left, pcd, color=palette.grey, lw=1, label="PCD, ± its spread")
+        left.set(title="KL(data ‖ model), nats", xlabel="interval K", xscale="log", ylim=(0, None))
+        longer = [K for K in of if K > 1]
+        for name, colour, label in (
+            ("var_log_g", palette.vermillion, "negatives"),
+            ("var_log_g_data", palette.blue, "data"),
+        ):
+            values = [mean(one._asdict()[name] for one in of[K]) for K in longer]
+            right.plot(longer, values, "o-", color=colour, ms=4, label=label)
+        start = mean(one.var_log_g for one in of[longer[0]])
+        right.plot(longer, [start * K / longer[0] for K in longer], color=MUTED, lw=0.8, ls=":", label="∝ K")
+        right.set(title="Var(log g); 0 at K = 1", xlabel="interval K", xscale="log", yscale="log")
+        for axis in (left, right):
+            axis.legend(fontsize=7)
+            axis.set_xticks(list(of), [str(K) for K in of])
+            axis.minorticks_off()
 
 
-def _draw_densities(bench: Bench, toy: ToySet, courses: Courses) -> None:
+def _draw_densities(bench: Bench, toy: ToySet, found: Found) -> None:
     """The truth, and the first repeat of PCD and of the shortest and longest interval."""
-    from metastable.report.figures import new_figure, save_figure
+    truth: Any = toy.log_density
+    shown: dict[str, Any] = {"data": lambda x: -truth(x)}
+    for name in (PCD, name_of(bench.intervals[0]), name_of(bench.intervals[-1])):
+        shown[name] = found[name][0].energy
+    with picture(bench.folder / "densities.png", 8, 2.3, columns=len(shown)) as axes:
+        for axis, (label, energy) in zip(axes, shown.items(), strict=True):
+            density = grid_density(energy, [(-4.0, 4.0)] * 2, 151).density
+            axis.imshow(density.T, origin="lower", extent=(-4, 4, -4, 4), cmap="viridis")
+            axis.set(title=label, xticks=[], yticks=[])
+            axis.grid(False)
 
-    assert toy.log_density is not None
-    truth = toy.log_density
-    shown: list[tuple[str, Any]] = [("data", lambda x: -truth(x))]
-    for K in (PCD, bench.intervals[0], bench.intervals[-1]):
-        shown.append((_name(K), courses[K][0].energy))
-    figure = new_figure(8, 2.3)
-    for axis, (label, energy) in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        density = grid_density(energy, [(-4.0, 4.0)] * 2, 151).density
-        axis.imshow(density.T, origin="lower", extent=(-4, 4, -4, 4), cmap="viridis")
-        axis.set(title=label, xticks=[], yticks=[])
-        axis.grid(False)
-    save_figure(figure, bench.folder / "densities.png")
-
-
-SAME = {"toy": "pinwheel", "intervals": (1, 5, 10, 20, 50), "rejuvenation": 0.1, "step_size": 0.03}
 
 EXPERIMENT = Experiment(
     name="adance-interval",
     title="Self-adapting NCE on a pinwheel: quality and Var(log g) against the interval K (Table 5.2)",
     paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, Chapter 5",
-    scales={
-        "smoke": SAME
-        | {
-            "intervals": (1, 5, 50),
-            "rows": 2000,
-            "hidden": (32, 32),
-            "walkers": 128,
-            "langevin": 5,
-            "steps": 250,
-            "rate": 1e-2,
-            "repeats": 3,
-        },
-        "cpu": SAME
-        | {
-            "rows": 5000,
-            "hidden": (64, 64),
-            "walkers": 256,
-            "langevin": 10,
-            "steps": 1200,
-            "rate": 5e-3,
-            "repeats": 5,
-        },
-    },
+    scales=by_scale(
+        {"toy": "pinwheel", "rejuvenation": 0.1, "step_size": 0.03},
+        intervals=((1, 5, 50), (1, 5, 10, 20, 50)),
+        rows=(2000, 5000),
+        hidden=((32, 32), (64, 64)),
+        walkers=(128, 256),
+        langevin=(5, 10),
+        steps=(250, 1200),
+        rate=(1e-2, 5e-3),
+        repeats=(3, 5),
+    ),
     body=body,
 )

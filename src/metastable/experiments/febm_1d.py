@@ -10,26 +10,28 @@ long, from the same start and from one far away, where it gets no signal.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from metastable.api import fit
 from metastable.core.random import derive, generator
 from metastable.energies import MLP, GaussianMixture
 from metastable.evaluation.distances import wasserstein_1d
 from metastable.methods import ExactDraws, FDivergence, rejection_sample
 from metastable.methods.divergences import Divergence, divergence_of
-from metastable.run import Run
+from metastable.report.figures import palette, picture
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .trials import Arm, Line, Problem, Trial, Trials, by_scale
 
 LOG_2PI = math.log(2 * math.pi)
 BOX, POINTS = (-14.0, 16.0), 12_001
@@ -100,8 +102,6 @@ def optimum(name: str) -> tuple[float, float]:
     >>> [round(v, 3) for v in optimum("kl")]  # the mean and standard deviation of the data
     [1.01, 1.83]
     """
-    from scipy.optimize import minimize
-
     f = divergence_named(name)
     found = minimize(
         lambda at: exact_divergence(f, at[0], math.exp(at[1])),
@@ -166,47 +166,26 @@ SETTINGS: Mapping[str, Setting] = {
 """The nine divergences. The paper starts all of them at μ = 0 and σ = 1; where that fails, the start is named."""
 
 
-@dataclass
-class Course:
-    """One training: its path of (μ, σ), and the run."""
+class Task(NamedTuple):
+    """What sets an arm apart: its divergence, where it starts, and the seed that its names give it."""
 
     name: str
-    path: NDArray[np.float64]
-    run: Run
-
-    @property
-    def place(self) -> tuple[float, float]:
-        """(μ̂, σ̂), the average over the last fifth of the updates."""
-        mu, sigma = self.path[-max(1, len(self.path) // 5) :].mean(0)
-        return float(mu), float(sigma)
-
-    @property
-    def errors(self) -> tuple[float, float]:
-        """|μ̂ − μ*| and |σ̂ − σ*|."""
-        best = optimum(self.name)
-        return abs(self.place[0] - best[0]), abs(self.place[1] - best[1])
-
-    @property
-    def bound(self) -> float:
-        """The divergence as training saw it: (14) on its own batches, over the last fifth."""
-        lines = [row["divergence"] for row in self.run.history]
-        return float(np.mean(lines[-max(1, len(lines) // 5) :]))
+    start: tuple[float, float]
+    seed: int
 
 
-def train(
+def arm_of(
     bench: Bench,
-    data: Tensor,
     name: str,
-    setting: Setting,
-    steps: int,
     *,
     label: str = "",
+    start: tuple[float, float] | None = None,
     estimator: str = "theorem3",
-) -> Course:
+    steps: int | None = None,
+) -> Arm:
     """Algorithm 1 with `batch` exact draws of the model, and as many rows of data or more, in each update."""
+    setting, (f, alpha) = SETTINGS[name], _f_and_alpha(name)
     seed = derive(bench.seed, name, label, estimator) % 2**31
-    f, alpha = _f_and_alpha(name)
-    energy = Bell(*setting.start)
     method = FDivergence(
         source=ExactDraws(walkers=bench.batch),
         f=f,
@@ -215,30 +194,59 @@ def train(
         energy_rate=1.0,  # as in the paper
         estimator=estimator,
     )
-    path = [energy.place]
-    run = fit(
-        energy,
-        data,
-        method,
-        steps,
-        seed=seed,
-        units="none",
-        batch_size=setting.data * bench.batch,
-        optimiser=Adam(setting.learning_rate, setting.betas),
-        schedule=Schedule("cosine"),
-        clip_grad_norm=setting.clip,
-        log_every=bench.log_every,
-        device="cpu",  # two thousand numbers are no work for an accelerator
-        evaluate=False,
-        progress=lambda row: path.append(energy.place),
+    settings = {
+        "steps": steps or bench.steps,
+        "batch_size": setting.data * bench.batch,
+        "optimiser": Adam(setting.learning_rate, setting.betas),
+        "clip_grad_norm": setting.clip,
+    }
+    parts = [name, label, "" if estimator == "theorem3" and label != "far" else estimator]
+    return Arm(
+        "/".join(part for part in parts if part), method, settings, Task(name, start or setting.start, seed)
     )
-    course = Course(name, np.array(path), run)
-    mu, sigma = course.place
-    bench.say(
-        f"{name} {label} {estimator}: mu {mu:.4f} sigma {sigma:.4f}, off by "
-        f"{course.errors[0]:.4f} {course.errors[1]:.4f}, {run.seconds:.0f} s"
-    )
-    return course
+
+
+def trained(bench: Bench, data: Tensor, arms: list[Arm]) -> dict[str, Trial]:
+    """Every arm once, from its own start; μ and σ are watched, and the run is kept."""
+
+    def watch(at: Problem, line: Line) -> Line:
+        return dict(zip(("mu", "sigma"), at.model.place, strict=True))
+
+    settings = {"schedule": Schedule("cosine"), "log_every": bench.log_every}
+    found = Trials(
+        arms,
+        lambda arm, seed: Problem(Bell(*arm.about.start), data),
+        settings | {"device": "cpu"},  # two thousand numbers are no work for an accelerator
+        seed=lambda bench, arm, repeat: arm.about.seed,
+        watch=watch,
+        from_start=True,
+        keep=lambda trial, at, run: run,
+        words=lambda t: "mu {:.4f} sigma {:.4f}, off by {:.4f} {:.4f}".format(*place(t), *errors(t)),
+    ).run(bench)
+    return {name: trial for name, (trial,) in found.items()}
+
+
+def path(trial: Trial) -> NDArray[np.float64]:
+    """(μ, σ) from the start on, `(lines, 2)`."""
+    return np.stack([trial.curves["mu"], trial.curves["sigma"]], 1)
+
+
+def place(trial: Trial) -> tuple[float, float]:
+    """(μ̂, σ̂), the average over the last fifth of the updates."""
+    mu, sigma = path(trial)[-max(1, len(trial.curves) // 5) :].mean(0)
+    return float(mu), float(sigma)
+
+
+def errors(trial: Trial) -> tuple[float, float]:
+    """|μ̂ − μ*| and |σ̂ − σ*|."""
+    found, best = place(trial), optimum(trial.arm.about.name)
+    return abs(found[0] - best[0]), abs(found[1] - best[1])
+
+
+def bound(trial: Trial) -> float:
+    """The divergence as training saw it: (14) on its own batches, over the last fifth."""
+    seen = trial.curves["divergence"][1:]
+    return float(np.mean(seen[-max(1, len(seen) // 5) :]))
 
 
 # ---- the density ratio at work
@@ -260,118 +268,101 @@ class Correction:
         return self.before / self.after
 
 
-def correct(bench: Bench, course: Course) -> Correction:
+def correct(bench: Bench, trial: Trial) -> Correction:
     """Figure 2: accept draws of the model in proportion to e^{H+E}, and measure 1-Wasserstein distances to p.
 
     The bound is the ratio that all but one in a thousand draws stay below: far out the network has learned
     nothing, and its largest value there would decide how few draws are accepted.
     """
-    rng = generator(derive(bench.seed, "rejection", course.name))
+    name, run = trial.arm.name, trial.kept
+    rng = generator(derive(bench.seed, "rejection", name))
     data = target().sample(bench.draws, rng).float()
-    drawn = course.run.energy.sample(bench.draws, rng)  # pyright: ignore
-    log_ratio = course.run.log_ratio(drawn)
+    drawn = run.energy.sample(bench.draws, rng)
+    log_ratio = run.log_ratio(drawn)
     kept = rejection_sample(drawn, log_ratio, rng, log_bound=log_ratio.quantile(0.999).item())
     before, after = (float(wasserstein_1d(x, data)) for x in (drawn, kept.x))
-    bench.say(f"{course.name}: W1 {before:.4f} → {after:.4f}, acceptance {kept.acceptance:.2f}")
+    bench.say(f"{name}: W1 {before:.4f} → {after:.4f}, acceptance {kept.acceptance:.2f}")
     return Correction(drawn, kept.x, before, after, kept.acceptance)
-
-
-def body(bench: Bench) -> list[Row]:
-    """Every divergence, corrections, the baseline, and paths from several starts."""
-    data = target().sample(bench.rows, generator(derive(bench.seed, "data"))).float()
-    steps = bench.steps
-    courses = {name: train(bench, data, name, SETTINGS[name], steps) for name in bench.divergences}
-    corrections = {name: correct(bench, courses[name]) for name in bench.corrected}
-    baselines = _baselines(bench, data)
-    paths = {name: _from_starts(bench, data, name) for name in bench.paths}
-    _draw_1(bench, courses)
-    _draw_2(bench, corrections)
-    _draw_3(bench, courses)
-    if paths:
-        _draw_4(bench, paths)
-    return [
-        *(row for course in courses.values() for row in _rows(bench, course)),
-        *(row for name, found in corrections.items() for row in _correction_rows(bench, name, found)),
-        *(row for label, course in baselines.items() for row in _baseline_rows(label, course)),
-        *(_path_row(name, found) for name, found in paths.items()),
-    ]
 
 
 STARTS = ((-1.0, 2.5), (0.0, 1.0), (3.0, 1.0), (3.0, 2.5), (1.0, 3.0))
 """Of Figure 4; the paper draws its own at random and does not say which."""
-
-
-def _from_starts(bench: Bench, data: Tensor, name: str) -> list[Course]:
-    settings = [replace(SETTINGS[name], start=start) for start in STARTS]
-    return [train(bench, data, name, s, bench.path_steps, label=f"from {s.start}") for s in settings]
-
-
 FAR = (-6.0, 1.0)
 """A start that shares nothing with the data: draws of the model tell nothing of where the data are."""
 
 
-def _baselines(bench: Bench, data: Tensor) -> dict[str, Course]:
-    """Theorem 1 for as many updates from the same start; then both estimators from far away."""
-    found = {}
-    for name in bench.baselines:
-        found[f"{name}/theorem1"] = train(
-            bench, data, name, SETTINGS[name], bench.steps, estimator="theorem1"
-        )
+def body(bench: Bench) -> list[Row]:
+    """Every divergence, corrections, Theorem 1 for as many updates, and paths from several starts."""
+    data = target().sample(bench.rows, generator(derive(bench.seed, "data"))).float()
+    found = trained(bench, data, [arm_of(bench, name) for name in bench.divergences])
+    corrections = {name: correct(bench, found[name]) for name in bench.corrected}
+    others = [arm_of(bench, name, estimator="theorem1") for name in bench.baselines]
     for name in bench.far:
-        away = replace(SETTINGS[name], start=FAR)
-        for which in ("theorem1", "theorem3"):
-            course = train(bench, data, name, away, bench.steps, label="far", estimator=which)
-            found[f"{name}/far/{which}"] = course
-    return found
+        others += [arm_of(bench, name, label="far", start=FAR, estimator=f"theorem{k}") for k in (1, 3)]
+    baselines = trained(bench, data, others)
+    paths = {}
+    for name in bench.paths:
+        arms = [
+            arm_of(bench, name, label=f"from {start}", start=start, steps=bench.path_steps)
+            for start in STARTS
+        ]
+        paths[name] = list(trained(bench, data, arms).values())
+    _draw_1(bench, found)
+    _draw_2(bench, corrections)
+    _draw_3(bench, found)
+    if paths:
+        _draw_4(bench, paths)
+    return rows_of(bench, found, corrections, baselines, paths)
 
 
-def _rows(bench: Bench, course: Course) -> list[Row]:
-    name, f = course.name, divergence_named(course.name)
-    mu, sigma = course.errors
-    return [
-        Row(f"mu_error/{name}", mu, "<=", bench.tolerance),
-        Row(f"sigma_error/{name}", sigma, "<=", bench.tolerance),
-        Row(f"mu/{name}", course.place[0]),
-        Row(f"sigma/{name}", course.place[1]),
-        Row(f"divergence/{name}", exact_divergence(f, *course.place)),
-        Row(f"divergence_seen/{name}", course.bound),
-    ]
-
-
-def _correction_rows(bench: Bench, name: str, found: Correction) -> list[Row]:
-    return [
-        Row(f"w1_before/{name}", found.before),
-        Row(f"w1_after/{name}", found.after),
-        Row(f"w1_fold/{name}", found.fold, ">=", bench.fold),
-        Row(f"acceptance/{name}", found.acceptance),
-    ]
-
-
-def _baseline_rows(label: str, course: Course) -> list[Row]:
-    mu, sigma = course.errors
-    return [Row(f"mu_error/{label}", mu), Row(f"sigma_error/{label}", sigma)]
-
-
-def _path_row(name: str, courses: list[Course]) -> Row:
-    return Row(f"worst_error_of_five_starts/{name}", max(max(c.errors) for c in courses))
+def rows_of(
+    bench: Bench,
+    found: Mapping[str, Trial],
+    corrections: Mapping[str, Correction],
+    baselines: Mapping[str, Trial],
+    paths: Mapping[str, list[Trial]],
+) -> list[Row]:
+    """Errors of the parameters with their tolerance; what rejection sampling gained; the others' errors."""
+    rows: list[Row] = []
+    for name, trial in found.items():
+        (mu, sigma), at = errors(trial), place(trial)
+        rows += [
+            Row(f"mu_error/{name}", mu, "<=", bench.tolerance),
+            Row(f"sigma_error/{name}", sigma, "<=", bench.tolerance),
+            Row(f"mu/{name}", at[0]),
+            Row(f"sigma/{name}", at[1]),
+            Row(f"divergence/{name}", exact_divergence(divergence_named(name), *at)),
+            Row(f"divergence_seen/{name}", bound(trial)),
+        ]
+    for name, correction in corrections.items():
+        rows += [
+            Row(f"w1_before/{name}", correction.before),
+            Row(f"w1_after/{name}", correction.after),
+            Row(f"w1_fold/{name}", correction.fold, ">=", bench.fold),
+            Row(f"acceptance/{name}", correction.acceptance),
+        ]
+    for name, trial in baselines.items():
+        mu, sigma = errors(trial)
+        rows += [Row(f"mu_error/{name}", mu), Row(f"sigma_error/{name}", sigma)]
+    for name, trials in paths.items():
+        rows.append(Row(f"worst_error_of_five_starts/{name}", max(max(errors(t)) for t in trials)))
+    return rows
 
 
 # ---- pictures
 
 
-def _axes(figure: Any, n: int) -> list[Any]:
-    columns = min(3, n)
-    rows = -(-n // columns)
-    axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, squeeze=False)).ravel()
-    for spare in axes[n:]:
-        spare.set_visible(False)
-    return list(axes[:n])
-
-
-def _figure(n: int, height: float = 2.3) -> Any:
-    from metastable.report.figures import new_figure
-
-    return new_figure(1.2 + 3.1 * min(3, n), 0.5 + height * -(-n // 3))
+@contextmanager
+def _panels(bench: Bench, file: str, names: Iterable[str], height: float = 2.3) -> Iterator[dict[str, Any]]:
+    """Axes by name, three in a row; the figure is saved when the `with` ends."""
+    names = list(names)
+    columns, rows = min(3, len(names)), -(-len(names) // 3)
+    size = 1.2 + 3.1 * columns, 0.5 + height * rows
+    with picture(bench.folder / file, *size, rows, columns, sharex=True, squeeze=False) as axes:
+        for spare in axes.flat[len(names) :]:
+            spare.set_visible(False)
+        yield dict(zip(names, axes.flat, strict=False))
+        axes[0, 0].legend(fontsize=7, loc="upper right")
 
 
 def _view() -> tuple[Tensor, NDArray[np.float64]]:
@@ -379,103 +370,70 @@ def _view() -> tuple[Tensor, NDArray[np.float64]]:
     return x, torch.exp(-target()(x[:, None])).numpy()
 
 
-def _draw_1(bench: Bench, courses: Mapping[str, Course]) -> None:
+def _draw_1(bench: Bench, found: Mapping[str, Trial]) -> None:
     """Figure 1: the data, the best model under each divergence, and the learned one."""
-    from metastable.report.figures import palette, save_figure
-
     x, p = _view()
-    figure = _figure(len(courses))
-    for axes, (name, course) in zip(_axes(figure, len(courses)), courses.items(), strict=True):
-        axes.plot(x, p, color=palette.blue, label="data")
-        axes.plot(x, log_model(x, *optimum(name)).exp(), color=palette.orange, lw=2.2, label="best model")
-        axes.plot(x, log_model(x, *course.place).exp(), color="#b00020", ls="--", label="f-EBM")
-        axes.set(title=name, ylim=(0, 0.6))
-    figure.axes[0].legend(fontsize=7)
-    save_figure(figure, bench.folder / "figure-1.png")
+    with _panels(bench, "figure-1.png", found) as panels:
+        for name, axes in panels.items():
+            best, learned = (log_model(x, *at).exp() for at in (optimum(name), place(found[name])))
+            axes.plot(x, p, color=palette.blue, label="data")
+            axes.plot(x, best, color=palette.orange, lw=2.2, label="best model")
+            axes.plot(x, learned, color="#b00020", ls="--", label="f-EBM")
+            axes.set(title=name, ylim=(0, 0.6))
 
 
 def _draw_2(bench: Bench, corrections: Mapping[str, Correction]) -> None:
     """Figure 2: draws of the model with and without rejection sampling."""
-    from metastable.report.figures import palette, save_figure
-
     x, p = _view()
-    figure = _figure(len(corrections), 2.8)
     look = {"bins": 110, "range": (-4, 7), "density": True, "alpha": 0.55}
-    for axes, (name, found) in zip(_axes(figure, len(corrections)), corrections.items(), strict=True):
-        axes.hist(found.plain[:, 0].numpy(), color=palette.purple, label="model", **look)
-        axes.hist(found.kept[:, 0].numpy(), color=palette.green, label="after rejection", **look)
-        axes.plot(x, p, color=palette.blue, lw=1.4, label="data")
-        axes.set(title=f"{name}: W₁ {found.before:.3f} → {found.after:.3f}", ylim=(0, 0.62))
-    figure.axes[0].legend(fontsize=7, loc="upper right")
-    save_figure(figure, bench.folder / "figure-2.png")
+    with _panels(bench, "figure-2.png", corrections, 2.8) as panels:
+        for name, axes in panels.items():
+            found = corrections[name]
+            axes.hist(found.plain[:, 0].numpy(), color=palette.purple, label="model", **look)
+            axes.hist(found.kept[:, 0].numpy(), color=palette.green, label="after rejection", **look)
+            axes.plot(x, p, color=palette.blue, lw=1.4, label="data")
+            axes.set(title=f"{name}: W₁ {found.before:.3f} → {found.after:.3f}", ylim=(0, 0.62))
 
 
-def _draw_3(bench: Bench, courses: Mapping[str, Course]) -> None:
+def _draw_3(bench: Bench, found: Mapping[str, Trial]) -> None:
     """Figure 3: the true ratio of data to the learned model, and e^{H+E}."""
-    from metastable.report.figures import palette, save_figure
-
     x, p = _view()
-    figure = _figure(len(courses))
-    for axes, (name, course) in zip(_axes(figure, len(courses)), courses.items(), strict=True):
-        last = course.run.energy.place  # pyright: ignore
-        learned = course.run.log_ratio(x[:, None].float()).exp()
-        axes.plot(x, p / log_model(x, *last).exp().numpy(), color=palette.blue, label="p/q")
-        axes.plot(x, learned, color="#b00020", ls="--", label="exp(H + E)")
-        axes.set(title=name, yscale="log", ylim=(1e-2, 30))
-    figure.axes[0].legend(fontsize=7, loc="upper right")
-    save_figure(figure, bench.folder / "figure-3.png")
+    with _panels(bench, "figure-3.png", found) as panels:
+        for name, axes in panels.items():
+            run: Any = found[name].kept
+            axes.plot(x, p / log_model(x, *run.energy.place).exp().numpy(), color=palette.blue, label="p/q")
+            learned = run.log_ratio(x[:, None].float()).exp()
+            axes.plot(x, learned, color="#b00020", ls="--", label="exp(H + E)")
+            axes.set(title=name, yscale="log", ylim=(1e-2, 30))
 
 
-def _draw_4(bench: Bench, paths: Mapping[str, list[Course]]) -> None:
+def _draw_4(bench: Bench, paths: Mapping[str, list[Trial]]) -> None:
     """Figure 4: paths of (μ, σ) from five starts to the optimum."""
-    from metastable.report.figures import palette, save_figure
-
-    figure = _figure(len(paths), 3.0)
-    for axes, (name, courses) in zip(_axes(figure, len(paths)), paths.items(), strict=True):
-        for course, colour in zip(courses, palette, strict=False):
-            axes.plot(*course.path.T, color=colour, lw=1.2)
-            axes.plot(*course.path[0], "o", color=colour, ms=4)
-        axes.plot(*optimum(name), "*", color="black", ms=11, zorder=5, label="optimum")
-        axes.set(title=name, xlabel="μ", ylabel="σ")
-        axes.legend(fontsize=7)
-    save_figure(figure, bench.folder / "figure-4.png")
+    with _panels(bench, "figure-4.png", paths, 3.0) as panels:
+        for name, axes in panels.items():
+            for trial, colour in zip(paths[name], palette, strict=False):
+                axes.plot(*path(trial).T, color=colour, lw=1.2)
+                axes.plot(*path(trial)[0], "o", color=colour, ms=4)
+            axes.plot(*optimum(name), "*", color="black", ms=11, zorder=5, label="optimum")
+            axes.set(title=name, xlabel="μ", ylabel="σ")
 
 
 EXPERIMENT = Experiment(
     name="febm-1d",
     title="A Gaussian for data that are not: nine divergences and their density ratios (Fig. 1-4, Table 5)",
     paper="Yu, Song, Song, Ermon, ICML 2020, Section 6.1 and Appendix F",
-    scales={
-        "smoke": {
-            "divergences": ("kl", "reverse-kl", "js"),
-            "corrected": ("js",),
-            "baselines": (),
-            "far": (),
-            "paths": (),
-            "steps": 1500,
-            "path_steps": 0,
-            "batch": 1000,
-            "rows": 1_000_000,
-            "draws": 100_000,
-            "log_every": 20,
-            "tolerance": 0.05,
-            "fold": 8.0,
-        },
-        "cpu": {
-            "divergences": tuple(SETTINGS),
-            "corrected": ("kl", "js", "reverse-kl"),
-            "baselines": ("kl", "js"),
-            "far": ("kl",),
-            "paths": ("js", "reverse-kl"),
-            "steps": 4000,
-            "path_steps": 1500,
-            "batch": 1000,
-            "rows": 4_000_000,
-            "draws": 200_000,
-            "log_every": 20,
-            "tolerance": 0.03,
-            "fold": 8.0,
-        },
-    },
+    scales=by_scale(
+        {"batch": 1000, "log_every": 20, "fold": 8.0},
+        divergences=(("kl", "reverse-kl", "js"), tuple(SETTINGS)),
+        corrected=(("js",), ("kl", "js", "reverse-kl")),
+        baselines=((), ("kl", "js")),
+        far=((), ("kl",)),
+        paths=((), ("js", "reverse-kl")),
+        steps=(1500, 4000),
+        path_steps=(0, 1500),
+        rows=(1_000_000, 4_000_000),
+        draws=(100_000, 200_000),
+        tolerance=(0.05, 0.03),
+    ),
     body=body,
 )

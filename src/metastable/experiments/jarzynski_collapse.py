@@ -10,7 +10,7 @@ over all repeats and the worst of those in which every walker ended where it beg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,14 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metastable.api import fit
 from metastable.core.random import derive, generator
-from metastable.methods import Jarzynski, Method, PersistentCD
+from metastable.methods import Jarzynski, PersistentCD
+from metastable.report.figures import INK, draw_level, palette, picture
+from metastable.runs.run import Run
 
 from .base import Bench, Experiment, Row
 from .gmm import TwoModes, rates, student, teacher
+from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves, mean
 
-ALGORITHMS = ("unweighted", "pcd", "jarzynski")
 HALF_GAP = 5.0
 """a = −5 and b = 5, so that |a − b| = 10 (A1)."""
 RADIUS = 4.0
@@ -76,7 +77,7 @@ def fitted_slope(times: Times, z: Times) -> float:
     return float(times @ z / (times @ times))
 
 
-def alternations(p: list[float], low: float = 0.1, high: float = 0.9) -> int:
+def alternations(p: Sequence[float] | Times, low: float = 0.1, high: float = 0.9) -> int:
     """How often p goes from below `low` to above `high` or back.
 
     >>> alternations([0.5, 0.05, 0.5, 0.08, 0.95, 0.99, 0.01])
@@ -98,15 +99,21 @@ class Line(TwoModes):
         return self.drawn
 
 
-@dataclass
-class Course:
-    """One training in one dimension: z(t), where walkers and data were at first, how many walkers crossed."""
+@dataclass(frozen=True)
+class Shares:
+    """q̂(0) and q̂*, where walkers and data were at first, and how many walkers crossed."""
 
-    times: Times
-    z: Times
     q0: float
     q_data: float
     crossed: int
+
+
+@dataclass(frozen=True)
+class Path(Shares):
+    """One training in one dimension: z(t), beside the equations that its shares set."""
+
+    times: Times
+    z: Times
 
     @property
     def predicted(self) -> Times:
@@ -120,100 +127,102 @@ class Course:
 
     @property
     def q(self) -> Times:
-        """The model's mass at b, e^{−z}/(1 + e^{−z})."""
-        return 0.5 * (1 - np.tanh(self.z / 2))
+        """The model's mass at b."""
+        return mass_at_b(self.z)
 
 
-def method_of(bench: Bench, name: str) -> Method:
+def mass_at_b(z: Times) -> Times:
+    """e^{−z}/(1 + e^{−z})."""
+    return 0.5 * (1 - np.tanh(z / 2))
+
+
+def arms(bench: Bench) -> list[Arm]:
     """The three algorithms of Appendix C.1.2: the third is the paper's own, with every walker steering."""
-    h, n = bench.step_size, bench.points
-    if name == "jarzynski":
-        return Jarzynski(walkers=n, held_out=0.0, resample="never", step_size=h, pace=None)
-    return PersistentCD(walkers=n, start_at="model" if name == "unweighted" else "data", step_size=h)
+    walkers = {"walkers": bench.points, "step_size": bench.step_size}
+    return [
+        Arm("unweighted", PersistentCD(**walkers, start_at="model")),
+        Arm("pcd", PersistentCD(**walkers, start_at="data")),
+        Arm("jarzynski", Jarzynski(**walkers, held_out=0.0, resample="never", pace=None)),
+    ]
 
 
-def train(bench: Bench, name: str, seed: int) -> Course:
+def one_dimension(bench: Bench) -> Trials:
     """(48) by Euler's method with step h, (49) with α = 1: the learning rate of z is h too."""
-    data = Line(bench.z_data).sample(bench.points, generator(derive(seed, "data")))
-    model = Line()
-    h, every = bench.step_size, bench.log_every
-    z = [0.0]
-    run = fit(
-        model,
-        data,
-        method_of(bench, name),
-        round(bench.horizon / h),
-        seed=seed,
-        units="none",
-        batch_size=None,
-        optimiser=rates(0.0, h),
-        log_every=every,
-        device="cpu",  # two hundred numbers are no work for an accelerator
-        precision=bench.precision,
-        evaluate=False,
-        progress=lambda row: z.append(float(model.z.detach())),
+    h = bench.step_size
+
+    def problem(arm: Arm, seed: int) -> Problem:
+        return Problem(Line(), Line(bench.z_data).sample(bench.points, generator(derive(seed, "data"))))
+
+    def keep(trial: Trial, at: Problem, run: Run) -> Shares:
+        assert run.walkers is not None
+        first = at.data if trial.arm.name == "pcd" else at.model.drawn
+        return Shares(share_near_b(first), share_near_b(at.data), crossings(first, run.walkers.x.to(first)))
+
+    settings = {
+        "steps": round(bench.horizon / h),
+        "batch_size": None,
+        "optimiser": rates(0.0, h),
+        "log_every": bench.log_every,
+        "device": "cpu",  # two hundred numbers are no work for an accelerator
+        "precision": bench.precision,
+    }
+    return Trials(
+        arms(bench),
+        problem,
+        settings,
+        bench.repeats,
+        watch=lambda at, line: {"z": float(at.model.z.detach())},
+        from_start=True,
+        keep=keep,
+        words=lambda t: f"z({bench.horizon:g}) = {t.curves['z'][-1]:.4f}, {t.kept.crossed} crossed",
     )
-    first = data if name == "pcd" else model.drawn
-    assert first is not None
-    assert run.walkers is not None
-    last = run.walkers.x.to(first)
-    times = h * every * np.arange(len(z))
-    return Course(times, np.array(z), share_near_b(first), share_near_b(data), _crossings(first, last))
 
 
-def _crossings(first: Tensor, last: Tensor) -> int:
+def path_of(bench: Bench, trial: Trial) -> Path:
+    """The course of z in time."""
+    z = trial.curves["z"]
+    return Path(**vars(trial.kept), times=bench.step_size * bench.log_every * np.arange(len(z)), z=z)
+
+
+def crossings(first: Tensor, last: Tensor) -> int:
     """Walkers that ended on the other side of the middle; rows of both are the same walkers."""
     return int(((first > 0) != (last > 0)).sum())
 
 
-def oscillate(bench: Bench) -> tuple[list[int], list[float]]:
-    """PCD under the settings of Figure 8: updates, and p_k at each."""
-    seed = derive(bench.seed, "oscillation") % 2**31
-    source = teacher(bench.walkers, bench.dim, -10.0, 6.0, 0.25, seed)
-    model = student(bench.dim, seed)
-    steps, p = [0], [model.first_mass()]
+def fifty_dimensions(bench: Bench) -> Trials:
+    """PCD under the settings of Figure 8: p at each update."""
 
-    def watch(row: dict[str, Any]) -> None:
-        steps.append(int(row["step"]))
-        p.append(model.first_mass())
+    def problem(arm: Arm, seed: int) -> Problem:
+        source = teacher(bench.walkers, bench.dim, -10.0, 6.0, 0.25, seed)
+        return Problem(student(bench.dim, seed), source.x)
 
-    fit(
-        model,
-        source.x,
-        PersistentCD(walkers=bench.walkers, step_size=0.2),
-        bench.steps,
-        seed=seed,
-        units="none",
-        batch_size=None,
-        optimiser=rates(1.0, bench.rate_z),
-        log_every=10,
-        device=bench.device,
-        evaluate=False,
-        progress=watch,
+    optimiser = rates(1.0, bench.rate_z)
+    return Trials(
+        [Arm("pcd", PersistentCD(walkers=bench.walkers, step_size=0.2))],
+        problem,
+        {"steps": bench.steps, "batch_size": None, "optimiser": optimiser, "log_every": 10},
+        seed=lambda bench, arm, repeat: derive(bench.seed, "oscillation") % 2**31,
+        watch=lambda at, line: {"p": at.model.first_mass()},
+        from_start=True,
+        words=lambda trial: f"{alternations(trial.curves['p'])} alternations in {bench.dim} dimensions",
     )
-    return steps, p
 
 
 def body(bench: Bench) -> list[Row]:
     """Every algorithm on every repeat in one dimension, then PCD's oscillations in fifty."""
-    courses: dict[str, list[Course]] = {name: [] for name in ALGORITHMS}
-    for r in range(bench.repeats):
-        seed = derive(bench.seed, "repeat", r) % 2**31
-        for name in ALGORITHMS:
-            course = train(bench, name, seed)
-            courses[name].append(course)
-            bench.say(
-                f"{name} repeat {r}: z({bench.horizon:g}) = {course.z[-1]:.4f}, {course.crossed} crossed"
-            )
-    steps, p = oscillate(bench)
-    bench.say(f"pcd in {bench.dim} dimensions: {alternations(p)} alternations in {bench.steps} updates")
-    _draw_14(bench, courses)
-    _draw_8(bench, steps, p)
-    return [*_rows(bench, courses), *_oscillation_rows(bench, p)]
+    found = one_dimension(bench).run(bench)
+    paths = {name: [path_of(bench, trial) for trial in trials] for name, trials in found.items()}
+    oscillation = fifty_dimensions(bench).run(bench)["pcd"]
+    _draw_14(bench, paths)
+    with picture(bench.folder / "figure-8.png", 6, 3) as axes:
+        draw_curves(axes, oscillation, "p", palette.vermillion)
+        draw_level(axes, 0.25)
+        axes.set(title="PCD: mass of the first mode", xlabel="update", ylim=(-0.02, 1.02))
+    return [*_rows(bench, paths), *_oscillation_rows(bench, oscillation[0].curves["p"])]
 
 
-def _rows(bench: Bench, courses: dict[str, list[Course]]) -> list[Row]:
-    unweighted, pcd, jarzynski = (courses[name] for name in ALGORITHMS)
+def _rows(bench: Bench, paths: dict[str, list[Path]]) -> list[Row]:
+    unweighted, pcd, jarzynski = paths.values()
     miss = [abs(c.z[-1] - stable_point(c.q0, c.q_data)) for c in jarzynski]
     slow = [_drift_error(c, bench.early) for c in unweighted]
     moved = [float(np.abs(c.z).max()) for c in pcd]
@@ -221,25 +230,25 @@ def _rows(bench: Bench, courses: dict[str, list[Course]]) -> list[Row]:
     rows = [
         Row("distance_from_(54)/jarzynski/worst", max(miss), "<=", 0.05),
         Row("drift_error_of_(50)/unweighted/worst", max(slow), "<=", 0.1),
-        Row("displacement/pcd/mean", float(np.mean(moved)), "<=", 0.3, 0.0),
+        Row("displacement/pcd/mean", mean(moved), "<=", 0.3, 0.0),
         Row("displacement/pcd/worst_without_crossing", max(kept, default=0.0), "<=", 0.3, 0.0),
         Row("displacement/pcd/worst", max(moved), paper=0.0),
         Row("smaller_mass/unweighted/worst", max(_smaller(c.q[-1]) for c in unweighted), "<=", 0.05, 0.0),
         Row("distance_from_(53)/jarzynski/worst", max(_gap(c.z, c.predicted_weighted) for c in jarzynski)),
-        Row("mass_error/jarzynski", float(np.mean([abs(c.q[-1] - c.q_data) for c in jarzynski]))),
+        Row("mass_error/jarzynski", mean(abs(c.q[-1] - c.q_data) for c in jarzynski)),
     ]
-    crossed = {name: float(np.mean([c.crossed for c in courses[name]])) for name in ALGORITHMS}
+    crossed = {name: mean(c.crossed for c in own) for name, own in paths.items()}
     return rows + [Row(f"walkers_that_crossed/{name}", value) for name, value in crossed.items()]
 
 
-def _drift_error(course: Course, early: float) -> float:
+def _drift_error(path: Path, early: float) -> float:
     """How far the slope of z(t) for t ≤ `early` is from (50), as a share of (50)."""
-    window = course.times <= early
-    slope = fitted_slope(course.times[window], course.z[window])
-    return abs(slope / drift(course.q0, course.q_data) - 1)
+    window = path.times <= early
+    slope = fitted_slope(path.times[window], path.z[window])
+    return abs(slope / drift(path.q0, path.q_data) - 1)
 
 
-def _oscillation_rows(bench: Bench, p: list[float]) -> list[Row]:
+def _oscillation_rows(bench: Bench, p: Times) -> list[Row]:
     relation = None if bench.alternations is None else ">="
     return [
         Row("smallest_mass/pcd/50d", min(_smaller(value) for value in p), "<=", 0.01, 0.0),
@@ -255,55 +264,37 @@ def _gap(z: Times, predicted: Times) -> float:
     return float(np.abs(z - predicted).max())
 
 
-def _draw_14(bench: Bench, courses: dict[str, list[Course]]) -> None:
+def _draw_14(bench: Bench, paths: dict[str, list[Path]]) -> None:
     """Figure 14: z(t) above, q(t) below, the predicted path of the first repeat dashed."""
-    from metastable.report.figures import INK, new_figure, palette, save_figure
-
-    figure = new_figure(11, 5.2)
-    axes = figure.subplots(2, 3, sharex=True)
-    q_data = 1 / (1 + math.exp(bench.z_data))
-    for (name, runs), (top, bottom) in zip(courses.items(), axes.T, strict=True):
-        for i, course in enumerate(runs):
-            style = {"color": palette.blue, "lw": 1.6 if i == 0 else 0.7, "alpha": 1.0 if i == 0 else 0.4}
-            top.plot(course.times, course.z, label="z(t)" if i == 0 else None, **style)
-            bottom.plot(course.times, course.q, **style)
-        top.axhline(bench.z_data, color=INK, lw=1, label="z*")
-        bottom.axhline(q_data, color=INK, lw=1)
-        _draw_prediction(top, bottom, runs[0], name == "jarzynski")
-        top.set_title(name)
-        top.legend(fontsize=7)
-        bottom.set(xlabel="t", ylim=(-0.02, 1.02))
-    axes[0, 0].set_ylabel("z")
-    axes[1, 0].set_ylabel("q, mass at b")
-    save_figure(figure, bench.folder / "figure-14.png")
+    with picture(bench.folder / "figure-14.png", 11, 5.2, 2, 3, sharex=True) as axes:
+        for (name, own), (top, bottom) in zip(paths.items(), axes.T, strict=True):
+            for i, path in enumerate(own):
+                style = {"color": palette.blue, "lw": 0.7 if i else 1.6, "alpha": 0.4 if i else 1.0}
+                top.plot(path.times, path.z, label=None if i else "z(t)", **style)
+                bottom.plot(path.times, path.q, **style)
+            top.axhline(bench.z_data, color=INK, lw=1, label="z*")
+            bottom.axhline(1 / (1 + math.exp(bench.z_data)), color=INK, lw=1)
+            _draw_prediction(top, bottom, own[0], name == "jarzynski")
+            top.set_title(name)
+            top.legend(fontsize=7)
+            bottom.set(xlabel="t", ylim=(-0.02, 1.02))
+        axes[0, 0].set_ylabel("z")
+        axes[1, 0].set_ylabel("q, mass at b")
 
 
-def _draw_prediction(top: Any, bottom: Any, course: Course, weighted: bool) -> None:
-    from metastable.report.figures import palette
-
-    z = course.predicted_weighted if weighted else course.predicted
+def _draw_prediction(top: Any, bottom: Any, path: Path, weighted: bool) -> None:
+    z = path.predicted_weighted if weighted else path.predicted
     look = {"color": palette.vermillion, "lw": 1.2, "ls": "--"}
-    top.plot(course.times, z, label="(53)" if weighted else "(50), (51)", **look)
-    bottom.plot(course.times, 0.5 * (1 - np.tanh(z / 2)), **look)
+    top.plot(path.times, z, label="(53)" if weighted else "(50), (51)", **look)
+    bottom.plot(path.times, mass_at_b(z), **look)
     if weighted:
-        point = stable_point(course.q0, course.q_data)
+        point = stable_point(path.q0, path.q_data)
         top.axhline(point, color=palette.green, lw=1, label="(54)")
         bottom.axhline(1 / (1 + math.exp(point)), color=palette.green, lw=1)
 
 
-def _draw_8(bench: Bench, steps: list[int], p: list[float]) -> None:
-    """Figure 8: p_k of PCD."""
-    from metastable.report.figures import INK, new_figure, palette, save_figure
-
-    figure = new_figure(6, 3)
-    axes = figure.subplots()
-    axes.plot(steps, p, color=palette.vermillion)
-    axes.axhline(0.25, color=INK, lw=0.8, ls="--")
-    axes.set(title="PCD: mass of the first mode", xlabel="update", ylim=(-0.02, 1.02))
-    save_figure(figure, bench.folder / "figure-8.png")
-
-
 LINE = {
+    "dim": 50,
     "points": 200,
     "step_size": 0.01,
     "z_data": math.log(3),  # q* = 1/4: the paper does not say its own
@@ -317,37 +308,18 @@ EXPERIMENT = Experiment(
     name="jarzynski-collapse",
     title="Mode collapse as a differential equation, and PCD's oscillations (Fig. 8, 14)",
     paper="Carbone, Hua, Coste, Vanden-Eijnden, NeurIPS 2023, Appendices B.1 and C",
-    scales={
-        "smoke": LINE
-        | {
-            "horizon": 40.0,
-            "repeats": 2,
-            "dim": 50,
-            "walkers": 2000,
-            "steps": 1000,
-            "rate_z": 50.0,  # ten times the paper's, so that the collapse fits into ten times fewer updates
-            "alternations": None,
-        },
-        "cpu": LINE
-        | {
-            "horizon": 100.0,
-            "repeats": 8,
-            "dim": 50,
-            "walkers": 10_000,
-            "steps": 10_000,
-            "rate_z": 5.0,
-            "alternations": 1,
-        },
-        "gpu": LINE
-        | {
-            "horizon": 100.0,
-            "repeats": 8,
-            "dim": 50,
-            "walkers": 100_000,
-            "steps": 20_000,
-            "rate_z": 5.0,
-            "alternations": 1,
-        },
-    },
+    scales=by_scale(
+        LINE,
+        horizon=(40.0, 100.0, 100.0),
+        repeats=(2, 8, 8),
+        walkers=(2000, 10_000, 100_000),
+        steps=(1000, 10_000, 20_000),
+        rate_z=(
+            50.0,
+            5.0,
+            5.0,
+        ),  # at first ten times the paper's: the collapse fits into ten times fewer updates
+        alternations=(None, 1, 1),
+    ),
     body=body,
 )

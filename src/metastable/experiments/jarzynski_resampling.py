@@ -11,8 +11,6 @@ same weighted walkers many times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,15 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metastable.api import fit
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
-from metastable.core.types import Walkers
 from metastable.methods import Jarzynski
+from metastable.report.figures import draw_level, palette, picture
+from metastable.runs.run import Run
 from metastable.walkers.population import principal_scores
 
 from .base import Bench, Experiment, Row
-from .gmm import Teacher, rates, student, teacher
+from .gmm import rates, student, teacher
+from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves, last, mean
 
 MIDDLE = -2.0
 """Between the teacher's modes, which stand at −10 and 6 along the first axis."""
@@ -50,76 +49,28 @@ SCHEMES = {
 """The three of Appendix A.4, and systematic resampling of walkers sorted along their main axis."""
 
 
-@dataclass
-class Course:
-    """One training: p_k and effective sample sizes, and the walkers it ended with."""
-
-    data_mass: float
-    steps: list[int] = field(default_factory=list)
-    masses: list[float] = field(default_factory=list)
-    ess: list[float] = field(default_factory=list)
-    ess_held_out: list[float] = field(default_factory=list)
-    walkers: Walkers | None = None
-
-    @property
-    def errors(self) -> NDArray[np.float64]:
-        """p_k minus the share of data in the first mode."""
-        return np.array(self.masses) - self.data_mass
+NEVER = "never"
 
 
-def method_of(bench: Bench, scheme: Scheme | None, lag: int) -> Jarzynski:
-    """Algorithm 1 with a fixed lag, or without resampling and then with as many walkers that only follow.
+def name_of(scheme: str, lag: int) -> str:
+    """Of the arm that resamples by a scheme every `lag` updates."""
+    return f"{scheme}/lag={lag}"
+
+
+def arms(bench: Bench) -> list[Arm]:
+    """Algorithm 1 without resampling, and then with as many walkers that only follow; and by a scheme, at a lag.
 
     ULA with a fixed step and no bound on the pace, as the paper has it and `Jarzynski` by default has not.
     """
-    if scheme is None:
-        return Jarzynski(
-            walkers=2 * bench.walkers,
-            held_out=0.5,
-            populations=2,
-            step_size=bench.step_size,
-            resample="never",
-            pace=None,
-        )
-    return Jarzynski(
-        walkers=bench.walkers,
-        held_out=0.0,
-        step_size=bench.step_size,
-        resample="lag",
-        lag=lag,
-        scheme=scheme.draw,
-        order=scheme.order,
-        pace=None,
-    )
-
-
-def train(bench: Bench, scheme: Scheme | None, lag: int, seed: int, source: Teacher) -> Course:
-    """One training of a fresh student on the teacher's data."""
-    model = student(bench.dim, seed)
-    course = Course(source.first_mass)
-
-    def watch(row: dict[str, Any]) -> None:
-        course.steps.append(int(row["step"]))
-        course.masses.append(model.first_mass())
-        course.ess.append(row["ess"])
-        course.ess_held_out.append(row.get("ess_held_out", float("nan")))
-
-    run = fit(
-        model,
-        source.x,
-        method_of(bench, scheme, lag),
-        bench.steps,
-        seed=seed,
-        units="none",
-        batch_size=None,
-        optimiser=rates(bench.rate_means, bench.rate_z),
-        log_every=bench.log_every,
-        device=bench.device,
-        evaluate=False,
-        progress=watch,
-    )
-    course.walkers = run.walkers
-    return course
+    paper = {"step_size": bench.step_size, "pace": None}
+    followed = {"walkers": 2 * bench.walkers, "held_out": 0.5, "populations": 2}
+    made = [Arm(NEVER, Jarzynski(**followed, **paper, resample="never"))]
+    alone = {"walkers": bench.walkers, "held_out": 0.0, "resample": "lag"}
+    for lag in bench.lags:
+        for name, (scheme, order) in SCHEMES.items():
+            method = Jarzynski(**alone, **paper, lag=lag, scheme=scheme, order=order)
+            made.append(Arm(name_of(name, lag), method))
+    return made
 
 
 def resampling_noise(x: Tensor, log_weight: Tensor, scheme: Scheme, draws: int, seed: int) -> float:
@@ -137,81 +88,84 @@ def resampling_noise(x: Tensor, log_weight: Tensor, scheme: Scheme, draws: int, 
     return float((first[rows].mean(1) - p @ first).square().mean().sqrt())
 
 
-Grid = dict[tuple[str, int], list[Course]]
+Found = dict[str, list[Trial]]
 
 
 def body(bench: Bench) -> list[Row]:
     """Every scheme at every lag, and no resampling, on every repeat."""
-    seeds = [derive(bench.seed, "repeat", r) % 2**31 for r in range(bench.repeats)]
-    never: list[Course] = []
-    grid: Grid = {(name, lag): [] for lag in bench.lags for name in SCHEMES}
-    noise: dict[str, list[float]] = {name: [] for name in SCHEMES}
-    for r, seed in enumerate(seeds):
+    measured = name_of("systematic", bench.lags[1])  # whose last resampling lies some updates back
+
+    def problem(arm: Arm, seed: int) -> Problem:
         source = teacher(bench.data, bench.dim, -10.0, 6.0, 0.25, seed)
-        never.append(train(bench, None, 1, seed, source))
-        bench.say(f"never repeat {r}: p = {never[-1].masses[-1]:.4f} (data {source.first_mass:.4f})")
-        for (name, lag), courses in grid.items():
-            courses.append(train(bench, SCHEMES[name], lag, seed, source))
-            bench.say(f"{name} every {lag} repeat {r}: p = {courses[-1].masses[-1]:.4f}")
-        _measure_noise(bench, grid["systematic", bench.lags[1]][-1], noise, seed)
-        for course in (never[-1], *(courses[-1] for courses in grid.values())):
-            course.walkers = None  # kept, they would fill gigabytes at gpu scale
+        return Problem(student(bench.dim, seed), source.x, source)
+
+    def keep(trial: Trial, at: Problem, run: Run) -> dict[str, float] | None:
+        if trial.arm.name != measured:
+            return None
+        assert run.walkers is not None
+        x, A = run.walkers.x, run.walkers.log_weight
+        return {n: resampling_noise(x, A, s, bench.noise_draws, trial.seed) for n, s in SCHEMES.items()}
+
+    def watch(at: Problem, line: Any) -> dict[str, float]:
+        mass = at.model.first_mass()
+        return {"mass": mass, "error": mass - at.truth.first_mass}
+
+    settings = {
+        "steps": bench.steps,
+        "batch_size": None,
+        "optimiser": rates(bench.rate_means, bench.rate_z),
+        "log_every": bench.log_every,
+    }
+    words = lambda trial: f"p = {trial.curves['mass'][-1]:.4f}"  # noqa: E731
+    trials = Trials(arms(bench), problem, settings, bench.repeats, watch=watch, keep=keep, words=words)
+    found = trials.run(bench)
+    noise = {name: [trial.kept[name] for trial in found[measured]] for name in SCHEMES}
+    never = found.pop(NEVER)
     _draw_9(bench, never)
-    _draw_10(bench, grid)
-    return [*_never_rows(bench, never), *_grid_rows(bench, grid), *_noise_rows(noise)]
+    _draw_10(bench, found)
+    return [*_never_rows(bench, never), *_grid_rows(bench, found), *_noise_rows(noise)]
 
 
-def _measure_noise(bench: Bench, course: Course, noise: dict[str, list[float]], seed: int) -> None:
-    """The noise of every scheme on the walkers of one course, whose last resampling lies some updates back."""
-    assert course.walkers is not None
-    x, log_weight = course.walkers.x, course.walkers.log_weight
-    for name, scheme in SCHEMES.items():
-        noise[name].append(resampling_noise(x, log_weight, scheme, bench.noise_draws, seed))
-
-
-def mean_error(courses: Iterable[Course]) -> float:
-    """How far the mean of the final p is from the mean mass of the data, sign included."""
-    return float(np.mean([c.errors[-1] for c in courses]))
-
-
-def absolute_error(courses: Iterable[Course]) -> float:
-    """Mean of |p − mass of the data| at the end."""
-    return float(np.mean([abs(c.errors[-1]) for c in courses]))
-
-
-def spread(courses: Iterable[Course]) -> float:
+def spread(trials: list[Trial]) -> float:
     """Standard deviation of p − mass over repeats: its root mean square over the second half of training."""
-    deviation = np.std([c.errors for c in courses], axis=0, ddof=1)
+    deviation = deviations(trials)
     return float(np.sqrt(np.mean(deviation[len(deviation) // 2 :] ** 2)))
 
 
-def _never_rows(bench: Bench, never: list[Course]) -> list[Row]:
+def deviations(trials: list[Trial]) -> NDArray[np.float64]:
+    """Standard deviation of p − mass over repeats, at each line of the log."""
+    return np.std([trial.curves["error"] for trial in trials], axis=0, ddof=1)
+
+
+def off(trials: list[Trial]) -> float:
+    """How far the mean of the final p is from the mean mass of the data."""
+    return abs(mean(last(trials, "error")))
+
+
+def _never_rows(bench: Bench, never: list[Trial]) -> list[Row]:
+    smallest = mean(trial.curves["ess"].min() for trial in never)
     return [
-        Row("ess_final/never/held_out", _mean(c.ess_held_out[-1] for c in never), "<=", bench.ess_target),
-        Row("ess_smallest/never/steering", _mean(min(c.ess) for c in never), "<=", bench.smallest_ess_target),
-        Row("ess_final/never/steering", _mean(c.ess[-1] for c in never)),
-        Row("mass_off/never", abs(mean_error(never)), ">=", bench.off_target),
+        Row("ess_final/never/held_out", mean(last(never, "ess_held_out")), "<=", bench.ess_target),
+        Row("ess_smallest/never/steering", smallest, "<=", bench.smallest_ess_target),
+        Row("ess_final/never/steering", mean(last(never, "ess"))),
+        Row("mass_off/never", off(never), ">=", bench.off_target),
     ]
 
 
-def _grid_rows(bench: Bench, grid: Grid) -> list[Row]:
+def _grid_rows(bench: Bench, found: Found) -> list[Row]:
     often, well, rarely = bench.lags
     many = bench.repeats >= 6  # a ratio of two spreads says little with fewer
     relation, most = ("<=", 1.0) if many else (None, None)
-    widest = spread(grid["multinomial", often])
-    rows = [Row(f"mass_off/systematic/lag={rarely}", _off(grid, rarely), ">=", bench.rare_target)]
-    for name in ("systematic", "sorted"):
-        ratio = spread(grid[name, often]) / widest
-        rows.append(Row(f"spread_over_multinomial/{name}/lag={often}", ratio, relation, most))
-    for (name, lag), courses in grid.items():
-        limit = ("<=", bench.mass_target) if (name, lag) == ("sorted", well) else (None, None)
-        rows.append(Row(f"mass_error/{name}/lag={lag}", absolute_error(courses), *limit))
-        rows.append(Row(f"mass_spread/{name}/lag={lag}", spread(courses)))
+    widest = spread(found[name_of("multinomial", often)])
+    rare = name_of("systematic", rarely)
+    rows = [Row(f"mass_off/{rare}", off(found[rare]), ">=", bench.rare_target)]
+    for name in (name_of("systematic", often), name_of("sorted", often)):
+        rows.append(Row(f"spread_over_multinomial/{name}", spread(found[name]) / widest, relation, most))
+    for name, trials in found.items():
+        limit = ("<=", bench.mass_target) if name == name_of("sorted", well) else (None, None)
+        rows.append(Row(f"mass_error/{name}", mean(abs(last(trials, "error"))), *limit))
+        rows.append(Row(f"mass_spread/{name}", spread(trials)))
     return rows
-
-
-def _off(grid: Grid, lag: int) -> float:
-    return abs(mean_error(grid["systematic", lag]))
 
 
 def _noise_rows(noise: dict[str, list[float]]) -> list[Row]:
@@ -224,56 +178,34 @@ def _noise_rows(noise: dict[str, list[float]]) -> list[Row]:
     return rows
 
 
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
-def _draw_9(bench: Bench, never: list[Course]) -> None:
+def _draw_9(bench: Bench, never: list[Trial]) -> None:
     """Figure 9: p_k and the effective sample size without resampling."""
-    from metastable.report.figures import INK, new_figure, palette, save_figure
-
-    figure = new_figure(8, 3.2)
-    left, right = figure.subplots(1, 2)
-    for i, course in enumerate(never):
-        left.plot(course.steps, course.masses, color=palette.blue, lw=1)
-        for ess, colour, label in (
-            (course.ess, palette.blue, "walkers that steer"),
-            (course.ess_held_out, palette.vermillion, "walkers that follow"),
-        ):
-            right.plot(course.steps, ess, color=colour, lw=1, label=label if i == 0 else None)
-    left.axhline(0.25, color=INK, lw=0.8, ls="--")
-    left.set(title="mass of the first mode", xlabel="update", ylim=(0, 0.52))
-    right.set(title="effective sample size", xlabel="update", yscale="log")
-    right.legend(fontsize=7)
-    save_figure(figure, bench.folder / "figure-9.png")
+    with picture(bench.folder / "figure-9.png", 8, 3.2, columns=2) as (left, right):
+        draw_curves(left, never, "mass", palette.blue)
+        draw_curves(right, never, "ess", palette.blue, "walkers that steer")
+        draw_curves(right, never, "ess_held_out", palette.vermillion, "walkers that follow")
+        draw_level(left, 0.25)
+        left.set(title="mass of the first mode", xlabel="update", ylim=(0, 0.52))
+        right.set(title="effective sample size", xlabel="update", yscale="log")
+        right.legend(fontsize=7)
 
 
-def _draw_10(bench: Bench, grid: Grid) -> None:
+def _draw_10(bench: Bench, found: Found) -> None:
     """Figure 10: p_k above (mean over repeats, each repeat thin), its standard error below."""
-    from metastable.report.figures import INK, new_figure, palette, save_figure
-
-    figure = new_figure(12, 5)
-    axes = figure.subplots(2, len(SCHEMES), sharex=True, sharey="row")
-    for name, (top, bottom) in zip(SCHEMES, axes.T, strict=True):
-        for lag, colour in zip(bench.lags, palette, strict=False):
-            _draw_course(top, bottom, grid[name, lag], colour, f"every {lag}")
-        top.axhline(0.25, color=INK, lw=0.8, ls="--")
-        top.set(title=name, ylim=(0, 0.62))
-        bottom.set(xlabel="update", yscale="log")
-    axes[0, 0].set_ylabel("mass of the first mode")
-    axes[1, 0].set_ylabel("standard error")
-    axes[0, -1].legend(fontsize=7)
-    save_figure(figure, bench.folder / "figure-10.png")
-
-
-def _draw_course(top: Any, bottom: Any, courses: list[Course], colour: str, label: str) -> None:
-    masses = np.array([c.masses for c in courses])
-    steps = courses[0].steps
-    for mass in masses:
-        top.plot(steps, mass, color=colour, lw=0.5, alpha=0.4)
-    top.plot(steps, masses.mean(0), color=colour, lw=1.6, label=label)
-    error = np.std([c.errors for c in courses], axis=0, ddof=1) / np.sqrt(len(courses))
-    bottom.plot(steps, error, color=colour, lw=1.2)
+    with picture(bench.folder / "figure-10.png", 12, 5, 2, len(SCHEMES), sharex=True, sharey="row") as axes:
+        for scheme, (top, bottom) in zip(SCHEMES, axes.T, strict=True):
+            for lag, colour in zip(bench.lags, palette, strict=False):
+                trials = found[name_of(scheme, lag)]
+                steps, masses = trials[0].curves["step"], [trial.curves["mass"] for trial in trials]
+                draw_curves(top, trials, "mass", colour, lw=0.5, alpha=0.4)
+                top.plot(steps, np.mean(masses, 0), color=colour, lw=1.6, label=f"every {lag}")
+                bottom.plot(steps, deviations(trials) / np.sqrt(len(trials)), color=colour, lw=1.2)
+            draw_level(top, 0.25)
+            top.set(title=scheme, ylim=(0, 0.62))
+            bottom.set(xlabel="update", yscale="log")
+        axes[0, 0].set_ylabel("mass of the first mode")
+        axes[1, 0].set_ylabel("standard error")
+        axes[0, -1].legend(fontsize=7)
 
 
 PAPER = {"dim": 50, "step_size": 0.1, "rate_z": 0.125, "rate_means": 0.025, "lags": (1, 10, 200)}
@@ -283,49 +215,18 @@ EXPERIMENT = Experiment(
     name="jarzynski-resampling",
     title="Two modes in 50 dimensions: whether, when and how to resample (Fig. 9, 10)",
     paper="Carbone, Hua, Coste, Vanden-Eijnden, NeurIPS 2023, Appendices A.4 and B.1",
-    scales={  # no number of steps is a multiple of the second lag: walkers then end with weights to resample
-        "smoke": PAPER
-        | {
-            "data": 1000,
-            "walkers": 1000,
-            "steps": 305,
-            "log_every": 5,
-            "repeats": 3,
-            "noise_draws": 100,
-            "ess_target": 0.15,
-            "smallest_ess_target": 0.2,
-            "off_target": 0.02,
-            "rare_target": 0.01,
-            "mass_target": 0.12,
-        },
-        "cpu": PAPER
-        | {
-            "data": 10_000,
-            "walkers": 10_000,
-            "steps": 605,
-            "log_every": 11,
-            "repeats": 6,
-            "noise_draws": 100,
-            "ess_target": 0.05,
-            "smallest_ess_target": 0.1,
-            "off_target": 0.02,
-            "rare_target": 0.01,
-            "mass_target": 0.04,
-        },
-        "gpu": PAPER
-        | {
-            "data": 100_000,
-            "walkers": 100_000,
-            "steps": 2005,
-            "log_every": 20,
-            "repeats": 10,
-            "noise_draws": 100,
-            "ess_target": 0.02,
-            "smallest_ess_target": 0.05,
-            "off_target": 0.015,
-            "rare_target": 0.005,
-            "mass_target": 0.015,
-        },
-    },
+    scales=by_scale(
+        PAPER | {"noise_draws": 100},
+        data=(1000, 10_000, 100_000),
+        walkers=(1000, 10_000, 100_000),
+        steps=(305, 605, 2005),  # no multiple of the second lag: walkers then end with weights to resample
+        log_every=(5, 11, 20),
+        repeats=(3, 6, 10),
+        ess_target=(0.15, 0.05, 0.02),
+        smallest_ess_target=(0.2, 0.1, 0.05),
+        off_target=(0.02, 0.02, 0.015),
+        rare_target=(0.01, 0.01, 0.005),
+        mass_target=(0.12, 0.04, 0.015),
+    ),
     body=body,
 )

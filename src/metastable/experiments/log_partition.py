@@ -15,6 +15,7 @@ from metastable.energies import Banana, DoubleWell, Gaussian, two_modes
 from metastable.evaluation.log_partition import log_partition
 
 from .base import Bench, Experiment, Row
+from .trials import by_scale
 
 
 def correlated_covariance(dim: int = 10, correlation: float = 0.9) -> Tensor:
@@ -110,10 +111,6 @@ EXPERIMENT = Experiment(
     name="log-partition-coverage",
     title="log Z of four targets: how often the 95 % interval covers the truth",
     paper="Ours: no paper gives an interval for log Z to compare with",
-    scales={
-        "smoke": {"seeds": 6, "least": 0.6},
-        "cpu": {"seeds": 100, "least": 0.9},
-        "gpu": {"seeds": 100, "least": 0.9},
-    },
+    scales=by_scale(seeds=(6, 100, 100), least=(0.6, 0.9, 0.9)),
     body=body,
 )

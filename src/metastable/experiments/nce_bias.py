@@ -6,19 +6,20 @@ Data are N(1, 1), the proposal is N(0, 1), and the energy ½(x − θ)² can hol
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from metastable.api import fit
 from metastable.core.random import derive, generator
-from metastable.methods import ImplicitBC, Method, RankingNCE
+from metastable.methods import ImplicitBC, RankingNCE
 from metastable.proposals import Gaussian
+from metastable.report.figures import INK, draw_level, palette, picture
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves
 
 DATA_MEAN = 1.0
 OPTIMA = {("rnce", 10): 1.0, ("rnce", 100): 1.0, ("ibc", 10): 1.95, ("ibc", 100): 1.99}
@@ -80,8 +81,6 @@ def log_likelihood(theta: float) -> float:
 
 def optimum(kind: str, K: int) -> float:
     """θ* of the population objective."""
-    from scipy.optimize import minimize_scalar
-
     found: Any = minimize_scalar(
         lambda theta: -population_objective(kind, theta, K),
         bounds=(0.0, 3.0),
@@ -91,103 +90,81 @@ def optimum(kind: str, K: int) -> float:
     return float(found.x)
 
 
-# ---- training
-
-
-@dataclass
-class Course:
-    """θ along one training."""
-
-    steps: list[int] = field(default_factory=list)
-    thetas: list[float] = field(default_factory=list)
-
-    @property
-    def estimate(self) -> float:
-        """θ̂: the mean over the second half of the training."""
-        late = self.thetas[len(self.thetas) // 2 :]
-        return sum(late) / len(late)
-
-
-def method_of(kind: str, K: int) -> Method:
-    """Both methods with the same proposal, N(0, 1)."""
-    return METHODS[kind](negatives_per_datum=K, proposal=Gaussian(torch.zeros(1), 1.0))
-
-
-def train(bench: Bench, kind: str, K: int, seed: int) -> Course:
-    """One training on draws of N(1, 1), from θ = 0."""
-    x = DATA_MEAN + torch.randn((bench.data, 1), generator=generator(derive(seed, "data")))
-    model, course = Shifted(), Course()
-
-    def watch(row: dict[str, Any]) -> None:
-        course.steps.append(int(row["step"]))
-        course.thetas.append(float(model.theta.detach()))
-
-    fit(
-        model,
-        x,
-        method_of(kind, K),
-        bench.steps,
-        seed=seed,
-        units="none",
-        batch_size=bench.batch,
-        optimiser=Adam(bench.rate),
-        schedule=Schedule("cosine"),
-        log_every=max(1, bench.steps // 100),
-        device=bench.device,
-        evaluate=False,
-        progress=watch,
-    )
-    return course
-
-
 # ---- the experiment
 
 
+def arms() -> list[Arm]:
+    """Both methods with the same proposal, N(0, 1), at both K."""
+    proposal = Gaussian(torch.zeros(1), 1.0)
+    return [
+        Arm(f"{kind}/K={K}", METHODS[kind](negatives_per_datum=K, proposal=proposal), about=(kind, K))
+        for kind, K in OPTIMA
+    ]
+
+
+def estimate(trial: Trial) -> float:
+    """θ̂: the mean over the second half of the training."""
+    late = trial.curves["theta"][len(trial.curves) // 2 :].tolist()
+    return sum(late) / len(late)
+
+
 def body(bench: Bench) -> list[Row]:
-    """The optimum of each curve, and where training ends."""
-    rows, courses = [], {}
-    for (kind, K), truth in OPTIMA.items():
-        on_curve = optimum(kind, K)
-        seeds = [derive(bench.seed, kind, K, r) % 2**31 for r in range(bench.repeats)]
-        courses[kind, K] = [train(bench, kind, K, seed) for seed in seeds]
-        trained = [course.estimate for course in courses[kind, K]]
-        bench.say(
-            f"{kind}, K = {K}: optimum {on_curve:.3f}, trained {', '.join(f'{t:.3f}' for t in trained)}"
-        )
-        rows += [
-            Row(f"optimum/{kind}/K={K}", on_curve),
-            Row(f"optimum_error/{kind}/K={K}", abs(on_curve - truth), "<=", TOLERANCE),
-            Row(f"trained/{kind}/K={K}", sum(trained) / len(trained)),
-            Row(f"trained_error/{kind}/K={K}", max(abs(t - truth) for t in trained), "<=", TOLERANCE),
-        ]
-    _draw(bench, courses)
-    return rows
+    """The optimum of each curve, and where training on draws of N(1, 1) from θ = 0 ends."""
+
+    def problem(arm: Arm, seed: int) -> Problem:
+        rng = generator(derive(seed, "data"))
+        return Problem(Shifted(), DATA_MEAN + torch.randn((bench.data, 1), generator=rng))
+
+    settings = {
+        "steps": bench.steps,
+        "batch_size": bench.batch,
+        "optimiser": Adam(bench.rate),
+        "schedule": Schedule("cosine"),
+        "log_every": max(1, bench.steps // 100),
+    }
+    found = Trials(
+        arms(),
+        problem,
+        settings,
+        bench.repeats,
+        seed=lambda bench, arm, repeat: derive(bench.seed, *arm.about, repeat) % 2**31,
+        watch=lambda at, line: {"theta": float(at.model.theta.detach())},
+        words=lambda trial: f"trained {estimate(trial):.3f}",
+    ).run(bench)
+    _draw(bench, found)
+    return [row for name, trials in found.items() for row in _rows(name, trials)]
 
 
-def _draw(bench: Bench, courses: dict[tuple[str, int], list[Course]]) -> None:
+def _rows(name: str, trials: list[Trial]) -> list[Row]:
+    at = trials[0].arm.about
+    truth, on_curve = OPTIMA[at], optimum(*at)
+    trained = [estimate(trial) for trial in trials]
+    return [
+        Row(f"optimum/{name}", on_curve),
+        Row(f"optimum_error/{name}", abs(on_curve - truth), "<=", TOLERANCE),
+        Row(f"trained/{name}", sum(trained) / len(trained)),
+        Row(f"trained_error/{name}", max(abs(t - truth) for t in trained), "<=", TOLERANCE),
+    ]
+
+
+def _draw(bench: Bench, found: dict[str, list[Trial]]) -> None:
     """Figure 1, and θ along training beside it."""
-    from metastable.report.figures import INK, new_figure, palette, save_figure
-
-    figure = new_figure(10, 3.8)
-    curves, paths = figure.subplots(1, 2)
-    grid = torch.linspace(-0.5, 3.0, bench.points).tolist()
-    colours, names = {"rnce": palette.blue, "ibc": palette.vermillion}, {"rnce": "R-NCE", "ibc": "IBC"}
-    likelihood = [log_likelihood(t) for t in grid]
-    curves.plot(grid, _from_top(likelihood), color=INK, lw=1.2, ls="--", label="likelihood")
-    for (kind, K), runs in courses.items():
-        style = {"color": colours[kind], "ls": "-" if K == 10 else ":", "label": f"{names[kind]}, K = {K}"}
-        values = _from_top([population_objective(kind, t, K) for t in grid])
-        curves.plot(grid, values, lw=1.6, **style)
-        curves.plot(grid[values.index(0.0)], 0, "o", ms=5, color=colours[kind])
-        for i, course in enumerate(runs):
-            paths.plot(
-                course.steps, course.thetas, lw=1.2, **{**style, "label": None if i else style["label"]}
-            )
-    curves.set(title="population objective, its maximum at 0", xlabel="θ", ylim=(-2.2, 0.12))
-    paths.axhline(DATA_MEAN, color=INK, lw=0.8, ls="--")
-    paths.set(title="θ while training (data: 1)", xlabel="update", ylim=(-0.1, 2.2))
-    curves.legend(fontsize=8, loc="lower center")
-    save_figure(figure, bench.folder / "figure-1.png")
+    with picture(bench.folder / "figure-1.png", 10, 3.8, columns=2) as (curves, paths):
+        grid = torch.linspace(-0.5, 3.0, bench.points).tolist()
+        colours, names = {"rnce": palette.blue, "ibc": palette.vermillion}, {"rnce": "R-NCE", "ibc": "IBC"}
+        likelihood = [log_likelihood(t) for t in grid]
+        curves.plot(grid, _from_top(likelihood), color=INK, lw=1.2, ls="--", label="likelihood")
+        for trials in found.values():
+            kind, K = trials[0].arm.about
+            style = {"ls": "-" if K == 10 else ":", "label": f"{names[kind]}, K = {K}"}
+            values = _from_top([population_objective(kind, t, K) for t in grid])
+            curves.plot(grid, values, lw=1.6, color=colours[kind], **style)
+            curves.plot(grid[values.index(0.0)], 0, "o", ms=5, color=colours[kind])
+            draw_curves(paths, trials, "theta", colours[kind], alpha=1.0, **style)
+        curves.set(title="population objective, its maximum at 0", xlabel="θ", ylim=(-2.2, 0.12))
+        draw_level(paths, DATA_MEAN)
+        paths.set(title="θ while training (data: 1)", xlabel="update", ylim=(-0.1, 2.2))
+        curves.legend(fontsize=8, loc="lower center")
 
 
 def _from_top(values: list[float]) -> list[float]:
@@ -199,9 +176,13 @@ EXPERIMENT = Experiment(
     name="nce-bias",
     title="The optimum of R-NCE and of IBC under a Gaussian proposal (Fig. 1)",
     paper="Singh, Tu, Sindhwani, TMLR 2024, Section 4.1.1",
-    scales={
-        "smoke": {"data": 200_000, "batch": 1000, "steps": 800, "rate": 0.03, "repeats": 1, "points": 71},
-        "cpu": {"data": 400_000, "batch": 1000, "steps": 3000, "rate": 0.02, "repeats": 3, "points": 141},
-    },
+    scales=by_scale(
+        {"batch": 1000},
+        data=(200_000, 400_000),
+        steps=(800, 3000),
+        rate=(0.03, 0.02),
+        repeats=(1, 3),
+        points=(71, 141),
+    ),
     body=body,
 )

@@ -7,26 +7,27 @@ here has an exact answer beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from metastable.api import fit
 from metastable.core.random import derive, generator
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.data.toy import bars_and_stripes
 from metastable.energies import RBM, BoltzmannMachine, Hopfield
 from metastable.evaluation.discrete import counting_noise, total_variation
 from metastable.kernels import Flips, Gibbs, Kernel, MetropolisHastings, run_chain
-from metastable.methods import ContrastiveDivergence, Jarzynski, Method, PersistentCD
+from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD
 from metastable.proposals import Signs
 from metastable.proposals.signs import log_2cosh, state_numbers, states
+from metastable.report.figures import draw_level, palette, picture
 from metastable.training.config import Adam, Schedule
 from metastable.walkers.smc import ais
 
 from .base import Bench, Experiment, Row
+from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves
 
 VISIBLE, HIDDEN = 12, 8
 COUPLING = 0.4
@@ -155,11 +156,11 @@ def annealed(energy: RBM, seeds: int, walkers: int, groups: int, temperatures: i
 # --- training -----------------------------------------------------------------------------------------------
 
 
-class Course(NamedTuple):
-    """Exact KL(truth ‖ model) along one training."""
+class Learned(NamedTuple):
+    """A trained machine and its exact KL(data ‖ model)."""
 
-    steps: list[int]
-    kls: list[float]
+    student: RBM
+    kl: float
 
 
 def exact_kl(truth: Tensor, model: RBM) -> float:
@@ -168,43 +169,47 @@ def exact_kl(truth: Tensor, model: RBM) -> float:
     return float((truth[known] * (truth[known].log() - model.exact_probabilities()[known].log())).sum())
 
 
+METHODS = ("cd-1", "cd-10", "pcd", "jarzynski")
+
+
+def arms(bench: Bench, names: Iterable[str]) -> list[Arm]:
+    """Those of `METHODS` that are named, all with block Gibbs sweeps."""
+    chains = {"kernel": Gibbs(), "steps": 5, "walkers": bench.walkers}
+    known = {
+        "cd-1": ContrastiveDivergence(kernel=Gibbs(), steps=1),
+        "cd-10": ContrastiveDivergence(kernel=Gibbs(), steps=10),
+        "pcd": PersistentCD(**chains),
+        "jarzynski": Jarzynski(**chains, pace=None),
+    }
+    return [Arm(name, known[name]) for name in names]
+
+
 def learn(
-    data: Tensor, truth: Tensor, hidden: int, method: Method, steps: int, seed: int, rate: float = 0.02
-) -> tuple[RBM, Course]:
-    """Train a machine and follow its exact distance to `truth`."""
-    student = RBM(tuple(data.shape[1:]), hidden, seed=derive(seed, "student") % 2**31)
-    course = Course([], [])
+    bench: Bench, names: Iterable[str], data: Tensor, truth: Tensor, hidden: int, steps: int
+) -> dict[str, Trial]:
+    """Train a machine by each method and follow its exact distance to `truth`."""
 
-    def note(row: Any) -> None:
-        course.steps.append(int(row["step"]))
-        course.kls.append(exact_kl(truth, student))
+    def problem(arm: Arm, seed: int) -> Problem:
+        return Problem(RBM(tuple(data.shape[1:]), hidden, seed=derive(seed, "student") % 2**31), data)
 
-    fit(
-        student,
-        data,
-        method,
-        steps=steps,
-        seed=seed,
-        units="none",
-        evaluate=False,
-        batch_size=256,
-        optimiser=Adam(rate),
-        schedule=Schedule("cosine"),
-        log_every=max(1, steps // 40),
-        progress=note,
-        device="cpu",
-    )
-    course.steps.append(steps)
-    course.kls.append(exact_kl(truth, student))
-    return student, course
-
-
-METHODS: dict[str, Callable[[Bench], Method]] = {
-    "cd-1": lambda b: ContrastiveDivergence(kernel=Gibbs(), steps=1),
-    "cd-10": lambda b: ContrastiveDivergence(kernel=Gibbs(), steps=10),
-    "pcd": lambda b: PersistentCD(kernel=Gibbs(), steps=5, walkers=b.walkers),
-    "jarzynski": lambda b: Jarzynski(kernel=Gibbs(), steps=5, walkers=b.walkers, pace=None),
-}
+    settings = {
+        "steps": steps,
+        "batch_size": 256,
+        "optimiser": Adam(0.02),
+        "schedule": Schedule("cosine"),
+        "log_every": max(1, steps // 40),
+        "device": "cpu",
+    }
+    found = Trials(
+        arms(bench, names),
+        problem,
+        settings,
+        seed=lambda bench, arm, repeat: bench.seed,
+        watch=lambda at, line: {"kl": exact_kl(truth, at.model)},
+        keep=lambda trial, at, run: Learned(at.model, exact_kl(truth, at.model)),
+        words=lambda trial: f"KL(truth ‖ student) = {trial.kept.kl:.4f}",
+    ).run(bench)
+    return {name: trial for name, (trial,) in found.items()}
 
 
 def independent_kl(truth: Tensor, data: Tensor) -> float:
@@ -215,38 +220,21 @@ def independent_kl(truth: Tensor, data: Tensor) -> float:
     return exact_kl(truth, bare)
 
 
-def student_courses(bench: Bench) -> tuple[dict[str, Course], float]:
+def students(bench: Bench) -> tuple[dict[str, Trial], float]:
     """Every method on rows of the target, and the KL of independent units."""
     teacher = target_rbm()
     truth = teacher.exact_probabilities()
     data = teacher.sample(bench.rows, generator(derive(bench.seed, "rows"))).float()
-    courses = {}
-    for name in bench.methods:
-        _, courses[name] = learn(data, truth, HIDDEN, METHODS[name](bench), bench.steps, bench.seed)
-        bench.say(f"{name}: KL(teacher ‖ student) = {courses[name].kls[-1]:.4f}")
-    return courses, independent_kl(truth, data)
+    return learn(bench, bench.methods, data, truth, HIDDEN, bench.steps), independent_kl(truth, data)
 
 
-class Learned(NamedTuple):
-    """A trained machine and its exact KL(data ‖ model)."""
-
-    student: RBM
-    kl: float
-
-
-def bars(bench: Bench) -> dict[str, Learned]:
+def bars(bench: Bench) -> dict[str, Trial]:
     """Machines trained on bars and stripes: a few patterns far apart, which persistent chains follow badly."""
     patterns = bars_and_stripes(bench.side)
     truth = torch.zeros(2 ** patterns[0].numel(), dtype=torch.float64)
     truth[state_numbers(patterns)] = 1 / len(patterns)
-    data, found = patterns.repeat(20, 1, 1, 1), {}
-    for name in bench.bars_methods:
-        student, course = learn(
-            data, truth, bench.bars_hidden, METHODS[name](bench), bench.bars_steps, bench.seed
-        )
-        found[name] = Learned(student, course.kls[-1])
-        bench.say(f"{name}: KL(bars and stripes ‖ student) = {found[name].kl:.4f}")
-    return found
+    data = patterns.repeat(20, 1, 1, 1)
+    return learn(bench, bench.bars_methods, data, truth, bench.bars_hidden, bench.bars_steps)
 
 
 # --- memory -------------------------------------------------------------------------------------------------
@@ -290,15 +278,16 @@ def body(bench: Bench) -> list[Row]:
         bench.say(
             f"annealed log Z, {name}: at most {float(estimates[name].scores.max()):.2f} standard errors off"
         )
-    courses, alone = student_courses(bench)
-    pictures = bars(bench)
-    _draw_marginals(bench, found, estimates)
-    _draw_training(bench, courses, alone, pictures)
+    trained, alone = students(bench)
+    on_bars = bars(bench)
+    _draw_marginals(bench, found)
+    _draw_log_z(bench, estimates)
+    _draw_training(bench, trained, alone, on_bars)
     _draw_memory(bench)
     return [
         *_marginal_rows(bench, found),
         *_log_z_rows(estimates),
-        *_training_rows(bench, courses, alone, pictures),
+        *_training_rows(bench, trained, alone, on_bars),
         *_memory_rows(bench),
     ]
 
@@ -328,13 +317,13 @@ def _log_z_rows(estimates: dict[str, Estimates]) -> list[Row]:
 
 
 def _training_rows(
-    bench: Bench, courses: dict[str, Course], alone: float, pictures: dict[str, Learned]
+    bench: Bench, trained: dict[str, Trial], alone: float, on_bars: dict[str, Trial]
 ) -> list[Row]:
     rows = [Row("kl_exact/independent-units", alone)]
-    for name, course in courses.items():
+    for name, trial in trained.items():
         target = bench.kl_targets.get(name)
-        rows.append(Row(f"kl_exact/{name}", course.kls[-1], "<=" if target else None, target))
-    return [*rows, *(Row(f"kl_exact/bars-and-stripes/{name}", found.kl) for name, found in pictures.items())]
+        rows.append(Row(f"kl_exact/{name}", trial.kept.kl, "<=" if target else None, target))
+    return rows + [Row(f"kl_exact/bars-and-stripes/{name}", t.kept.kl) for name, t in on_bars.items()]
 
 
 def _memory_rows(bench: Bench) -> list[Row]:
@@ -353,56 +342,51 @@ def _memory_rows(bench: Bench) -> list[Row]:
 # --- pictures -----------------------------------------------------------------------------------------------
 
 
-def _draw_marginals(bench: Bench, found: dict[str, Marginal], estimates: dict[str, Estimates]) -> None:
-    """Exact probabilities against frequencies, and log Z with error bars against the exact value."""
-    from metastable.report.figures import new_figure, palette, save_figure
-
-    figure = new_figure(3.3 * len(found) + 0.6, 3.4)
-    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-    for axes, (name, m) in zip(panels, found.items(), strict=True):
-        seen = m.found > 0
-        low = float(m.exact.min()) / 2
-        axes.plot([low, 1], [low, 1], color="black", lw=0.8)
-        axes.scatter(m.exact[seen], m.found[seen], s=4, alpha=0.35, color=palette.blue, linewidths=0)
-        axes.set(xscale="log", yscale="log", xlabel="exact probability", xlim=(low, 1), ylim=(low, 1))
-        axes.set_xticks([10.0**k for k in range(-8, 1, 2) if 10.0**k >= low])
-        axes.set_title(f"{name}\ntotal variation {m.distance:.4f}", fontsize=9)
-    figure.axes[0].set_ylabel("frequency")
-    save_figure(figure, bench.folder / "marginals.png")
-    figure = new_figure(4.4 * len(estimates), 3.0)
-    for axes, (name, e) in zip(
-        figure.subplots(1, len(estimates), squeeze=False)[0], estimates.items(), strict=True
-    ):
-        axes.axhline(0, color="black", lw=0.8)
-        axes.errorbar(
-            range(len(e.values)), e.values - e.exact, 3 * e.errors, fmt="o", ms=3, lw=1, color=palette.blue
-        )
-        axes.set(title=f"log Z of {name}, ± 3 standard errors", xlabel="seed", ylabel="estimate − exact")
-        axes.set_xlim(-1, len(e.values))
-        axes.set_xticks(range(0, len(e.values), 5))
-    save_figure(figure, bench.folder / "log-z.png")
+def _draw_marginals(bench: Bench, found: dict[str, Marginal]) -> None:
+    """Exact probabilities against frequencies."""
+    size = 3.3 * len(found) + 0.6, 3.4
+    with picture(bench.folder / "marginals.png", *size, 1, len(found), sharey=True, squeeze=False) as panels:
+        for axes, (name, m) in zip(panels[0], found.items(), strict=True):
+            seen = m.found > 0
+            low = float(m.exact.min()) / 2
+            axes.plot([low, 1], [low, 1], color="black", lw=0.8)
+            axes.scatter(m.exact[seen], m.found[seen], s=4, alpha=0.35, color=palette.blue, linewidths=0)
+            axes.set(xscale="log", yscale="log", xlabel="exact probability", xlim=(low, 1), ylim=(low, 1))
+            axes.set_xticks([10.0**k for k in range(-8, 1, 2) if 10.0**k >= low])
+            axes.set_title(f"{name}\ntotal variation {m.distance:.4f}", fontsize=9)
+        panels[0, 0].set_ylabel("frequency")
 
 
-def _draw_training(
-    bench: Bench, courses: dict[str, Course], alone: float, pictures: dict[str, Learned]
-) -> None:
+def _draw_log_z(bench: Bench, estimates: dict[str, Estimates]) -> None:
+    """log Z with error bars against the exact value."""
+    with picture(
+        bench.folder / "log-z.png", 4.4 * len(estimates), 3.0, 1, len(estimates), squeeze=False
+    ) as panels:
+        for axes, (name, e) in zip(panels[0], estimates.items(), strict=True):
+            seeds, look = range(len(e.values)), {"fmt": "o", "ms": 3, "lw": 1, "color": palette.blue}
+            axes.axhline(0, color="black", lw=0.8)
+            axes.errorbar(seeds, e.values - e.exact, 3 * e.errors, **look)
+            axes.set(title=f"log Z of {name}, ± 3 standard errors", xlabel="seed", ylabel="estimate − exact")
+            axes.set_xlim(-1, len(seeds))
+            axes.set_xticks(range(0, len(seeds), 5))
+
+
+def _draw_training(bench: Bench, trained: dict[str, Trial], alone: float, on_bars: dict[str, Trial]) -> None:
     """Exact KL along training, and exact draws of the machines that learned bars and stripes."""
-    from metastable.report.figures import new_figure, palette, save_figure
-
-    figure = new_figure(4.6 + 2.4 * len(pictures), 3.2)
-    widths = {"width_ratios": [1.8, *[1] * len(pictures)]}
-    left, *panels = figure.subplots(1, 1 + len(pictures), gridspec_kw=widths)
-    for (name, course), colour in zip(courses.items(), palette, strict=False):
-        left.plot(course.steps, course.kls, color=colour, lw=1.3, label=name)
-    left.axhline(alone, color="black", lw=0.8, ls="--", label="independent units")
-    left.set(title="KL(teacher ‖ student), exact", xlabel="update", yscale="log")
-    left.legend(fontsize=7)
-    for axes, (name, found) in zip(panels, pictures.items(), strict=True):
-        x = found.student.sample(64, generator(derive(bench.seed, "shown")))
-        axes.imshow(_sheet(x[:, 0], 8, 0.3), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
-        axes.set_title(f"bars and stripes, {name}\nKL {found.kl:.2f}", fontsize=8)
-        axes.set_axis_off()
-    save_figure(figure, bench.folder / "training.png")
+    count = len(on_bars)
+    widths: Any = {"width_ratios": [1.8, *[1] * count]}
+    with picture(bench.folder / "training.png", 4.6 + 2.4 * count, 3.2, 1, 1 + count, **widths) as all_axes:
+        left, *panels = all_axes
+        for (name, trial), colour in zip(trained.items(), palette, strict=False):
+            draw_curves(left, [trial], "kl", colour, name)
+        draw_level(left, alone, label="independent units")
+        left.set(title="KL(teacher ‖ student), exact", xlabel="update", yscale="log")
+        left.legend(fontsize=7)
+        for axes, (name, trial) in zip(panels, on_bars.items(), strict=True):
+            x = trial.kept.student.sample(64, generator(derive(bench.seed, "shown")))
+            axes.imshow(_sheet(x[:, 0], 8, 0.3), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
+            axes.set_title(f"bars and stripes, {name}\nKL {trial.kept.kl:.2f}", fontsize=8)
+            axes.set_axis_off()
 
 
 def _sheet(images: Tensor, columns: int, frame: float) -> Tensor:
@@ -414,8 +398,6 @@ def _sheet(images: Tensor, columns: int, frame: float) -> Tensor:
 
 def _draw_memory(bench: Bench) -> None:
     """Letters, what is shown of them, and what each rule makes of it."""
-    from metastable.report.figures import new_figure, save_figure
-
     patterns = letters()
     known = torch.zeros_like(patterns, dtype=torch.bool)
     known[:, :4] = True
@@ -426,69 +408,39 @@ def _draw_memory(bench: Bench) -> None:
         "Hebbian": Hopfield(patterns).complete(patterns, known),
         "pseudo-inverse": Hopfield(patterns, "pseudo-inverse").complete(patterns, known),
     }
-    figure = new_figure(7.0, 1.2 * len(sheets))
-    for axes, (title, images) in zip(figure.subplots(len(sheets), 1), sheets.items(), strict=True):
-        axes.imshow(
-            _sheet(images, len(images), -0.6), cmap="gray_r", vmin=-1, vmax=1, interpolation="nearest"
-        )
-        axes.set_title(title, fontsize=8)
-        axes.set_axis_off()
-    save_figure(figure, bench.folder / "completion.png")
+    with picture(bench.folder / "completion.png", 7.0, 1.2 * len(sheets), len(sheets)) as panels:
+        for axes, (title, images) in zip(panels, sheets.items(), strict=True):
+            look = {"cmap": "gray_r", "vmin": -1, "vmax": 1, "interpolation": "nearest"}
+            axes.imshow(_sheet(images, len(images), -0.6), **look)
+            axes.set_title(title, fontsize=8)
+            axes.set_axis_off()
 
 
 EXPERIMENT = Experiment(
     name="rbm-exact",
     title="Boltzmann machines against enumeration: Gibbs, annealed log Z, CD and PCD, pattern completion",
     paper="Xu, thesis 2022, Sections 2.1.3 and 2.2.2; no numbers there to compare with",
-    scales={
-        "smoke": {
-            "samplers": ("gibbs",),
-            "chains": 40_000,
-            "burn_in": 200,
-            "kept": 100,
-            "tv_target": 0.02,
-            "machines": ((VISIBLE, HIDDEN),),
-            "seeds": 20,
-            "ais_walkers": 500,
-            "groups": 50,
-            "temperatures": 60,
-            "rows": 4000,
-            "methods": ("cd-1", "pcd"),
-            "walkers": 500,
-            "steps": 400,
-            "kl_targets": {"cd-1": 0.1, "pcd": 0.1},
-            "side": 3,
-            "bars_hidden": 12,
-            "bars_steps": 300,
-            "bars_methods": ("cd-10",),
-            "units": 100,
-            "loads": (0.05, 0.1),
-            "repeats": 10,
-        },
-        "cpu": {
-            "samplers": ("gibbs", "gibbs, boltzmann machine", "metropolis-hastings"),
-            "chains": 100_000,
-            "burn_in": 200,
-            "kept": 200,
-            "tv_target": 0.02,
-            "machines": ((VISIBLE, HIDDEN), (100, 16)),
-            "seeds": 20,
-            "ais_walkers": 1000,
-            "groups": 100,
-            "temperatures": 200,
-            "rows": 10_000,
-            "methods": tuple(METHODS),
-            "walkers": 1000,
-            "steps": 2000,
-            "kl_targets": {"cd-10": 0.02, "pcd": 0.02, "jarzynski": 0.02},
-            "side": 4,
-            "bars_hidden": 24,
-            "bars_steps": 1500,
-            "bars_methods": ("cd-10", "pcd", "jarzynski"),
-            "units": 200,
-            "loads": (0.05, 0.1, 0.14, 0.2, 0.3),
-            "repeats": 20,
-        },
-    },
+    scales=by_scale(
+        {"burn_in": 200, "tv_target": 0.02, "seeds": 20},
+        samplers=(("gibbs",), ("gibbs", "gibbs, boltzmann machine", "metropolis-hastings")),
+        chains=(40_000, 100_000),
+        kept=(100, 200),
+        machines=(((VISIBLE, HIDDEN),), ((VISIBLE, HIDDEN), (100, 16))),
+        ais_walkers=(500, 1000),
+        groups=(50, 100),
+        temperatures=(60, 200),
+        rows=(4000, 10_000),
+        methods=(("cd-1", "pcd"), METHODS),
+        walkers=(500, 1000),
+        steps=(400, 2000),
+        kl_targets=({"cd-1": 0.1, "pcd": 0.1}, {"cd-10": 0.02, "pcd": 0.02, "jarzynski": 0.02}),
+        side=(3, 4),
+        bars_hidden=(12, 24),
+        bars_steps=(300, 1500),
+        bars_methods=(("cd-10",), ("cd-10", "pcd", "jarzynski")),
+        units=(100, 200),
+        loads=((0.05, 0.1), (0.05, 0.1, 0.14, 0.2, 0.3)),
+        repeats=(10, 20),
+    ),
     body=body,
 )

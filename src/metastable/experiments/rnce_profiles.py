@@ -14,15 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metastable.api import fit
 from metastable.core.random import derive, generator
 from metastable.energies import MLP
 from metastable.evaluation.diagnosis import Facts, diagnose
 from metastable.evaluation.quadrature import grid_density, kl_on_grid
 from metastable.methods import RankingNCE
+from metastable.report.figures import draw_level, palette, picture
+from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .trials import Arm, Problem, Trial, Trials, by_scale
 
 K = 15
 MATCHED = -math.log(K + 1)
@@ -113,41 +115,32 @@ class Outcome:
         return float(self.objective[-len(self.objective) // 5 :].mean())
 
 
-def train(bench: Bench, name: str) -> Outcome:
-    """One training by the library's R-NCE, with its diagnosis and distances from the data's law."""
-    regime, seed = REGIMES[name], derive(bench.seed, name) % 2**31
-    law = truth()
-    x = law.sample(bench.data, generator(derive(bench.seed, "data")))
-    before = bench.pretrain if regime.pretrained else 0
-    method = RankingNCE(
-        negatives_per_datum=K,
-        proposal=NormalMixture(regime.components, regime.scale),
-        train_proposal=regime.learns and not regime.pretrained,
-        pretrain=before,
-        proposal_rate=AHEAD if regime.pretrained else 1.0,
-    )
-    run = fit(
-        MLP((2,), hidden=(bench.width, bench.width), seed=seed),
-        x,
-        method,
-        bench.steps + before,
-        seed=seed,
-        units="none",
-        batch_size=bench.batch,
-        optimiser=Adam(bench.rate),
-        schedule=Schedule("cosine"),
-        log_every=max(1, bench.steps // 150),
-        device=bench.device,
-        evaluate=False,
-    )
+def arms(bench: Bench) -> list[Arm]:
+    """The library's R-NCE with the proposal of each regime; learning beforehand takes updates of its own."""
+    made = []
+    for name, regime in REGIMES.items():
+        before = bench.pretrain if regime.pretrained else 0
+        method = RankingNCE(
+            negatives_per_datum=K,
+            proposal=NormalMixture(regime.components, regime.scale),
+            train_proposal=regime.learns and not regime.pretrained,
+            pretrain=before,
+            proposal_rate=AHEAD if regime.pretrained else 1.0,
+        )
+        made.append(Arm(name, method, {"steps": bench.steps + before}, about=before))
+    return made
+
+
+def outcome(trial: Trial, at: Problem, run: Run) -> Outcome:
+    """The objective while the energy learns, the diagnosis, and distances from the data's law."""
     rows = [row for row in run.history if "objective" in row]
     findings = diagnose(run.history, Facts(method=run.method, negatives_per_datum=K))
     return Outcome(
-        np.array([row["step"] - before for row in rows]),
+        np.array([row["step"] - trial.arm.about for row in rows]),
         np.array([row["objective"] for row in rows]),
         tuple(finding.name for finding in findings),
-        _kl(law, run.energy),
-        _kl(law, _as_energy(run.players["proposal"])),
+        _kl(at.truth, run.energy),
+        _kl(at.truth, _as_energy(run.players["proposal"])),
     )
 
 
@@ -172,10 +165,35 @@ def _kl(law: NormalMixture, energy: Any) -> float:
 
 def body(bench: Bench) -> list[Row]:
     """Each regime: where its objective ends, whether it is named, how far energy and proposal are from the data."""
-    rows, outcomes = [], {}
-    for name in REGIMES:
-        found = outcomes[name] = train(bench, name)
-        bench.say(f"{name}: objective {found.end:.3f}, found {', '.join(found.names)}")
+    law = truth()
+    x = law.sample(bench.data, generator(derive(bench.seed, "data")))
+
+    def problem(arm: Arm, seed: int) -> Problem:
+        return Problem(MLP((2,), hidden=(bench.width, bench.width), seed=seed), x, law)
+
+    settings = {
+        "batch_size": bench.batch,
+        "optimiser": Adam(bench.rate),
+        "schedule": Schedule("cosine"),
+        "log_every": max(1, bench.steps // 150),
+    }
+    found = Trials(
+        arms(bench),
+        problem,
+        settings,
+        seed=lambda bench, arm, repeat: derive(bench.seed, arm.name) % 2**31,
+        keep=outcome,
+        words=lambda trial: f"objective {trial.kept.end:.3f}, found {', '.join(trial.kept.names)}",
+    ).run(bench)
+    outcomes = {name: trial.kept for name, (trial,) in found.items()}
+    _draw(bench, outcomes)
+    return rows_of(outcomes)
+
+
+def rows_of(outcomes: dict[str, Outcome]) -> list[Row]:
+    """Of each regime, then what the objective of some must be."""
+    rows = []
+    for name, found in outcomes.items():
         rows += [
             Row(f"named/{name}", float(name in found.names), ">=", 1.0),
             Row(f"objective/{name}", found.end),
@@ -183,56 +201,53 @@ def body(bench: Bench) -> list[Row]:
             Row(f"kl_proposal/{name}", found.kl_proposal),
         ]
     for name in ("proposal-caught-up", "proposal-ahead"):
-        rows.append(
-            Row(f"distance_from_matched/{name}", abs(outcomes[name].end - MATCHED), "<=", MATCHED_TOLERANCE)
-        )
+        distance = abs(outcomes[name].end - MATCHED)
+        rows.append(Row(f"distance_from_matched/{name}", distance, "<=", MATCHED_TOLERANCE))
     for name in ("proposal-behind", "energy-overtook"):
         rows.append(Row(f"above_matched/{name}", outcomes[name].end - MATCHED, ">=", MATCHED_TOLERANCE))
-    rows.append(Row("objective_of_collapse", outcomes["posterior-collapse"].end, ">=", -MATCHED_TOLERANCE))
-    _draw(bench, outcomes)
-    return rows
+    return [*rows, Row("objective_of_collapse", outcomes["posterior-collapse"].end, ">=", -MATCHED_TOLERANCE)]
 
 
 def _draw(bench: Bench, outcomes: dict[str, Outcome]) -> None:
     """Figure 2, and what each course was worth."""
-    from metastable.report.figures import INK, new_figure, palette, save_figure
-
-    figure = new_figure(10, 3.9)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     colours = (palette.vermillion, palette.blue, palette.sky, palette.green, palette.orange)
-    for (name, found), colour in zip(outcomes.items(), colours, strict=True):
-        left.plot(found.steps, found.objective, color=colour, lw=1.4, label=name)
     first = min(found.steps[0] for found in outcomes.values())
     labels = (
         (0.0, "0: collapse", first, 3, "left"),
         (MATCHED, "−log(K+1): matched", bench.steps, -10, "right"),
     )
-    for level, words, place, up, side in labels:
-        left.axhline(level, color=INK, lw=0.8, ls="--")
-        left.annotate(words, (place, level), (0, up), textcoords="offset points", ha=side, fontsize=7.5)
-    left.set(
-        title=f"objective while training, K = {K}", xlabel="update of the energy", ylabel="nats", xscale="log"
-    )
-    left.set_ylim(1.7 * MATCHED, 0.3)
-    left.legend(fontsize=7.5, loc="lower right")
-    places = np.arange(len(outcomes))
-    for side, kind, colour in ((-0.2, "energy", palette.blue), (0.2, "proposal", palette.orange)):
-        values = [getattr(found, f"kl_{kind}") for found in outcomes.values()]
-        right.barh(places + side, values, 0.36, color=colour, label=kind)
-    right.set_yticks(places, [f"{name}\n{REGIMES[name].words}" for name in outcomes], fontsize=7)
-    right.invert_yaxis()
-    right.set(title="KL from the data's law", xlabel="nats")
-    right.legend(fontsize=7.5)
-    save_figure(figure, bench.folder / "figure-2.png")
+    path = bench.folder / "figure-2.png"
+    with picture(path, 10, 3.9, columns=2, width_ratios=(3, 2)) as (left, right):
+        for (name, found), colour in zip(outcomes.items(), colours, strict=True):
+            left.plot(found.steps, found.objective, color=colour, lw=1.4, label=name)
+        for level, words, place, up, side in labels:
+            draw_level(left, level)
+            left.annotate(words, (place, level), (0, up), textcoords="offset points", ha=side, fontsize=7.5)
+        title = f"objective while training, K = {K}"
+        left.set(title=title, xlabel="update of the energy", ylabel="nats", xscale="log")
+        left.set_ylim(1.7 * MATCHED, 0.3)
+        left.legend(fontsize=7.5, loc="lower right")
+        places = np.arange(len(outcomes))
+        energies, proposals = zip(*((o.kl_energy, o.kl_proposal) for o in outcomes.values()), strict=True)
+        right.barh(places - 0.2, energies, 0.36, color=palette.blue, label="energy")
+        right.barh(places + 0.2, proposals, 0.36, color=palette.orange, label="proposal")
+        right.set_yticks(places, [f"{name}\n{REGIMES[name].words}" for name in outcomes], fontsize=7)
+        right.invert_yaxis()
+        right.set(title="KL from the data's law", xlabel="nats")
+        right.legend(fontsize=7.5)
 
 
 EXPERIMENT = Experiment(
     name="rnce-profiles",
     title="Who learns faster, energy or proposal: five courses of the R-NCE objective (Fig. 2)",
     paper="Singh, Tu, Sindhwani, TMLR 2024, Section 4.4",
-    scales={
-        "smoke": {"data": 20_000, "batch": 128, "steps": 900, "pretrain": 700, "rate": 5e-3, "width": 48},
-        "cpu": {"data": 100_000, "batch": 256, "steps": 4000, "pretrain": 2000, "rate": 3e-3, "width": 64},
-    },
+    scales=by_scale(
+        data=(20_000, 100_000),
+        batch=(128, 256),
+        steps=(900, 4000),
+        pretrain=(700, 2000),
+        rate=(5e-3, 3e-3),
+        width=(48, 64),
+    ),
     body=body,
 )

@@ -8,7 +8,6 @@ error of the score, averaged over the data's density, and the error of a mode's 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metastable.api import fit
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, energy_and_grad
 from metastable.energies import GaussianMixture
@@ -28,13 +26,15 @@ from metastable.methods import (
     ContrastiveDivergence,
     DenoisingScoreMatching,
     Jarzynski,
-    Method,
     ScoreMatching,
     SlicedScoreMatching,
 )
+from metastable.report.figures import INK, palette, picture
+from metastable.runs.run import Run
 from metastable.training.config import SGD, Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .trials import Arm, Problem, Trial, Trials, by_scale, mean
 
 LIGHT = 0.2
 """Mass of the left mode."""
@@ -75,38 +75,21 @@ def covariance(x: Tensor) -> Tensor:
     return torch.cov(x.double().T, correction=0)
 
 
-def gaussian_methods(sigma: float) -> dict[str, Method]:
-    """The four estimators of the score's fit, on a Gaussian."""
-    return {
-        "exact": ScoreMatching(),
-        "hutchinson": ScoreMatching(trace="hutchinson"),
-        "sliced": SlicedScoreMatching(),
-        "denoising": DenoisingScoreMatching(sigma=sigma),
-    }
+def gaussian_arms(bench: Bench) -> list[Arm]:
+    """The four estimators of the score's fit, by full-batch descent.
 
-
-def fitted_precision(x: Tensor, method: Method, steps: int, seed: int) -> Tensor:
-    """P after full-batch descent; P's own condition number is that of S, four, which sets rate and momentum.
-
-    The exact loss is a fixed quadratic and gets the heavy ball's best constants; the noisy ones a rate that falls
-    to zero, so that fresh projections average out.
+    P's own condition number is that of S, four, which sets rate and momentum: the exact loss is a fixed quadratic
+    and gets the heavy ball's best constants; the noisy ones a rate that falls to zero, so that fresh projections
+    average out.
     """
-    energy = Quadratic(x.shape[1])
-    exact = isinstance(method, ScoreMatching) and method.trace == "exact"
-    fit(
-        energy,
-        x,
-        method,
-        steps,
-        seed=seed,
-        units="none",
-        batch_size=None,
-        optimiser=SGD(0.85, momentum=0.12) if exact else SGD(0.4),
-        schedule=Schedule() if exact else Schedule("linear"),
-        device="cpu",
-        evaluate=False,
-    )
-    return energy.precision.detach().double()
+    exact = {"steps": bench.exact_steps, "optimiser": SGD(0.85, momentum=0.12)}
+    noisy = {"steps": bench.noisy_steps, "optimiser": SGD(0.4), "schedule": Schedule("linear")}
+    return [
+        Arm("exact", ScoreMatching(), exact),
+        Arm("hutchinson", ScoreMatching(trace="hutchinson"), noisy),
+        Arm("sliced", SlicedScoreMatching(), noisy),
+        Arm("denoising", DenoisingScoreMatching(sigma=bench.sigma), noisy),
+    ]
 
 
 def relative_error(found: Tensor, truth: Tensor) -> float:
@@ -118,34 +101,34 @@ def gaussian_rows(bench: Bench) -> list[Row]:
     """Each estimator against its own closed form, and denoising against the form that forgets σ."""
     x = correlated_rows(bench.rows, bench.dim, bench.seed)
     S, eye = covariance(x), torch.eye(bench.dim, dtype=torch.float64)
+    found = Trials(
+        gaussian_arms(bench),
+        lambda arm, seed: Problem(Quadratic(x.shape[1]), x),
+        {"batch_size": None, "device": "cpu"},
+        seed=lambda bench, arm, repeat: bench.seed,
+        keep=lambda trial, at, run: at.model.precision.detach().double(),
+    ).run(bench)
     rows = []
-    for name, method in gaussian_methods(bench.sigma).items():
-        began = time.perf_counter()
-        steps = bench.exact_steps if name == "exact" else bench.noisy_steps
-        P = fitted_precision(x, method, steps, bench.seed)
+    for name, (trial,) in found.items():
         smoothed = S + bench.sigma**2 * eye if name == "denoising" else S
-        error = relative_error(P, smoothed.inverse())
+        error = relative_error(trial.kept, smoothed.inverse())
         rows.append(Row(f"precision_error/{name}", error, "<=", 1e-3 if name == "exact" else 0.03))
-        if name == "denoising":
-            rows.append(
-                Row("precision_error/denoising/as_if_unsmoothed", relative_error(P, S.inverse()), ">=", 0.1)
-            )
-        bench.say(f"gaussian, {name}: {error:.2g} in {time.perf_counter() - began:.1f} s")
-    return rows
+    forgotten = relative_error(found["denoising"][0].kept, S.inverse())
+    return [*rows, Row("precision_error/denoising/as_if_unsmoothed", forgotten, ">=", 0.1)]
 
 
 # ---- two modes
 
 
-def methods(bench: Bench) -> dict[str, Method]:
+def arms(bench: Bench) -> list[Arm]:
     """Those that learn from inside the modes, and the one that carries weights across."""
-    return {
-        "score-matching": ScoreMatching(),
-        "denoising": DenoisingScoreMatching(sigma=bench.mode_sigma),
-        "sliced": SlicedScoreMatching(variance_reduced=True),
-        "cd": ContrastiveDivergence(steps=4, step_size=0.05),
-        "jarzynski": Jarzynski(walkers=bench.walkers, step_size=0.1, threshold=0.9, pace=None),
-    }
+    return [
+        Arm("score-matching", ScoreMatching()),
+        Arm("denoising", DenoisingScoreMatching(sigma=bench.mode_sigma)),
+        Arm("sliced", SlicedScoreMatching(variance_reduced=True)),
+        Arm("cd", ContrastiveDivergence(steps=4, step_size=0.05)),
+        Arm("jarzynski", Jarzynski(walkers=bench.walkers, step_size=0.1, threshold=0.9, pace=None)),
+    ]
 
 
 def target(distance: float, sigma: float = 0.0) -> GaussianMixture:
@@ -188,25 +171,6 @@ def score_error(model: Energy, truth: Energy, density: GridDensity) -> float:
     return float((p @ miss.square().sum(1)) / (p @ data_score.square().sum(1)))
 
 
-def train(bench: Bench, method: Method, x: Tensor, seed: int) -> nn.Module:
-    """A perceptron on a fitted Gaussian, from random weights."""
-    config = MLPConfig("gaussian", hidden=(bench.width, bench.width))
-    run = fit(
-        config,  # pyright: ignore
-        x,
-        method,
-        bench.steps,
-        seed=seed,
-        units="none",
-        batch_size=bench.batch,
-        optimiser=Adam(bench.rate),
-        schedule=Schedule("cosine"),
-        device=bench.device,
-        evaluate=False,
-    )
-    return run.energy.cpu()  # pyright: ignore
-
-
 def judge(bench: Bench, name: str, model: nn.Module, distance: float) -> Learned:
     """The model against the density that its method should learn: smoothed, for denoising."""
     truth = target(distance, bench.mode_sigma if name == "denoising" else 0.0)
@@ -217,24 +181,37 @@ def judge(bench: Bench, name: str, model: nn.Module, distance: float) -> Learned
 
 
 def learn_all(bench: Bench, distance: float, repeats: int) -> dict[str, list[Learned]]:
-    """Every method on `repeats` data sets, each from another random network."""
-    found: dict[str, list[Learned]] = {name: [] for name in methods(bench)}
-    for r in range(repeats):
-        seed = derive(bench.seed, "modes", distance, r) % 2**31
-        x = target(distance).sample(bench.data, generator(seed)).float()
-        for name, method in methods(bench).items():
-            learned = judge(bench, name, train(bench, method, x, seed), distance)
-            found[name].append(learned)
-            bench.say(
-                f"distance {distance:g}, {name}: left mass {learned.left_mass:.3f} (true {learned.true_mass:.3f}), "
-                f"score error {learned.score_error:.3f}"
-            )
-    return found
+    """Every method on `repeats` data sets, each a perceptron on a fitted Gaussian, from random weights."""
+    config = MLPConfig("gaussian", hidden=(bench.width, bench.width))
+
+    def problem(arm: Arm, seed: int) -> Problem:
+        return Problem(config, target(distance).sample(bench.data, generator(seed)).float())
+
+    def keep(trial: Trial, at: Problem, run: Run) -> Learned:
+        model: Any = run.energy
+        return judge(bench, trial.arm.name, model.cpu(), distance)
+
+    settings = {
+        "steps": bench.steps,
+        "batch_size": bench.batch,
+        "optimiser": Adam(bench.rate),
+        "schedule": Schedule("cosine"),
+    }
+    trials = Trials(
+        arms(bench),
+        problem,
+        settings,
+        repeats,
+        seed=lambda bench, arm, repeat: derive(bench.seed, "modes", distance, repeat) % 2**31,
+        keep=keep,
+        words=lambda t: f"left mass {t.kept.left_mass:.3f} (true {t.kept.true_mass:.3f})",
+    )
+    return {name: [trial.kept for trial in own] for name, own in trials.run(bench).items()}
 
 
 def weight_error(found: list[Learned]) -> float:
     """|learned mass − true mass| of the left mode, averaged over repeats."""
-    return float(np.mean([abs(learned.left_mass - learned.true_mass) for learned in found]))
+    return mean(abs(learned.left_mass - learned.true_mass) for learned in found)
 
 
 def mode_rows(found: Mapping[str, Mapping[str, list[Learned]]]) -> Iterator[Row]:
@@ -245,7 +222,7 @@ def mode_rows(found: Mapping[str, Mapping[str, list[Learned]]]) -> Iterator[Row]
             if len(learned) > 1:
                 shares = [one.left_mass for one in learned]
                 yield Row(f"left_mass_range/{name}/{place}", max(shares) - min(shares))
-            error = float(np.mean([one.score_error for one in learned]))
+            error = mean(one.score_error for one in learned)
             yield Row(f"score_error/{name}/{place}", error, *_score_goal(name))
 
 
@@ -279,45 +256,35 @@ def body(bench: Bench) -> list[Row]:
 
 def _draw_densities(bench: Bench, found: Mapping[str, list[Learned]]) -> None:
     """The truth, and the first repeat of each method."""
-    from metastable.report.figures import new_figure, save_figure
-
     truth = grid_density(target(bench.far), box(bench.far), bench.grid)
     panels = [("truth", truth, LIGHT), *((n, one[0].density, one[0].left_mass) for n, one in found.items())]
-    figure = new_figure(11, 4.2)
-    for axes, (name, density, mass) in zip(
-        figure.subplots(2, 3, sharex=True, sharey=True).flat, panels, strict=True
-    ):
-        x, y = (axis.numpy() for axis in density.axes)
-        height = density.density.sqrt().T.numpy()
-        axes.contourf(x, y, height, levels=np.linspace(0.03, 1, 12) * height.max(), cmap="Blues")
-        axes.set_title(f"{name}: {mass:.0%} left")
-        axes.grid(False)
-    save_figure(figure, bench.folder / "figure-densities.png")
+    path = bench.folder / "figure-densities.png"
+    with picture(path, 11, 4.2, 2, 3, sharex=True, sharey=True) as grid:
+        for axes, (name, density, mass) in zip(grid.flat, panels, strict=True):
+            x, y = (axis.numpy() for axis in density.axes)
+            height = density.density.sqrt().T.numpy()
+            axes.contourf(x, y, height, levels=np.linspace(0.03, 1, 12) * height.max(), cmap="Blues")
+            axes.set_title(f"{name}: {mass:.0%} left")
+            axes.grid(False)
 
 
 def _draw_cuts(bench: Bench, found: Mapping[str, Mapping[str, list[Learned]]]) -> None:
     """−log p along the line through both modes, every repeat, zero at the right mode."""
-    from metastable.report.figures import INK, new_figure, palette, save_figure
-
-    figure = new_figure(11, 4.6)
-    rows = figure.subplots(2, len(methods(bench)), sharex="row", sharey="row")
-    for line, (place, distance) in zip(rows, ((FAR, bench.far), (NEAR, bench.near)), strict=True):
-        for axes, (name, learned) in zip(line, found[place].items(), strict=True):
-            truth = target(distance, bench.mode_sigma if name == "denoising" else 0.0)
-            own = grid_density(truth, box(distance), bench.grid)
-            for i, one in enumerate(learned):
-                label = None if i else "learned"
-                axes.plot(
-                    *_cut(one.density, distance), color=palette.vermillion, lw=1, alpha=0.7, label=label
-                )
-            axes.plot(*_cut(own, distance), color=INK, lw=1.2, ls="--", label="true")
-            axes.set_title(name if place == FAR else "")
-            axes.set_ylim(-3, 14)
-        line[0].set_ylabel(f"−log p, distance {distance:g}")
-    rows[1, 0].legend(loc="upper center")
-    for axes in rows[1]:
-        axes.set_xlabel("along the modes")
-    save_figure(figure, bench.folder / "figure-cuts.png")
+    path = bench.folder / "figure-cuts.png"
+    with picture(path, 11, 4.6, 2, len(found[FAR]), sharex="row", sharey="row") as rows:
+        for line, (place, distance) in zip(rows, ((FAR, bench.far), (NEAR, bench.near)), strict=True):
+            for axes, (name, learned) in zip(line, found[place].items(), strict=True):
+                truth = target(distance, bench.mode_sigma if name == "denoising" else 0.0)
+                own = grid_density(truth, box(distance), bench.grid)
+                for i, one in enumerate(learned):
+                    look = {"lw": 1, "alpha": 0.7, "label": None if i else "learned"}
+                    axes.plot(*_cut(one.density, distance), color=palette.vermillion, **look)
+                axes.plot(*_cut(own, distance), color=INK, lw=1.2, ls="--", label="true")
+                axes.set(title=name if place == FAR else "", ylim=(-3, 14))
+            line[0].set_ylabel(f"−log p, distance {distance:g}")
+        rows[1, 0].legend(loc="upper center")
+        for axes in rows[1]:
+            axes.set_xlabel("along the modes")
 
 
 def _cut(density: GridDensity, distance: float) -> tuple[Any, Any]:
@@ -335,31 +302,14 @@ EXPERIMENT = Experiment(
     name="score-blind",
     title="What scores cannot see: the weights of separated modes",
     paper="Xu, MSc thesis 2022, Section 2.2.3.2; the experiment is ours",
-    scales={
-        "smoke": GAUSSIAN
-        | MODES
-        | {
-            "data": 3000,
-            "batch": 256,
-            "width": 64,
-            "steps": 400,
-            "rate": 4e-3,
-            "walkers": 4000,
-            "repeats": 2,
-            "near_repeats": 1,
-        },
-        "cpu": GAUSSIAN
-        | MODES
-        | {
-            "data": 10_000,
-            "batch": 512,
-            "width": 64,
-            "steps": 1500,
-            "rate": 2e-3,
-            "walkers": 8000,
-            "repeats": 4,
-            "near_repeats": 1,
-        },
-    },
+    scales=by_scale(
+        GAUSSIAN | MODES | {"width": 64, "near_repeats": 1},
+        data=(3000, 10_000),
+        batch=(256, 512),
+        steps=(400, 1500),
+        rate=(4e-3, 2e-3),
+        walkers=(4000, 8000),
+        repeats=(2, 4),
+    ),
     body=body,
 )

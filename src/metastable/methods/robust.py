@@ -270,6 +270,7 @@ class Robust(Objective[States]):
     variant: str = "default"
 
     name: ClassVar[str] = "robust"
+    gap_vanishes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(isinstance(self.source, ChainMethod), "robust.source", "a method with chains", self.source)
@@ -289,6 +290,18 @@ class Robust(Objective[States]):
     def betas(self) -> tuple[float, ...]:
         """Where every β ends."""
         return self.beta if isinstance(self.beta, tuple) else (self.beta,)
+
+    def source_states(self, state: States) -> tuple[Any, ...]:
+        """Those of the first β, whose chains are like the others'."""
+        return state[:1]
+
+    def moving(self, batch: int, rows: int) -> int:
+        """The source's, for each β."""
+        return len(self.betas) * self.source.moving(batch, rows)
+
+    def stored(self, batch: int, rows: int) -> int:
+        """The source's, for each β."""
+        return len(self.betas) * self.source.stored(batch, rows)
 
     def _check_powers(self) -> None:
         for name in ("sampling", "weighting"):

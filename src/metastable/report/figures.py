@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -164,6 +166,55 @@ def new_figure(width: float = 5.2, height: float = 3.0) -> Figure:
     """
     with style():
         return _figure_class()(figsize=(width, height), layout="constrained")
+
+
+@contextmanager
+def picture(
+    path: Path | str,
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    dpi: int = 160,
+    **grid: Any,
+) -> Iterator[Any]:
+    """The axes of a new figure, which is written to `path` when the `with` ends.
+
+    Args:
+        path: of the file, by whose suffix it is a PNG or an SVG.
+        width: in inches.
+        height: in inches.
+        rows: of axes.
+        columns: of axes; one of each gives one `Axes`, more an array of them.
+        dpi: pixels per inch of a PNG.
+        grid: of `Figure.subplots`.
+    """
+    figure = new_figure(width, height)
+    yield figure.subplots(rows, columns, **grid)
+    save_figure(figure, path, dpi)
+
+
+def draw_level(axes: Any, at: float, **look: Any) -> None:
+    """A dashed line across at what is true, or was to be reached."""
+    axes.axhline(at, **{"color": INK, "lw": 0.8, "ls": "--", **look})
+
+
+def save_image_rows(path: Path | str, rows: Mapping[str, Any], dpi: int = 160) -> Path:
+    """Write images in rows with a name beside each: arrays or tensors `(n, C, H, W)` with pixels in [−1, 1]."""
+    count = max(len(images) for images in rows.values())
+    figure = new_figure(0.6 * count + 1.6, 0.66 * len(rows))
+    for (name, images), line in zip(
+        rows.items(), figure.subplots(len(rows), count, squeeze=False), strict=True
+    ):
+        for image, axes in zip(images, line, strict=False):
+            pixels = ((np.asarray(image).clip(-1, 1) + 1) / 2).transpose(1, 2, 0)
+            axes.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=1)
+        for axes in line:
+            axes.set(xticks=[], yticks=[])
+            axes.grid(False)
+            axes.spines[:].set_visible(False)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center")
+    return save_figure(figure, path, dpi)
 
 
 def line_look(index: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from metastable.evaluation.quadrature import bounding_box, grid_density
 from metastable.methods.base import Method
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.proposals.given import finely, log_prob_of
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.walkers.starts import random_rows, some_rows
 
 from .section import Judged, Measured

@@ -21,7 +21,7 @@ from metastable.evaluation.quadrature import (
 )
 from metastable.evaluation.rays import holds_density
 from metastable.proposals import fit_gaussian
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.walkers.starts import some_rows
 
 from .likelihood import MOST_DIMENSIONS

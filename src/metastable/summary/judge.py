@@ -13,7 +13,7 @@ from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
-from metastable.run import Run, outward_scores
+from metastable.runs.run import Run, outward_scores
 
 from .classifier import Classifier
 from .contexts import Contexts
@@ -76,7 +76,7 @@ def _diagnosis(judged: Judged) -> list[Finding]:
         facts |= measured.facts
     log = run.kept_history
     known = Facts(
-        method=run.method,
+        method=run.trained_with or run.method,
         negatives_per_datum=run.config.get("method", {}).get("negatives_per_datum"),
         steps=int(log[-1]["step"]) if log else None,
         **facts,

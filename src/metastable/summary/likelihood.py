@@ -14,7 +14,7 @@ from metastable.core.random import derive
 from metastable.core.types import LogPartition, Walkers, is_discrete
 from metastable.evaluation.diagnosis import Finding
 from metastable.evaluation.log_partition import log_partition
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 from metastable.walkers.starts import some_rows
 
@@ -126,7 +126,7 @@ def _weighted_draws(run: Run, seed: int) -> Walkers | None:
     """Draws of an energy that also is a density up to what its draws' weights put right: a diffusion's φ."""
     if not hasattr(run.energy, "with_steps"):
         return None
-    return importance_walkers(run.learned_energy, run._own_draws, SHOWN, seed)
+    return importance_walkers(run.learned_energy, run.model.own_draws, SHOWN, seed)
 
 
 def affordable(energy: Any, x: Tensor) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +23,11 @@ from metastable.core.types import Pairs
 from metastable.core.units import Coordinates
 from metastable.kernels import HMC, ULA, Kernel
 from metastable.kernels.base import StepKernel
-from metastable.methods import Context, Method
+from metastable.methods import Context
 from metastable.methods.base import ChainMethod, Metrics, Negatives, Objective
-from metastable.methods.contrastive import ExactDraws, FreshChains, move
+from metastable.methods.contrastive import move
 from metastable.methods.jarzynski import Jarzynski, JarzynskiState
-from metastable.methods.mixed import Mixed
-from metastable.methods.robust import Robust
+from metastable.runs.chains import Chains
 from metastable.walkers.starts import random_rows, some_rows
 
 from .section import Judged, Measured
@@ -53,14 +52,6 @@ HISTOGRAMS = (
 
 Change = Callable[[ChainMethod, Any], ChainMethod | None]
 """Changes a method with chains, whose state is beside it."""
-
-
-class Chains(NamedTuple):
-    """A method at the end of training, with what its chains see and where they are."""
-
-    method: Method
-    context: Context
-    state: Any
 
 
 @dataclass(frozen=True)
@@ -173,14 +164,12 @@ def _source(method: Any) -> ChainMethod:
 
 
 def _with_source(method: Any, state: Any, change: Change) -> Any:
-    """The method with its chains changed; None where they cannot be. A loss may stand on another loss."""
-    if isinstance(method, Objective):
-        own = (
-            state[0] if isinstance(method, Robust) else state
-        )  # one state for each β, whose chains are alike
-        source = _with_source(method.source, own, change)
-        return None if source is None else replace(method, source=source)
-    return change(method, state)
+    """The method with the chains of all its sources changed; None where those of one cannot be."""
+    if not method.sources:
+        return change(method, state)
+    pairs = zip(method.sources, method.source_states(state), strict=True)
+    parts = [_with_source(source, own, change) for source, own in pairs]
+    return None if None in parts else method.with_sources(parts)
 
 
 def _at_once(context: Context) -> int:
@@ -191,9 +180,6 @@ def _few(context: Context) -> Change:
     """The same chains, as many as run together here."""
 
     def change(source: ChainMethod, state: Any) -> ChainMethod:
-        if isinstance(source, Mixed):
-            parts = zip(source.sources, state, strict=True)
-            return replace(source, sources=tuple(change(part, own) for part, own in parts))
         if isinstance(source, Jarzynski):  # its negatives are walkers that stand there already
             return source
         name = "batch" if "batch" in {f.name for f in fields(source)} else "walkers"
@@ -206,17 +192,13 @@ def _longer(context: Context) -> Change:
     """A few of the same chains with longer steps."""
 
     def change(source: ChainMethod, state: Any) -> ChainMethod | None:
-        if isinstance(source, Mixed):
-            parts = [change(part, own) for part, own in zip(source.sources, state, strict=True)]
-            kept = tuple(part for part in parts if part is not None)
-            return replace(source, sources=kept) if len(kept) == len(parts) else None
-        kernel = None if isinstance(source, ExactDraws) else enlarged(source.kernel_now(state))
+        kernel = None if source.chain_kernel is None else enlarged(source.kernel_now(state))
         if kernel is None:
             return None
-        steps = source.steps if isinstance(source, FreshChains) else max(source.steps, LEAST_STEPS)
+        steps = source.fresh_steps or max(source.steps, LEAST_STEPS)
         changes = {"step_size": None, "kernel": kernel, "steps": steps}
         if isinstance(source, Jarzynski):
-            return _Moving(**{f.name: getattr(source, f.name) for f in fields(source)} | changes)
+            return _Moving(**{f.name: vars(source)[f.name] for f in fields(source)} | changes)
         return replace(_few(context)(source, state), **changes)  # pyright: ignore
 
     return change

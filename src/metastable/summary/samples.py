@@ -21,7 +21,8 @@ from metastable.evaluation.distances import (
 )
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.rays import far_share, radii
-from metastable.run import Run, in_units
+from metastable.runs.model import in_units
+from metastable.runs.run import Run
 from metastable.walkers.starts import some_rows
 
 from .section import COSTLY_ROWS, Judged, Measured

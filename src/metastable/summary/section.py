@@ -13,7 +13,7 @@ from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import Finding
-from metastable.run import Run
+from metastable.runs.run import Run
 
 COSTLY_ROWS = 1000
 """Rows behind scores where each energy is an ODE solved."""

@@ -129,7 +129,8 @@ def objective(run: Run) -> Html | None:
     if K is None:
         return None
     steps, column = run.metrics["step"], run.metrics["objective"]
-    weighed = mapping(run.config.get("method")).get("name") != "ibc"  # which compares with uniform points
+    traits, method = mapping(run.config.get("traits")), mapping(run.config.get("method"))
+    weighed = traits.get("weighs", method.get("proposal") != "uniform")  # which folders without traits have
     matched, collapse = (np.full(len(steps), value) for value in (-math.log(K + 1), 0.0))
     lines = [
         plots.Series("objective", steps, column, palette.blue),

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import InputError, options_of, require_options
+from metastable.core.errors import InputError
 from metastable.core.parts import home_of
 from metastable.core.powered import powered
-from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates, Units
-from metastable.core.weights import require_weight
 from metastable.energies.in_units import in_data_units
-from metastable.evaluation.classifier import given_label
-from metastable.evaluation.conditional import LogPartitions, conditional_log_prob, log_partition_given
-from metastable.evaluation.diagnosis import Finding
+from metastable.evaluation.conditional import LogPartitions
+from metastable.evaluation.diagnosis import Finding, format_findings
 from metastable.proposals.in_units import DensityInDataUnits
-from metastable.training.records import Row, read_jsonl
+from metastable.report import write_report
+from metastable.training.records import Row
+
+from .model import Model, in_units
 
 
 @dataclass
@@ -142,6 +140,27 @@ class Run:
         """Shape of one event."""
         return tuple(self.config["event_shape"])
 
+    @property
+    def model(self) -> Model:
+        """The density that was learned; `run.log_prob`, `run.sample` and `run.log_partition_given` ask it."""
+        shape, context = self.config.get("event_shape"), self.config.get("context_shape")
+        return Model(
+            energy=self.inside.get("energy", self.energy),
+            players=self.inside or self.players,
+            method=self.trained_with,
+            method_name=self.method,
+            power=self.power,
+            log_z=self.log_partition,
+            walkers=self.walkers,
+            event_shape=None if shape is None else tuple(shape),
+            context_shape=None if context is None else tuple(context),
+            coordinates=self.coordinates,
+            seed=self.config.get("seed", 0),
+        )
+
+    def _model(self, given: Any) -> Model:
+        return self.model if given is None and not self.conditional else self.model.given(given)
+
     def log_prob(self, x: Any, given: Any = None, **options: Any) -> Tensor:
         """Normalised log-density of what was learned, −P·E(x) − log Z, `(B,)`; P is `power`, mostly 1.
 
@@ -153,27 +172,7 @@ class Run:
                 `log_partition_given` says.
             options: `draws` or `std_error`, of `evaluation.conditional.log_partition_given`.
         """
-        x = self._events(x)
-        if self.coordinates is not None:
-            u = self.coordinates.events.forward(x).to(self._home)
-            c = None if given is None else self._contexts(given)
-            return self.within().log_prob(u, c, **options) + self.coordinates.events.log_det
-        if given is not None or self.conditional:
-            given = self._contexts(given)
-            require_options(options, options_of(conditional_log_prob))
-            if self.normalised:
-                with torch.no_grad():
-                    return -self.energy(x, given)  # pyright: ignore
-            options = {"rng": self._draws(given.device), **options}
-            found = conditional_log_prob(self.energy, self.importance_density(), x, given, **options)
-            return found.value.to(x.dtype)
-        require_options(options, ())
-        if self.log_partition is None:
-            raise InputError(
-                "log_partition: this run has none; metastable.log_partition(run.learned_energy, …) estimates it"
-            )
-        with torch.no_grad():
-            return -self.learned_energy(x) - self.log_partition.value
+        return self._model(given).log_prob(x, **options)
 
     def sample(
         self,
@@ -200,33 +199,12 @@ class Run:
         interpolating energy, or a density's own draws. `options` are those of these algorithms: `kernel`, and
         `t_low`, `evaluations` and `eta` of an interpolating energy, which takes no `steps`.
         """
-        from metastable.api import continue_sampling
-
-        if self.coordinates is not None:
-            c = None if given is None else self._contexts(given)
-            kept = {"steps": steps, "step_size": step_size, "seed": seed, "corrected": corrected}
-            drawn = self.within().sample(n, given=c, label=label, **kept, **options)
-            return in_units(drawn, self.coordinates.events)
         if label is not None and self.conditional:
             raise InputError("label: this is a conditional run, which has no classes; give contexts, given=…")
-        if given is not None or self.conditional:
-            if corrected or step_size is not None:
-                raise InputError("given: walkers of contexts take kernel=…, not corrected or step_size")
-            chosen = options if steps is None else {"steps": steps, **options}
-            return self._sample_given(n, self._contexts(given), seed, chosen)
-        if options:
-            require_options(options, _options_given() | set(options_of(Run.sample)))
-            raise InputError(f"{next(iter(options))}: only samples of a conditional run take it")
-        own = getattr(self.trained_with, "sample", None)
-        if own is not None and label is None:  # a density draws for itself
-            return own(self.players, n, generator(derive(seed, "sample"), self._home.device))
-        if self.walkers is None:
-            raise InputError("walkers: this run kept none; use metastable.sample(run.learned_energy, …)")
-        steps = 100 if steps is None else steps
-        energy, start = self.learned_energy, self.walkers
-        if label is not None:
-            energy, start = given_label(energy, start, label)
-        walkers = continue_sampling(energy, start, n, steps=steps, step_size=step_size, seed=seed)
+        model = self._model(given)
+        if corrected and model.contexts is not None:
+            raise InputError("given: walkers of contexts take kernel=…, not corrected or step_size")
+        walkers = model.sample(n, steps=steps, step_size=step_size, seed=seed, label=label, **options)
         return self.corrected(walkers) if corrected else walkers
 
     def log_partition_given(self, given: Any, **options: Any) -> LogPartitions:
@@ -236,106 +214,22 @@ class Run:
             given: `(B, *context)`.
             options: of `evaluation.conditional.log_partition_given`: `draws`, `std_error`, `most`, `rng`.
         """
-        given = self._contexts(given)
-        if self.coordinates is not None:
-            return self.within().log_partition_given(given, **options)
-        require_options(options, options_of(log_partition_given))
-        if self.normalised:
-            zero = torch.zeros(len(given), dtype=torch.float64)
-            return LogPartitions(zero, zero, torch.full_like(zero, torch.inf), zero)
-        options = {"rng": self._draws(given.device), **options}
-        return log_partition_given(self.energy, self.importance_density(), given, **options)
-
-    def _draws(self, device: torch.device) -> torch.Generator:
-        """Random numbers of the run's seed, the same ones at every call, for importance sampling."""
-        return generator(derive(self.config.get("seed", 0), "importance"), device)
-
-    def _sample_given(self, n: int, given: Tensor, seed: int, options: dict[str, Any]) -> Walkers:
-        from metastable.methods.conditional_sampling import sample_conditional, sample_from_proposal
-
-        rng = generator(derive(seed, "sample given"), given.device)
-        players: dict[str, Any] = {"energy": self.energy} | self.players
-        own = getattr(self.trained_with, "sample_given", None)
-        found = None if own is None else own(players, n, given, rng, **options)
-        if found is not None:
-            return found
-        require_options(options, options_of(sample_from_proposal))
-        return sample_conditional(players, n, given, rng, **options)
+        return self.model.given(given).log_partition(**options)  # pyright: ignore
 
     @property
     def normalised(self) -> bool:
         """Whether the energy is −log of the density that was learned, so that log Z is 0."""
-        return bool(getattr(self.energy, "normalised", False)) and self.power == 1
+        return self.model.normalised
 
     @property
     def _home(self) -> Tensor:
         """A tensor with the dtype and device that the energy works in."""
         return home_of(self.energy)
 
-    @property
-    def _own_draws(self) -> Any:
-        """The energy itself where it also draws with a known density, as a diffusion's φ does.
-
-        In as many steps as its weights need, `fine`; what these leave is in the error of log Z.
-        """
-        own: Any = self.energy if isinstance(self.energy, Proposal) else None
-        return own.with_steps(*own.fine) if hasattr(own, "fine") else own
-
     def importance_density(self) -> Any:
-        """A density to draw from for log Z: the run's proposal, one beyond its box, or a diffusion's φ itself.
-
-        A continuous flow solves its ODE in more steps than it may have been trained with, see `finely`.
-        """
-        from metastable.proposals import Gaussian, Uniform
-        from metastable.proposals.given import finely
-
-        if self.coordinates is not None:
-            return DensityInDataUnits(self.within().importance_density(), self.coordinates)
-        proposal: Any = self.players.get("proposal", self._own_draws)
-        if proposal is None:
-            raise InputError(
-                f"proposal: a run of {self.method!r} has none to estimate log Z of a context from; call "
-                "evaluation.conditional.log_partition_given with one of your own"
-            )
-        if isinstance(proposal, Uniform):  # the energy may have mass beyond the box
-            return Gaussian((proposal.low + proposal.high) / 2, (proposal.high - proposal.low) / 3)
-        return finely(proposal)
-
-    def _events(self, x: Any) -> Tensor:
-        """Events as the energy needs them, `(B, *event)`; of one number each, `(B,)` will do, as for `fit`.
-
-        Rows of any floating point type and on any device are brought to the energy's own: what is made of them is
-        there too.
-        """
-        x = torch.as_tensor(x)
-        x = x.to(self._home.device if self.coordinates is not None else self._home)
-        if "event_shape" not in self.config:
-            return x
-        x = x[:, None] if x.dim() == 1 and self.event_shape == (1,) else x
-        if self.conditional and self.normalised and tuple(x.shape[2:]) == self.event_shape:
-            return x  # several events for each context, of which a density knows what to make
-        if tuple(x.shape[1:]) != self.event_shape or x.dim() == 0:
-            shape = ", ".join(map(str, ("B", *self.event_shape)))
-            raise InputError(f"x: must have shape ({shape}), got {tuple(x.shape)}")
-        return x
-
-    def _contexts(self, given: Any) -> Tensor:
-        """Contexts as the energy needs them, `(B, *context)`."""
-        if given is None:
-            raise InputError("given: this is a conditional run; give contexts, given=…")
-        if not self.conditional:
-            hint = "; samples of one class: label=…" if hasattr(self.energy, "logits") else ""
-            raise InputError(f"given: this run of {self.method!r} was trained without contexts{hint}")
-        given = torch.as_tensor(given)
-        units = None if self.coordinates is None else self.coordinates.given
-        given = given.to(self._home.device if units is not None else self._home)
-        shape = tuple(self.config["context_shape"])
-        given = given[:, None] if given.dim() == 1 and shape == (1,) else given  # as `fit` takes them
-        if tuple(given.shape[1:]) != shape or given.dim() == 0:
-            raise InputError(
-                f"given: must have shape (B, {', '.join(map(str, shape))}), got {tuple(given.shape)}"
-            )
-        return given if units is None else units.forward(given).to(self._home)
+        """A density to draw from for log Z, in the data's units; see `Model.importance_density`."""
+        density = self.model.importance_density()
+        return density if self.coordinates is None else DensityInDataUnits(density, self.coordinates)
 
     def log_ratio(self, x: Any) -> Tensor:
         """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.
@@ -344,19 +238,11 @@ class Run:
         normalise. How near to that it is can be seen from the mean of e^{log_ratio} over the model, which should
         be 1.
         """
-        if self.coordinates is not None:
-            u = self.coordinates.events.forward(self._events(x))
-            return self.within().log_ratio(u.to(self._home))
-        ratio = self.players.get("ratio")
-        if ratio is None:
-            raise InputError(f"ratio: a run of {self.method!r} learns no density ratio; train with 'f-ebm'")
-        x = self._events(x)
-        with torch.no_grad():
-            return ratio(x, self.energy(x))
+        return self.model.log_ratio(x)
 
     def importance_weights(self, x: Any) -> Tensor:
         """Weights `(B,)`, with sum 1, that turn averages over samples of the model into averages over the data."""
-        return torch.softmax(require_weight(self.log_ratio(x).double(), "log_ratio"), 0)
+        return self.model.importance_weights(x)
 
     def corrected(self, walkers: Walkers) -> Walkers:
         """Walkers of the model, weighted by the density ratio so that they stand for the data."""
@@ -365,8 +251,6 @@ class Run:
 
     def report(self) -> Path:
         """Write `report.html` into the folder."""
-        from metastable.report import write_report
-
         if self.folder is None:
             raise InputError("folder: this run was not written to disk; fit with out='runs/name'")
         return write_report(self.folder)
@@ -395,19 +279,11 @@ class Run:
         }
 
     def __str__(self) -> str:
-        from metastable.evaluation.diagnosis import format_findings
-
         lines = [f"{self.method}: {self.status} after {self.steps} steps, {self.seconds:.1f} s"]
         lines += [self.ended] if self.ended else []
         if self.log_partition is not None:
             lines.append(str(self.log_partition))
         return "\n".join([*lines, format_findings(self.diagnosis)])
-
-
-def in_units(walkers: Walkers, units: Units) -> Walkers:
-    """Walkers of training's units in the data's own: float64 where those need it."""
-    trace = None if walkers.trace is None else units.inverse(walkers.trace)
-    return replace(walkers, x=units.inverse(walkers.x), trace=trace)
 
 
 def outward_scores(scores: dict[str, Any], log_det: float) -> dict[str, Any]:
@@ -421,57 +297,3 @@ def _outward_modes(modes: dict[str, Any] | None, units: Units) -> dict[str, Any]
         return modes
     centers = torch.tensor(modes["centers"], dtype=torch.float64).view(-1, *units.event_shape)
     return {**modes, "centers": units.inverse(centers).flatten(1).tolist()}
-
-
-def _options_given() -> set[str]:
-    """Options of the algorithms that sample conditional runs."""
-    from metastable.methods.conditional_sampling import sample_from_proposal, sample_interpolating
-
-    return {name for way in (sample_from_proposal, sample_interpolating) for name in options_of(way)}
-
-
-def require_run_folder(folder: str | Path) -> Path:
-    """The folder, if it is a run."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"run: no such folder: {folder}")
-    if not (folder / "config.json").is_file() or not (folder / "checkpoints").is_dir():
-        raise InputError(
-            f"run: {folder} is not a run (it should hold config.json, metrics.jsonl and checkpoints/)"
-        )
-    return folder
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The resolved settings of a run."""
-    try:
-        return json.loads((folder / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{folder / 'config.json'}: is not valid JSON: {error}") from error
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run, empty where it has none yet."""
-    path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
-def read_history(folder: Path) -> list[Row]:
-    """The metrics of a run."""
-    path = folder / "metrics.jsonl"
-    return read_jsonl(path) if path.is_file() else []
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON whole or not at all."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(json.dumps(value, indent=2, default=_plain) + "\n")
-    partial.replace(path)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    return str(value)

@@ -83,7 +83,7 @@ def test_rows_come_to_the_device_of_the_energy():
 def test_samples_of_a_run_that_is_read_come_to_its_device(tmp_path):
     write_json(tmp_path / "summary.json", {"status": "finished"})
     np.save(tmp_path / "samples.npy", rows().float().numpy())
-    run = load_summary(replace(elsewhere(folder=tmp_path), log_partition=None), 0)
+    run = load_summary(replace(elsewhere(folder=tmp_path), log_partition=None))
     assert run.walkers.x.device.type == run.walkers.log_weight.device.type == "meta"
 
 

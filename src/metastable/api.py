@@ -289,4 +289,4 @@ def load_run(
             from `config.json` otherwise.
         device: where to put it.
     """
-    return load_summary(*read_run(folder, energy, method=method, device=device))
+    return load_summary(read_run(folder, energy, method=method, device=device))

@@ -34,8 +34,8 @@ def read_run(
     *,
     method: Method | None = None,
     device: str = "cpu",
-) -> tuple[Run, int]:
-    """A run from its folder, without what it was found to be worth, and the update that its weights are of."""
+) -> Run:
+    """A run from its folder, without what it was found to be worth."""
     folder = require_run_folder(folder)
     config = read_config(folder)
     method, context, state = chains_of(folder, config, energy, method, device)
@@ -50,8 +50,9 @@ def read_run(
         config=config,
         folder=folder,
         power=power_of(method, context.step),
+        kept=context.step,
     )
-    return run.outward(Coordinates.from_json(config.get("coordinates"))), context.step
+    return run.outward(Coordinates.from_json(config.get("coordinates")))
 
 
 def load_chains(run: Run, train: Dataset) -> Chains:

@@ -13,9 +13,6 @@ from metastable.core.parts import in_parts
 from metastable.core.random import derive, generator
 from metastable.evaluation.classifier import class_samples, classifier_summary
 from metastable.kernels import MALA, ULA, Kernel, StepKernel, warm_up
-from metastable.methods.base import ChainMethod, Objective
-from metastable.methods.contrastive import ExactDraws
-from metastable.methods.mixed import Mixed
 from metastable.proposals import fit_gaussian
 from metastable.runs.run import Run
 from metastable.walkers.starts import some_rows
@@ -93,9 +90,4 @@ def moves_of(run: Run, start: Tensor, seed: int) -> Kernel:
 
 def kernel_of(method: Any) -> Kernel | None:
     """The kernel that moves a method's chains, of several samplers the first one's; None where nothing moves."""
-    if isinstance(method, Objective):
-        return kernel_of(method.source)
-    if isinstance(method, Mixed):
-        return next((k for k in map(kernel_of, method.sources) if k is not None), None)
-    moving = isinstance(method, ChainMethod) and not isinstance(method, ExactDraws)
-    return method.moves if moving else None
+    return method.chain_kernel

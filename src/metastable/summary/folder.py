@@ -133,15 +133,15 @@ def judged_words(run: Run) -> str:
     return words if judged_step(run) else f"{words}, and nothing was learned"
 
 
-def load_summary(run: Run, step: int) -> Run:
+def load_summary(run: Run) -> Run:
     """What a run's `summary.json` knows, put back into the run.
 
     Args:
-        run: with the weights of its newest good checkpoint.
-        step: the update that this is of. A summary from before it, when training had stopped and then went on, says
-            nothing about these weights.
+        run: with the weights of its newest good checkpoint, and as `kept` the update that these are of. A summary
+            from before it, when training had stopped and then went on, says nothing about these weights.
     """
     assert run.folder is not None
+    step = judged_step(run)
     kept = read_summary(run.folder)
     if kept.get("steps", step) < step:
         kept = {}

@@ -173,8 +173,8 @@ def compare_methods(
     """Train the same energy with each method, and write runs, table and report into `out`.
 
     Args:
-        energy: a module, the settings of a built-in energy, its name, or None for the default; each method
-            trains a copy of its own.
+        energy: a module, the settings of a built-in energy, its name, or `"default"` (None means the same); each
+            method trains a copy of its own.
         data: the rows.
         methods: no two of the same name.
         out: the folder; one that holds an earlier comparison is cleared if `overwrite` is set.

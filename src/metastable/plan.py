@@ -30,7 +30,7 @@ from metastable.evaluation.rays import bare_network_words
 from metastable.kernels import KERNELS, Kernel
 from metastable.methods import METHODS, ChainMethod, Density, Method, Objective
 from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
-from metastable.training.config import Adam, TrainerConfig
+from metastable.training.config import RATE_NAMES, Adam, TrainerConfig
 from metastable.training.engine import Engine
 
 
@@ -349,7 +349,8 @@ def check_options(options: Mapping[str, Any], method: Method) -> None:
         if name in {f.name for f in dataclasses.fields(method)}:
             table = f"{{'name': {method.name!r}, {name!r}: {options[name]!r}}}"
             raise ConfigError(name, f"is a setting of the method: fit(…, method={table})")
-        raise ConfigError(f"trainer.{name}", f"unknown setting{nearest(name, known)}")
+        meant = " (did you mean 'learning_rate'?)" if name in RATE_NAMES else nearest(name, known)
+        raise ConfigError(f"trainer.{name}", f"unknown setting{meant}")
 
 
 def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method") -> Method:
@@ -422,8 +423,10 @@ def _resolve_energy(
 
 def energy_config(energy: Any, event_shape: tuple[int, ...], beside: str, timed: bool) -> Any:
     """Settings of a built-in energy, from themselves, a name, a table or None; None for an energy of one's own."""
-    if energy is None:
+    if energy is None or energy == "default":
         return default_config(event_shape, beside, timed)
+    if isinstance(energy, Mapping) and energy.get("name") == "default":
+        energy = {**energy, "name": default_config(event_shape, beside, timed).name}
     if isinstance(energy, (str, Mapping)):
         return build_tagged(ENERGIES, energy, "energy")
     return None if is_own(energy) else energy

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import InputError, options_of, require_options
+from metastable._version import __version__
+from metastable.core.errors import InputError, options_of, refuse_newer, require_options
 from metastable.core.parts import home_of
 from metastable.core.powered import powered
 from metastable.core.random import derive, generator
@@ -445,9 +446,11 @@ def require_run_folder(folder: str | Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """The resolved settings of a run."""
     try:
-        return json.loads((folder / "config.json").read_text())
+        found = json.loads((folder / "config.json").read_text())
     except json.JSONDecodeError as error:
         raise InputError(f"{folder / 'config.json'}: is not valid JSON: {error}") from error
+    refuse_newer(folder / "config.json", found.get("version"), __version__)
+    return found
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from metastable.energies.in_units import in_data_units
 from metastable.evaluation.classifier import given_label
 from metastable.evaluation.conditional import LogPartitions, conditional_log_prob, log_partition_given
 from metastable.evaluation.diagnosis import Finding
+from metastable.evaluation.row_scores import RowScores, row_scores
 from metastable.proposals.in_units import DensityInDataUnits
 from metastable.training.records import Row, read_jsonl
 
@@ -175,6 +176,13 @@ class Run:
             )
         with torch.no_grad():
             return -self.learned_energy(x) - self.log_partition.value
+
+    def score(self, x: Any, given: Any = None) -> RowScores:
+        """log p of each row, `(B,)`, or its energy where log Z is not trusted; `.kind` says which, `.why` why.
+
+        New rows less likely than 99 % of `x`: `run.score(new).outliers(run.score(x).threshold(0.01))`.
+        """
+        return row_scores(self, x, given)
 
     def sample(
         self,

@@ -40,6 +40,9 @@ def sample(
     label: Annotated[
         int | None, typer.Option(help="Draw from p(x | label) of a classifier that is an energy model (jem).")
     ] = None,
+    energy: Annotated[
+        str | None, typer.Option(help="What makes the module of a run of your own: module:factory.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
 ) -> None:
@@ -54,7 +57,7 @@ def sample(
     require_count("n", n)
     require_count("steps", 100 if steps is None else steps)
     require(out.suffix == ".npy", "out", "a file that ends in .npy", str(out))
-    found = open_run(run, device)
+    found = open_run(run, device, energy)
     if found.conditional or given is not None:
         from .conditional import sample_contexts
 

@@ -52,7 +52,7 @@ def test_the_threshold_is_of_the_run_s_own_rows(metastable, run_folder, rows, tm
     held = ms.data.load_array("toy:two-modes?n=300").split(0.1, 0)[1]
     assert flags.tolist() == (scores < run.score(held.x).threshold(0.1)).tolist()
     result = metastable("score", run_folder, "--data", rows, "--out", out)
-    assert "of 300 rows of the run, held out or not" in result.output
+    assert "of 300 rows of the run (held out or not)" in result.output
 
 
 def test_one_row_is_enough_and_has_the_score_it_has_among_others(metastable, run_folder, rows, tmp_path):

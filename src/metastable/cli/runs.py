@@ -179,7 +179,7 @@ def own_rows(run: Run, least: float) -> tuple[Dataset, str]:
     held = dataset.split(share, run.config["seed"])[1] if share else None
     if held is not None and len(held) >= least:
         return held, "held-out rows of the run"
-    return dataset, "rows of the run, held out or not" if share else "training rows of the run"
+    return dataset, "rows of the run (held out or not)" if share else "training rows of the run"
 
 
 def training_set(run: Run, source: str | None = None) -> Dataset:

@@ -49,7 +49,9 @@ def score(
     scores = found.score(dataset.x, dataset.given if found.conditional else None)
     columns = columns_of(scores)
     name = scores.kind.replace("_", "-")
-    say(f"{run} on {data}, {len(dataset)} rows: {name} of each" + (f" ({scores.why})" if scores.why else ""))
+    hint = "; ask for it with --log-z" if scores.kind == "energy" and found.log_partition is None else ""
+    why = f" ({scores.why}{hint})" if scores.why else ""
+    say(f"{run} on {data}, {len(dataset)} rows: {name} of each{why}")
     if x is None:
         say(f"no outliers were flagged: {whose}")
     else:
@@ -58,7 +60,7 @@ def score(
         columns |= {"outlier": flags.numpy()}
         side = "above" if scores.kind == "energy" else "below"
         words = f"{int(flags.sum())} outliers: {name} {side} {threshold:.6g}"
-        say(f"{words}, where at most a share of {outliers:g} of {len(x)} {whose} lie")
+        say(f"{words}, as have at most {outliers:g} of {len(x)} {whose}")
     write(out, columns)
     say(f"wrote {out}")
 

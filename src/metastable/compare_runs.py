@@ -30,21 +30,16 @@ def compare_runs(
     """
     notes = differences(runs)
     folder, names = Path(out), _names([run.folder or Path("run") for run in runs])
-    for run in runs:
-        if run.folder is not None and folder.resolve() in (
-            run.folder.resolve(),
-            *run.folder.resolve().parents,
-        ):
-            raise InputError(f"out: {folder} holds the run {run.folder}; choose another folder")
+    copies = [folder / f"run-{i + 1}" for i in range(len(runs))]
+    runs_there = [run.folder for run in runs if run.folder is not None]
+    inside = [path for path in runs_there if folder.resolve() in (path.resolve(), *path.resolve().parents)]
+    for path in inside + [path for path in copies if (path / "checkpoints").exists()]:
+        raise InputError(f"out: {folder} holds the run {path}; choose another folder")
     open_folder(folder, overwrite)
     found = Comparison(folder, runs[0].config["data"]["source"], None, names, notes=notes)
     alike = len({len(run.modes["data"]) for run in runs if run.modes is not None}) < 2
-    for i, (name, run, rows) in enumerate(zip(names, runs, train, strict=True)):
-        row = {
-            "method": f"{name} ({run.method})",
-            "run": _copied(run, folder / f"run-{i + 1}"),
-            "status": run.status,
-        }
+    for name, run, rows, copy in zip(names, runs, train, copies, strict=True):
+        row = {"method": f"{name} ({run.method})", "run": _copied(run, copy), "status": run.status}
         if run.status == "diverged":
             found.rows.append({**row, "steps": run.steps, "diagnosis": "diverged"})
             continue

@@ -64,10 +64,13 @@ def test_overwriting_removes_copies_and_nothing_else(metastable, refused, compar
     again = tmp_path / "again"
     shutil.copytree(run_folder, again)
     words = ["compare", run_folder, again, "--out", out]
-    assert "already holds a comparison; give --overwrite" in refused(*words)
     shutil.rmtree(out / "jarzynski" / "checkpoints")
-    assert metastable(*words, "--overwrite").exit_code != 0  # run-2 is in the way, and is not touched
+    assert f"holds the run {out / 'run-2'}" in refused(*words, "--overwrite")  # which is not touched
     assert (out / "run-2" / "checkpoints").is_dir()
+    assert (out / "compare.json").is_file()
+    shutil.rmtree(out / "run-2")
+    assert "already holds a comparison; give --overwrite" in refused(*words)
+    assert metastable(*words, "--overwrite").exit_code == 0
     assert (out / "jarzynski" / "config.json").is_file()
     assert (out / "mine.txt").read_text() == "keep"
 

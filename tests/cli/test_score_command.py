@@ -64,6 +64,13 @@ def test_one_row_is_enough_and_has_the_score_it_has_among_others(metastable, run
     assert row["log_density"] == table_of(out)[3]["log_density"]
 
 
+def test_rows_that_are_drawn_are_those_that_training_would_draw(metastable, run_folder, tmp_path):
+    source, out = "toy:two-modes?n=5&noise=0.1", tmp_path / "s.npz"
+    assert metastable("score", run_folder, "--data", source, "--out", out).exit_code == 0
+    expected = ms.load_run(run_folder).score(ms.data.load_array(source).x).value
+    assert np.load(out)["log_density"] == pytest.approx(expected.numpy(), abs=1e-4)
+
+
 def test_an_untrusted_log_z_gives_energies_and_says_so(metastable, run_folder, rows, tmp_path):
     folder, out = tmp_path / "run", tmp_path / "s.csv"
     shutil.copytree(run_folder, folder)

@@ -14,7 +14,7 @@ from metastable.core.errors import InputError
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Proposal, Walkers
 from metastable.data import Dataset, load_array
-from metastable.data.images import image_source
+from metastable.data.arrays import READABLE
 from metastable.evaluation.classifier import given_label
 from metastable.evaluation.log_partition import log_partition
 from metastable.methods.base import Objective
@@ -161,9 +161,9 @@ def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Datase
 
 
 def rows_to_score(run: Run, source: str) -> Dataset:
-    """Rows of a file in its own order and all its digits, one or more of them."""
-    digits = None if image_source(source) else torch.float64
-    dataset = load_array(source, dtype=digits, least=1)
+    """Rows of a file in its own order and with all their digits, one or more of them."""
+    is_file = Path(source).suffix.lower() in READABLE
+    dataset = load_array(source, dtype=torch.float64 if is_file else None, least=1)
     _check_shape(dataset, run, "data")
     if run.conditional and dataset.given is None:
         raise InputError("data: this is a conditional run; give an .npz file with the arrays x and given")

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.core.errors import CheckpointError, DivergenceError
 from metastable.core.protocols import event_shape_of
-from metastable.core.types import Energy, LogPartition, events, is_discrete
+from metastable.core.types import Energy, LogPartition, Proposal, as_shape, events, is_discrete
 from metastable.data import Dataset, load_array
 from metastable.data.columns import dequantised
 from metastable.energies import check_energy, inside_walls
 from metastable.evaluation.diagnosis import Facts, diagnose
+from metastable.evaluation.log_partition import SPREAD
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
+from metastable.kernels import Kernel
 from metastable.methods import Context, Method
 from metastable.progress import TrainingBar
 from metastable.report import write_report
@@ -62,10 +65,10 @@ def fit(
 
     Args:
         energy: any module or callable `(B, *event) → (B,)` with parameters, the name of a built-in energy
-            (`mlp`, `conv`, `mixture`), or None for the default: a network on top of a Gaussian fitted to the
-            data, so that the first walkers and log Z₀ are exact. With a method that needs labels (`jem`) also a
-            plain classifier `(B, *event) → (B, C)`: the run's energy is then `JointEnergy(classifier)`, of the
-            default output scale 20,000, and the classifier its `.network`.
+            (`mlp`, `conv`, `mixture`), or `"default"` (None means the same): a network on top of a Gaussian fitted
+            to the data, so that the first walkers and log Z₀ are exact. With a method that needs labels (`jem`)
+            also a plain classifier `(B, *event) → (B, C)`: the run's energy is then `JointEnergy(classifier)`, of
+            the default output scale 20,000, and the classifier its `.network`.
         data: an array or tensor `(n, *event)`, a file, or `toy:NAME`.
         method: a method (`ms.methods.Jarzynski(...)`) or its name.
         steps: updates; by default as many as rows and columns ask for, 2000 at most.
@@ -77,7 +80,7 @@ def fit(
         held_out: share of the rows kept from training, on which scores are then computed. Where the method knows
             log Z while it trains, training ends when their likelihood no longer grows, and the best is kept.
         learning_rate: of the default optimiser, Adam, held constant; by default what rows and columns ask for,
-            falling to zero along a cosine.
+            falling to zero along a cosine. With an `optimiser` of your own the rate is said there.
         units: what training measures events in: `none`, the data's own units; `scale`, every column in its
             standard deviation; `whiten`, correlations undone as well; `auto` whitens vectors and leaves images
             alone. Samples, densities and log Z come back in the data's units. An energy of your own still sees
@@ -247,29 +250,79 @@ def log_partition(
     energy: Energy,
     dim: int | None = None,
     *,
-    event_shape: tuple[int, ...] | None = None,
+    event_shape: int | tuple[int, ...] | None = None,
+    reference: Proposal | None = None,
+    data: Tensor | None = None,
+    samples: Tensor | None = None,
+    walkers: int = 512,
+    populations: int = 16,
     seed: int = 0,
-    **options: Any,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    kernel: Kernel | None = None,
+    steps: int = 2,
+    conditional_ess: float = 0.95,
+    spread: float = SPREAD,
+    refinements: int = 1,
 ) -> LogPartition:
     """log Z = log ∫ exp(−E) with a standard error and an interval that covers.
 
-    Sequential Monte Carlo from a fitted reference, in independent populations. See
-    `metastable.evaluation.log_partition` for every option: `reference`, `data` to fit it to, `samples` of the
-    model for the reverse estimate, `walkers`, `populations`. The energy may be +inf outside a region, which is then
-    the region of the integral; one far from the origin needs `data` or a `reference`.
+    Sequential Monte Carlo from a fitted reference, in independent populations
+    (`metastable.evaluation.log_partition` says how). The energy may be +inf outside a region, which is then the
+    region of the integral; one far from the origin needs `data` or a `reference`.
+
+    Args:
+        energy: any callable `(B, *event) → (B,)`.
+        dim: dimension of an event that is a vector, the same as an `event_shape` of one number.
+        event_shape: shape of one event, or its dimension; not needed where the energy or rows say it.
+        reference: a normalised density to begin from; without one, a Gaussian fitted to `data` or `samples`, the
+            energy's own reference, or what a search from N(0, `spread`²) finds.
+        data: rows that the model should find likely, `(n, *event)`: the surest way to reach every mode.
+        samples: independent draws of the model, `(n, *event)`, which also give the reverse estimate.
+        walkers: in each population.
+        populations: independent estimates of Z.
+        seed: of every random number.
+        dtype: of the walkers; by default that of the energy's parameters, else of the rows or the reference.
+        device: likewise.
+        kernel: by default short HMC trajectories, or Gibbs for a discrete energy.
+        steps: moves at each temperature.
+        conditional_ess: share of effective walkers that one change of temperature leaves.
+        spread: standard deviation that a search begins from, in the model's units.
+        refinements: how often the path may be made finer, at four times the cost, while populations disagree.
+
+    Returns:
+        The estimate; its `warnings` say in words what speaks against it.
 
     >>> import metastable as ms
     >>> z = ms.log_partition(ms.energies.Banana(), seed=0)
     >>> z.interval(0.95)[0] < ms.energies.Banana().log_partition() < z.interval(0.95)[1]
     tensor(True)
     """
-    shape = event_shape or ((dim,) if dim is not None else event_shape_of(energy))
+    asked = None if event_shape is None else as_shape(event_shape)
+    shape = asked or ((dim,) if dim is not None else event_shape_of(energy))
     if shape is not None:
         x = starts_of(energy, 3, None, shape, seed)
         inside = x if is_discrete(energy) else x[inside_walls(energy, x)]
         if len(inside):  # else the search, or what is given, says where it is finite
             check_energy(energy, inside, walls=True)
-    return estimate_log_partition(energy, dim, event_shape=event_shape, seed=seed, **options)
+    return estimate_log_partition(
+        energy,
+        dim,
+        event_shape=asked,
+        reference=reference,
+        data=data,
+        samples=samples,
+        walkers=walkers,
+        populations=populations,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        kernel=kernel,
+        steps=steps,
+        conditional_ess=conditional_ess,
+        spread=spread,
+        refinements=refinements,
+    )
 
 
 def load_run(

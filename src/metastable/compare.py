@@ -71,20 +71,22 @@ class Comparison:
     Attributes:
         folder: holds one run for each method, `compare.json` and `report.html`.
         data: where the rows came from.
-        budget: what each method could spend, in words.
-        methods: names of all methods, in order.
+        budget: what each method could spend, in words; None for finished runs, which had their own.
+        methods: names of all methods, or of finished runs, in order.
         rows: one for each method that was trained.
         truth: what is known: `mode_weights` of the training data.
         interrupted: whether somebody pressed Ctrl-C.
+        notes: in words, what cannot be compared.
     """
 
     folder: Path
     data: str
-    budget: str
+    budget: str | None
     methods: list[str]
     rows: list[dict[str, Any]] = field(default_factory=list)
     truth: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
+    notes: list[str] = field(default_factory=list)
 
     @property
     def columns(self) -> list[str]:
@@ -93,7 +95,7 @@ class Comparison:
 
     def write(self) -> None:
         """Write `compare.json`."""
-        names = ("data", "budget", "methods", "truth", "rows", "columns")
+        names = ("data", "budget", "methods", "truth", "rows", "columns", *(["notes"] if self.notes else []))
         write_json(self.folder / "compare.json", {name: getattr(self, name) for name in names})
 
 
@@ -173,8 +175,8 @@ def compare_methods(
     """Train the same energy with each method, and write runs, table and report into `out`.
 
     Args:
-        energy: a module, the settings of a built-in energy, its name, or None for the default; each method
-            trains a copy of its own.
+        energy: a module, the settings of a built-in energy, its name, or `"default"` (None means the same); each
+            method trains a copy of its own.
         data: the rows.
         methods: no two of the same name.
         out: the folder; one that holds an earlier comparison is cleared if `overwrite` is set.
@@ -191,14 +193,14 @@ def compare_methods(
     trainer = trainer_for(TrainerConfig(), None, None) if trainer is None else trainer
     folder, names = Path(out), [m.name for m in methods]
     found = Comparison(folder, data.name, _budget_words(trainer), names)
-    _open(folder, overwrite)
+    open_folder(folder, overwrite)
     found.write()
     train = data.split(held_out, seed)[0] if held_out > 0 else data
     for method in methods:
         with bar(method.name, trainer) if bar else nullcontext(False) as on_row:
             row, run = _train(energy, data, method, trainer, folder, seed, held_out, units, on_row)
         if run is not None:
-            found.truth |= _truth(run)
+            found.truth |= truth_of(run)
             row |= scores(run, train.x)
         found.rows.append(row)
         found.write()
@@ -224,7 +226,7 @@ def _budget_words(trainer: TrainerConfig) -> str:
     return " or ".join(words) or f"{trainer.steps} steps"
 
 
-def _open(folder: Path, overwrite: bool) -> None:
+def open_folder(folder: Path, overwrite: bool) -> None:
     """Make the folder, or clear it of an earlier comparison and of nothing else."""
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / "compare.json").is_file():
@@ -238,13 +240,15 @@ def _open(folder: Path, overwrite: bool) -> None:
 def _clear(folder: Path) -> None:
     """Remove what an earlier comparison wrote."""
     try:
-        names = json.loads((folder / "compare.json").read_text(encoding="utf-8"))["methods"]
+        kept = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+        trained, names = kept["budget"] is not None, kept["methods"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"out: {folder / 'compare.json'} is not readable; remove {folder} yourself"
         ) from error
-    for name in set(names) & set(METHODS):
-        if (folder / name / "config.json").is_file():
+    for name in set(names) & set(METHODS) if trained else {f"run-{i + 1}" for i in range(len(names))}:
+        is_copy = not (folder / name / "checkpoints").exists()  # of finished runs only copies lie here
+        if (folder / name / "config.json").is_file() and (trained or is_copy):
             shutil.rmtree(folder / name)
     for name in ("compare.json", "report.html"):
         (folder / name).unlink(missing_ok=True)
@@ -280,7 +284,8 @@ def _train(
     return {**row, "status": run.status}, run
 
 
-def _truth(run: Run) -> dict[str, Any]:
+def truth_of(run: Run) -> dict[str, Any]:
+    """What a run knows of its data: the weights of their modes."""
     return {} if run.modes is None else {"mode_weights": run.modes["data"]}
 
 

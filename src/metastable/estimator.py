@@ -66,8 +66,9 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     Args:
         method: how to train: a name (`jarzynski`, `pcd`, …), a mapping with a `name` and settings, or a method
             (`ms.methods.Jarzynski(...)`).
-        energy: `mlp`, another built-in energy by name or as a mapping with a `name` and settings, or your own
-            module from `(B, d)` to `(B,)`, which is copied and then trained in the coordinates u.
+        energy: `mlp`, which `default` and None mean too; another built-in energy by name or as a mapping with a
+            `name` and settings; or your own module from `(B, d)` to `(B,)`, which is copied and then trained in
+            the coordinates u.
         hidden: widths of the hidden layers of `mlp`.
         steps: updates; `auto` makes 10·rows^(2/3) of them, at least 100 and at most 2000.
         walkers: negatives; `auto` means 512 for `jarzynski`, and the method's own default for another one.
@@ -109,7 +110,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         self,
         method: str | Mapping[str, Any] | Method = "jarzynski",
         *,
-        energy: str | Mapping[str, Any] | EnergyConfig | nn.Module = "mlp",
+        energy: str | Mapping[str, Any] | EnergyConfig | nn.Module | None = "mlp",
         hidden: tuple[int, ...] = (64, 64),
         steps: int | str = "auto",
         walkers: int | str = "auto",
@@ -202,7 +203,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
     def _energy(self) -> Any:
         if isinstance(self.energy, nn.Module):
             return GivenModule(copy.deepcopy(self.energy))
-        if isinstance(self.energy, str) and self.energy == "mlp":
+        if self.energy is None or (isinstance(self.energy, str) and self.energy in ("mlp", "default")):
             return {"name": "mlp", "hidden": tuple(_whole("hidden", width) for width in self.hidden)}
         return self.energy
 

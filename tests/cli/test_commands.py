@@ -11,7 +11,7 @@ import pytest
 
 from metastable._version import __version__
 
-COMMANDS = ("train", "sample", "evaluate", "compare", "reproduce", "bench", "report")
+COMMANDS = ("train", "sample", "evaluate", "score", "compare", "reproduce", "bench", "report")
 
 
 def test_version(metastable):

@@ -14,26 +14,41 @@ if TYPE_CHECKING:
 
     from metastable.compare import Comparison
 
+METHODS_SHOWN = "cd,pcd,jarzynski"
 CLOSE = 0.05
 """A mode weight this near to the data's is shown in green."""
 MOST_WEIGHTS = 4
 
 
 def compare(
-    data: Annotated[str, typer.Option(help="A .npy, .npz, .csv or .tsv file, toy:NAME, mnist:FOLDER, …")],
-    methods: Annotated[str, typer.Option(help="Names with commas between them.")] = "cd,pcd,jarzynski",
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN RUN …]", help="Folders of finished runs, instead of --methods to train."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A .npy, .npz, .csv or .tsv file, toy:NAME, mnist:FOLDER, …")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between them; cd,pcd,jarzynski.")
+    ] = None,
+    energy: Annotated[
+        str | None, typer.Option(help="default, mlp, conv, mixture, … or your own, module:factory.")
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for each method: 60s, 2m, 1h.")] = None,
     evaluations: Annotated[
         int | None, typer.Option(help="Energy evaluations for each method; a gradient counts as one.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of each method; 1500 by default.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the optimiser; 0.001 by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path(
         "runs/compare"
     ),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier comparison in --out.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of every random number; 0 by default.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share of the rows kept for scores; 0.1.")] = None,
     assign: Annotated[
@@ -49,7 +64,7 @@ def compare(
     ] = False,
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
 ) -> None:
-    """Train the same energy with several methods at the same cost, and set them side by side."""
+    """Train the same energy with several methods at the same cost, or take finished runs; set them side by side."""
     from dataclasses import replace
 
     from metastable.compare import (
@@ -60,23 +75,32 @@ def compare(
         require_no_contexts,
         trainer_for,
     )
+    from metastable.core.errors import InputError
     from metastable.methods import METHODS
 
     from .bars import training_bar
-    from .console import console, say
     from .settings import resolve, trainer_of, with_assignments, with_flags
 
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    asked: dict[str, Any] = {"methods": methods, "budget": budget, "evaluations": evaluations, "steps": steps}
+    asked |= {"learning_rate": learning_rate, "seed": seed, "held_out": held_out, "set": assign}
+    if runs:
+        _refuse_training(asked, dry_run)
+        show(_finished(runs, data, energy, device or "cpu", out, overwrite))
+        return
+    if data is None:
+        raise InputError("data: give --data FILE to train on, or the folders of finished runs")
+    names = [name.strip() for name in (methods or METHODS_SHOWN).split(",") if name.strip()]
     seconds = None if budget is None else parse_budget(budget)
     tree = with_assignments({}, assign or [])
     own = {name: tree.pop(name) for name in METHODS if name in tree}
     _refuse_method(tree)
     methods_for(names, own)  # refused before the data are read
-    flags = {"data": data, "seed": seed, "trainer.device": device, "held_out": held_out}
+    flags = {"data": data, "energy": energy, "seed": seed, "trainer.device": device, "held_out": held_out}
+    flags |= {"trainer.optimiser.learning_rate": learning_rate}
     settings = with_flags(tree, flags)
     job = resolve(settings)
     require_no_contexts(job.dataset)
-    if "hidden" not in tree.get("energy", {}):
+    if "hidden" not in (tree.get("energy") or {}):
         job = replace(job, energy=compact(job.energy))
     chosen = methods_for(names, own)
     trainer = trainer_for(trainer_of(settings.get("trainer")), steps, seconds, evaluations)
@@ -95,10 +119,42 @@ def compare(
         overwrite=overwrite,
         bar=lambda name, config: training_bar(name, config, progress),
     )
-    console().print(comparison_table(found))
-    say(f"report: {found.folder / 'report.html'}")
+    show(found)
     if found.interrupted:
         raise typer.Exit(STOPPED)
+
+
+def show(found: Comparison) -> None:
+    """The table, what cannot be compared, and where the page is."""
+    from .console import console, say
+
+    console().print(comparison_table(found))
+    say(*(f"note: {words}" for words in found.notes), f"report: {found.folder / 'report.html'}")
+
+
+def _refuse_training(asked: dict[str, Any], dry_run: bool) -> None:
+    """Options of a training say nothing about runs that are finished."""
+    from metastable.core.errors import InputError
+
+    for option, value in (asked | {"dry_run": dry_run or None}).items():
+        if value not in (None, []):
+            raise InputError(f"{option}: is for training, and finished runs are given; leave it out")
+
+
+def _finished(
+    folders: list[Path], data: str | None, energy: str | None, device: str, out: Path, overwrite: bool
+) -> Comparison:
+    """Runs that are there already, side by side."""
+    from metastable.compare_runs import compare_runs, differences
+    from metastable.runs.folder import read_config, require_run_folder
+
+    from .runs import open_run, training_set
+
+    own = [read_config(require_run_folder(folder))["energy"]["name"] == "custom" for folder in folders]
+    named = [energy if mine or not any(own) else None for mine in own]
+    found = [open_run(folder, device, name) for folder, name in zip(folders, named, strict=True)]
+    differences(found)  # refused before the data are read
+    return compare_runs(found, [training_set(run, data).x for run in found], out, overwrite=overwrite)
 
 
 def _refuse_method(tree: dict[str, Any]) -> None:
@@ -146,14 +202,15 @@ def comparison_table(found: Comparison) -> Any:
     columns = [c for c in rows[0] if c not in left_out and any(str(row[c]) for row in rows)]
     first = [truth] if found.truth else []
     lines = [[row.get(c, "") for c in columns] for row in (*first, *rows)]
-    return table(columns, lines, f"{found.data}, {found.budget} each", caption(found))
+    budget = "finished runs" if found.budget is None else f"{found.budget} each"
+    return table(columns, lines, f"{found.data}, {budget}", caption(found))
 
 
 def _less_telling(found: Comparison) -> set[str]:
     """Columns that others make superfluous, so that the table fits a terminal."""
     same_steps = len({row.get("steps") for row in found.rows}) == 1
     has_kl = any(row.get("kl") is not None for row in found.rows)
-    by_evaluations = "evaluations" in found.budget
+    by_evaluations = "evaluations" in (found.budget or "")
     return (
         ({"steps"} if same_steps or by_evaluations else set())
         | (set() if by_evaluations else {"evaluations"})

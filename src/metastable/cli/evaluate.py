@@ -27,6 +27,9 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Data of another kind, for a classifier to tell apart; may be repeated."),
     ] = None,
+    energy: Annotated[
+        str | None, typer.Option(help="What makes the module of a run of your own: module:factory.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
 ) -> None:
@@ -40,7 +43,7 @@ def evaluate(
     from .console import console, say
     from .runs import open_run, rows_for
 
-    found = open_run(run, device)
+    found = open_run(run, device, energy)
     dataset, name = rows_for(found, data)
     outside = outsiders(found, dataset, ood or [])
     result, arrays = judge_again(found, dataset, seed=seed, log_z=log_z, outsiders=outside)

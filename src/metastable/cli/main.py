@@ -18,6 +18,7 @@ from .guard import guarded
 from .report import report
 from .reproduce import reproduce
 from .sample import sample
+from .score import score
 from .train import train
 
 app = typer.Typer(
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, sample, evaluate, compare, reproduce, bench, report):
+for command in (train, sample, evaluate, score, compare, reproduce, bench, report):
     app.command()(guarded(command))
 
 

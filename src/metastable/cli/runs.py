@@ -13,25 +13,37 @@ from metastable.api import load_run, sample
 from metastable.core.errors import InputError
 from metastable.core.random import derive, generator
 from metastable.core.types import Proposal, Walkers
-from metastable.data import Dataset
+from metastable.data import Dataset, load_array
+from metastable.data.files import READABLE
 from metastable.evaluation.classifier import given_label
 from metastable.methods.base import Objective
 from metastable.methods.contrastive import FreshChains
 from metastable.proposals import Gaussian, fit_gaussian
+from metastable.runs.folder import read_config, require_run_folder
 from metastable.runs.run import Run
 from metastable.summary import why_costly
 from metastable.summary.classifier import moves_of
 from metastable.training.engine import Engine
 
+from .own import own_energy
 from .settings import data_of
 
 STARTS = 1000
 """Draws of noise among which those that chains of one class begin at are chosen."""
 
 
-def open_run(folder: Path, device: str = "cpu") -> Run:
-    """A run whose energy and walkers are on the same device."""
-    run = load_run(folder, device=str(Engine(device).device))
+def open_run(folder: Path, device: str = "cpu", energy: str | None = None) -> Run:
+    """A run whose energy and walkers are on the same device; one of a module of one's own is told its name."""
+    kept = read_config(require_run_folder(folder))["energy"]
+    if energy is None and kept["name"] == "custom":
+        raise InputError(
+            f"energy: the run in {folder} trained your own {kept['class']}; name a function that makes it, "
+            "--energy module:factory"
+        )
+    if energy is not None and kept["name"] != "custom":
+        raise InputError(f"energy: the run in {folder} has the built-in {kept['name']!r}; leave --energy out")
+    own = None if energy is None else own_energy(energy)
+    run = load_run(folder, own, device=str(Engine(device).device))
     if run.walkers is not None and run.coordinates is None:
         run.walkers = _placed(run.walkers, run.energy)
     return run
@@ -105,6 +117,28 @@ def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Datase
     return dataset.split(share, run.config["seed"])[1], f"{dataset.name}, held-out rows"
 
 
+def rows_to_score(run: Run, source: str) -> Dataset:
+    """Rows of a file in its own order and with all their digits, one or more of them."""
+    is_file = Path(source).suffix.lower() in READABLE
+    dataset = load_array(source, dtype=torch.float64 if is_file else None, least=1)
+    _check_shape(dataset, run, "data")
+    if run.conditional and dataset.given is None:
+        raise InputError("data: this is a conditional run; give an .npz file with the arrays x and given")
+    return dataset
+
+
+def own_rows(run: Run, least: float) -> tuple[Dataset, str]:
+    """A run's held-out rows where there are `least` of them, else all its rows, and which in words."""
+    dataset, notes = data_of(run.config.get("data"))
+    if notes:
+        raise InputError(notes[0])
+    share = run.config.get("held_out", 0.0)
+    held = dataset.split(share, run.config["seed"])[1] if share else None
+    if held is not None and len(held) >= least:
+        return held, "held-out rows of the run"
+    return dataset, "rows of the run (held out or not)" if share else "training rows of the run"
+
+
 def training_set(run: Run, source: str | None = None) -> Dataset:
     """The rows that a run was trained on, without those that it held out.
 
@@ -126,4 +160,9 @@ def _check_shape(dataset: Dataset, run: Run, option: str) -> None:
     if dataset.event_shape != run.event_shape:
         raise InputError(
             f"{option}: rows must have the run's shape {run.event_shape}, got {dataset.event_shape}"
+        )
+    names = [column["name"] for column in run.config.get("columns", [])]
+    if list(dataset.columns) != names and sorted(dataset.columns) == sorted(names):
+        raise InputError(
+            f"{option}: columns must come as in training, {', '.join(names)}, got {', '.join(dataset.columns)}"
         )

@@ -40,6 +40,9 @@ def sample(
     label: Annotated[
         int | None, typer.Option(help="Draw from p(x | label) of a classifier that is an energy model (jem).")
     ] = None,
+    energy: Annotated[
+        str | None, typer.Option(help="What makes the module of a run of your own: module:factory.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
 ) -> None:
@@ -54,7 +57,7 @@ def sample(
     require_count("n", n)
     require_count("steps", 100 if steps is None else steps)
     require(out.suffix == ".npy", "out", "a file that ends in .npy", str(out))
-    found = open_run(run, device)
+    found = open_run(run, device, energy)
     if found.conditional or given is not None:
         from .conditional import sample_contexts
 
@@ -103,7 +106,8 @@ def draw(run: Run, n: int, steps: int | None, label: int | None, seed: int) -> t
 
     from .runs import chains_from_noise
 
-    if run.trained_with.sample is not None and label is None:
+    draws_itself = run.trained_with is not None and run.trained_with.sample is not None
+    if draws_itself and label is None:
         if steps is not None:
             raise InputError("steps: this run is of a density, which draws for itself; leave it out")
         return run.sample(n, seed=seed), "the density's own draws"

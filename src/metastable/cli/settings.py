@@ -15,15 +15,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from metastable._version import __version__
 from metastable.core.configure import build, build_tagged, describe
-from metastable.core.errors import ConfigError, InputError, nearest, require
+from metastable.core.errors import ConfigError, InputError, nearest, refuse_newer, require
 from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
-from metastable.energies.build import ENERGIES, default_config
 from metastable.methods import Method
-from metastable.runs.resolve import on_mixture, resolve_method
-from metastable.training.config import OPTIMISERS, Schedule, TrainerConfig
+from metastable.runs.resolve import energy_config, on_mixture, resolve_method
+from metastable.training.config import OPTIMISERS, RATE_NAMES, Schedule, TrainerConfig
+
+from .own import own_energy
 
 Settings = dict[str, Any]
 
@@ -104,6 +106,7 @@ def _read_file(path: Path) -> Settings:
         raise InputError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(found, dict):
         raise InputError(f"{path}: must hold a table of settings, got {type(found).__name__}")
+    refuse_newer(path, found.get("version"), __version__)
     return found
 
 
@@ -224,17 +227,20 @@ def data_of(value: Any) -> tuple[Dataset, tuple[str, ...]]:
 
 
 def energy_of(table: Any, event_shape: tuple[int, ...], beside: str = "", timed: bool = False) -> Any:
-    """The settings of a built-in energy; the default for data of this shape and this method where none is named."""
-    default = default_config(event_shape, beside, timed)
-    if table is None:
-        return default
-    named = _named(table, default.name)
+    """The settings of a built-in energy, or a module of one's own, `module:factory`; else the default.
+
+    The default is for data of this shape and this method.
+    """
+    if isinstance(table, str) and ":" in table:
+        return own_energy(table)
+    named = _named(table, "default")
     if named["name"] == "custom":
         raise ConfigError(
             "energy.name",
-            f"was {named.get('class', 'a class')} of your own; train it from Python with metastable.fit",
+            f"was {named.get('class', 'a class')} of your own; name a function that makes it, "
+            "--energy module:factory, or train it from Python with metastable.fit",
         )
-    return build_tagged(ENERGIES, named, "energy")
+    return energy_config(named, event_shape, beside, timed)
 
 
 def method_of(table: Any) -> Method:
@@ -247,6 +253,11 @@ def trainer_of(table: Any) -> TrainerConfig:
     if table is not None and not isinstance(table, Mapping):
         raise ConfigError("trainer", f"must be a table of settings, got {table!r}")
     made = dict(table or {})
+    for name in made.keys() & {"learning_rate", *RATE_NAMES}:
+        raise ConfigError(
+            f"trainer.{name}",
+            "the rate is the optimiser's: --learning-rate, or trainer.optimiser.learning_rate",
+        )
     if "optimiser" in made:
         made["optimiser"] = build_tagged(OPTIMISERS, _named(made["optimiser"], "adam"), "trainer.optimiser")
     if "optimisers" in made:

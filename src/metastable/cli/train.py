@@ -29,7 +29,11 @@ def train(
         str | None, typer.Option(help="A .npy, .npz, .csv or .tsv file, toy:NAME, mnist:FOLDER, …")
     ] = None,
     method: Annotated[str | None, typer.Option(help="jarzynski, pcd, robust, jem, ranking-nce, …")] = None,
+    energy: Annotated[
+        str | None, typer.Option(help="default, mlp, conv, mixture, … or your own, module:factory.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the optimiser.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-N by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of every random number.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
@@ -65,7 +69,9 @@ def train(
     settings = with_method(_base(preset, config, out, resume), method)
     flags = {
         "data": data,
+        "energy": energy,
         "trainer.steps": steps,
+        "trainer.optimiser.learning_rate": learning_rate,
         "trainer.device": device,
         "trainer.precision": precision,
         "seed": seed,

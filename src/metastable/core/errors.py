@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -103,6 +104,23 @@ def require_choice(field: str, value: str, known: Iterable[str]) -> None:
     known = list(known)
     if value not in known:
         raise ConfigError(field, f"unknown value {value!r}{nearest(str(value), known)}")
+
+
+def refuse_newer(file: object, written: object, ours: str) -> None:
+    """Raise `InputError` where a release after `ours` wrote a file; releases that differ in the last number agree.
+
+    >>> refuse_newer("config.json", "0.3.9", "0.3.0")
+    >>> refuse_newer("config.json", "0.10.0", "0.9.4")
+    Traceback (most recent call last):
+    ...
+    metastable.core.errors.InputError: config.json: version: must be at most 0.9, as this is 0.9.4, got 0.10.0; ...
+    """
+    found, known = (re.match(r"(\d+)\.(\d+)", str(text)) for text in (written, ours))
+    if found and known and tuple(map(int, found.groups())) > tuple(map(int, known.groups())):
+        raise InputError(
+            f"{file}: version: must be at most {'.'.join(known.groups())}, as this is {ours}, got {written}; "
+            "it was written by a later metastable: install that one (pip install -U metastable)"
+        )
 
 
 def need(module: str, extra: str, purpose: str) -> Any:

@@ -125,7 +125,9 @@ class Dataset:
         return Dataset.of(x, name, self.toy, labels=labels, given=given, **kept)
 
 
-def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype | None = None) -> Dataset:
+def load_array(
+    source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype | None = None, least: int = 2
+) -> Dataset:
     """Read and check rows from memory, a file or a toy set.
 
     Args:
@@ -139,6 +141,7 @@ def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype |
             it.
         dtype: floating dtype of the rows; by default float64 for what comes with more digits than float32 holds,
             such as the seconds of a date, and float32 for everything else.
+        least: rows that there must be in an array or a file: two to learn from, one to score.
 
     Example:
         >>> print(load_array("toy:eight-gaussians?n=100").event_shape)
@@ -149,7 +152,7 @@ def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype |
         torch.float64
     """
     if not isinstance(source, (str, Path)):
-        return Dataset.of(check_data(source, dtype=dtype), "array")
+        return Dataset.of(check_data(source, dtype=dtype, least=least), "array")
     narrow = torch.float32 if dtype is None else dtype
     if str(source).startswith("toy:"):
         return _load_toy(str(source), narrow)
@@ -157,7 +160,7 @@ def load_array(source: str | Path | np.ndarray | Tensor, *, dtype: torch.dtype |
         return load_images(**parse_images(str(source)), dtype=narrow)
     path = Path(source).expanduser()
     arrays = read_arrays(path)
-    x = check_data(arrays.pop("x"), path.name, dtype=dtype)
+    x = check_data(arrays.pop("x"), path.name, dtype=dtype, least=least)
     try:
         return Dataset.of(x, path.name, **arrays)  # pyright: ignore
     except InputError as error:
@@ -237,11 +240,13 @@ def check_given(
     rows = len(given) if hasattr(given, "__len__") else 0
     if rows != n:
         raise InputError(f"{name}: must be one for each of {n} rows, got {rows}")
-    return check_data(given, name, dtype=dtype)
+    return check_data(given, name, dtype=dtype, least=1)
 
 
-def check_data(x: Any, name: str = "data", *, dtype: torch.dtype | None = torch.float32) -> Tensor:
-    """`x` as a finite floating tensor `(n, *event)` with at least two rows, or an `InputError` that says why.
+def check_data(
+    x: Any, name: str = "data", *, dtype: torch.dtype | None = torch.float32, least: int = 2
+) -> Tensor:
+    """`x` as a finite floating tensor `(n, *event)` with `least` rows or more, or an `InputError` that says why.
 
     A one-dimensional array is n rows of one number, `(n, 1)`. Integers and booleans become floating. Memory
     is shared with `x` where nothing had to change. With `dtype=None` rows that float32 would blur stay float64.
@@ -254,7 +259,7 @@ def check_data(x: Any, name: str = "data", *, dtype: torch.dtype | None = torch.
     values = _tensor(x, name)
     if values.dim() == 1:
         values = values[:, None]
-    _check_shape(values, name)
+    _check_shape(values, name, least)
     _check_finite(values, name)
     if dtype is None:
         dtype = _needed_dtype(values)
@@ -360,11 +365,11 @@ def _from_numpy(x: Any, name: str) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _check_shape(x: Tensor, name: str) -> None:
+def _check_shape(x: Tensor, name: str, least: int = 2) -> None:
     if x.dim() == 0:
         raise InputError(f"{name}: must have shape (n, *event), got a single number")
-    if x.shape[0] < 2:
-        raise InputError(f"{name}: must have at least 2 rows, got shape {tuple(x.shape)}")
+    if x.shape[0] < least:
+        raise InputError(f"{name}: must have at least {least} rows, got shape {tuple(x.shape)}")
     if x.numel() == 0:
         raise InputError(f"{name}: must have at least one number in a row, got shape {tuple(x.shape)}")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +40,16 @@ class ChainMethod(Method[State]):
     """h of the first update where it tunes itself, in units of the data's mean variance."""
     longest_step_size: ClassVar[float] = 0.1
     """What h may grow to, in the same units: a flat energy accepts any step."""
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        """Refuses a count where the step size stands: `Jarzynski(4096)` is meant to have 4096 walkers."""
+        if values and isinstance(values[0], int) and not isinstance(values[0], bool):
+            raise ConfigError(
+                f"{cls.name}.step_size",
+                f"stands first, and {values[0]} is a count; give it by its name, as in walkers={values[0]}, "
+                f"steps={values[0]} or step_size={float(values[0])}",
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.kernel is not None and self.step_size is not None:

@@ -12,6 +12,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from metastable._version import __version__
+from metastable.core.errors import refuse_newer
+
 from .formatting import is_number, number
 
 RUN_FILES = ("config.json", "metrics.jsonl", "summary.json")
@@ -235,6 +238,8 @@ def read_object(path: Path) -> dict[str, Any]:
         refuse(f"{path}: is not readable JSON ({error}); write it again or remove it", error)
     if not isinstance(found, dict):
         refuse(f"{path}: must hold a JSON object, got {type(found).__name__}")
+    if found.get("version", __version__) != __version__:
+        refuse_newer(path, found["version"], __version__)
     return found
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from metastable.core.errors import InputError
+from metastable._version import __version__
+from metastable.core.errors import InputError, refuse_newer
 from metastable.training.records import Row, read_jsonl
 
 
@@ -47,9 +48,11 @@ def require_run_folder(folder: str | Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """The resolved settings of a run."""
     try:
-        return json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except json.JSONDecodeError as error:
         raise InputError(f"{folder / 'config.json'}: is not valid JSON: {error}") from error
+    refuse_newer(folder / "config.json", config.get("version"), __version__)
+    return config
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

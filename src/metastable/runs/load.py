@@ -111,9 +111,9 @@ def _reread(
         try:
             module.to(dtype=dtype).load_state_dict(dict(weights[name]))
         except RuntimeError as error:
-            own = "energy=" if name == "energy" else "method="
+            own, words = "energy=" if name == "energy" else "method=", " ".join(str(error).split())
             raise InputError(
-                f"run: its {name!r} does not fit the module made for it; pass your own, load_run({own}…): {error}"
+                f"run: its {name!r} does not fit the module made for it; pass your own, load_run({own}…): {words}"
             ) from error
         module.to(device).eval()
     rng = generator(derive(config["seed"], "method"), torch.device(device))

@@ -19,7 +19,12 @@ from metastable.core.types import LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates, Units
 from metastable.core.weights import require_weight
 from metastable.evaluation.classifier import given_label
-from metastable.evaluation.conditional import LogPartitions, conditional_log_prob, log_partition_given
+from metastable.evaluation.conditional import (
+    ConditionalLogProb,
+    LogPartitions,
+    conditional_log_prob,
+    log_partition_given,
+)
 from metastable.methods.conditional_sampling import (
     sample_conditional,
     sample_from_proposal,
@@ -87,13 +92,13 @@ class Model:
 
     def log_prob(self, x: Any, **options: Any) -> Tensor:
         """Normalised log-density of events `(B, *event)`, `(B,)`, each given its context where there are those."""
-        x = self.as_events(x)
-        log_det = 0.0
-        if self.coordinates is not None:
-            x = self.coordinates.events.forward(x).to(self.home)
-            log_det = self.coordinates.events.log_det
+        x, log_det = self.enter(x)
+        if self.context_shape is not None and self.normalised:
+            require_options(options, options_of(conditional_log_prob))
+            with torch.no_grad():
+                return -self.energy(x, self._bound()) + log_det
         if self.context_shape is not None:
-            return self._log_prob_given(x, self._bound(), options) + log_det
+            return self.conditional_log_prob(x, **options).value.to(x.dtype) + log_det
         require_options(options, ())
         if self.log_z is None:
             raise InputError(
@@ -102,14 +107,19 @@ class Model:
         with torch.no_grad():
             return -self.learned_energy(x) - self.log_z.value + log_det
 
-    def _log_prob_given(self, x: Tensor, given: Tensor, options: dict[str, Any]) -> Tensor:
+    def enter(self, x: Any) -> tuple[Tensor, float]:
+        """Events in the units of training, and what a log-density there lacks in the data's own."""
+        x = self.as_events(x)
+        if self.coordinates is None:
+            return x, 0.0
+        return self.coordinates.events.forward(x).to(self.home), self.coordinates.events.log_det
+
+    def conditional_log_prob(self, x: Tensor, **options: Any) -> ConditionalLogProb:
+        """log p of each event, in the units of training, given its context, with the log Z behind it."""
         require_options(options, options_of(conditional_log_prob))
-        if self.normalised:
-            with torch.no_grad():
-                return -self.energy(x, given)
+        given = self._bound()
         options = {"rng": self._draws(given.device), **options}
-        density = self.importance_density()
-        return conditional_log_prob(self.energy, density, x, given, **options).value.to(x.dtype)
+        return conditional_log_prob(self.energy, self.importance_density(), x, given, **options)
 
     def log_partition(self, **options: Any) -> LogPartition | LogPartitions | None:
         """log Z, or that of each context with its error, by importance sampling from the run's proposal."""
@@ -150,10 +160,9 @@ class Model:
         return walkers if self.coordinates is None else in_units(walkers, self.coordinates.events)
 
     def _sample(self, n: int, steps: int, step_size: float | None, seed: int, label: int | None) -> Walkers:
-        if self.method is not None and label is None:
-            own = self.method.sample(self.players, n, generator(derive(seed, "sample"), self.home.device))
-            if own is not None:  # a density draws for itself
-                return own
+        own = None if self.method is None else self.method.sample
+        if own is not None and label is None:  # a density draws for itself
+            return own(self.players, n, generator(derive(seed, "sample"), self.home.device))
         if self.walkers is None:
             raise InputError("walkers: this run kept none; use metastable.sample(run.learned_energy, …)")
         energy, start = self.learned_energy, self.walkers
@@ -180,9 +189,7 @@ class Model:
             raise InputError(
                 f"ratio: a run of {self.method_name!r} learns no density ratio; train with 'f-ebm'"
             )
-        x = self.as_events(x)
-        if self.coordinates is not None:
-            x = self.coordinates.events.forward(x).to(self.home)
+        x, _ = self.enter(x)
         with torch.no_grad():
             return ratio(x, self.energy(x))
 

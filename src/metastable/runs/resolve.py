@@ -24,7 +24,7 @@ from metastable.energies.joint import JointEnergy, as_joint
 from metastable.energies.networks import Tilted, on_reference
 from metastable.kernels import KERNELS, Kernel
 from metastable.methods import METHODS, Method
-from metastable.training.config import Adam, TrainerConfig
+from metastable.training.config import RATE_NAMES, Adam, TrainerConfig
 
 from .rows import classes_of, is_own, kind_of
 
@@ -66,7 +66,8 @@ def check_options(options: Mapping[str, Any], method: Method) -> None:
         if name in {f.name for f in dataclasses.fields(method)}:
             table = f"{{'name': {method.name!r}, {name!r}: {options[name]!r}}}"
             raise ConfigError(name, f"is a setting of the method: fit(…, method={table})")
-        raise ConfigError(f"trainer.{name}", f"unknown setting{nearest(name, known)}")
+        meant = " (did you mean 'learning_rate'?)" if name in RATE_NAMES else nearest(name, known)
+        raise ConfigError(f"trainer.{name}", f"unknown setting{meant}")
 
 
 def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method") -> Method:
@@ -139,8 +140,10 @@ def resolve_energy(
 
 def energy_config(energy: Any, event_shape: tuple[int, ...], beside: str, timed: bool) -> Any:
     """Settings of a built-in energy, from themselves, a name, a table or None; None for an energy of one's own."""
-    if energy is None:
+    if energy is None or energy == "default":
         return default_config(event_shape, beside, timed)
+    if isinstance(energy, Mapping) and energy.get("name") == "default":
+        energy = {**energy, "name": default_config(event_shape, beside, timed).name}
     if isinstance(energy, (str, Mapping)):
         return build_tagged(ENERGIES, energy, "energy")
     return None if is_own(energy) else energy

@@ -22,6 +22,7 @@ from metastable.report import write_report
 from metastable.training.records import Row
 
 from .model import Model, in_units
+from .row_scores import RowScores, row_scores
 
 
 @dataclass
@@ -173,6 +174,13 @@ class Run:
             options: `draws` or `std_error`, of `evaluation.conditional.log_partition_given`.
         """
         return self._model(given).log_prob(x, **options)
+
+    def score(self, x: Any, given: Any = None) -> RowScores:
+        """log p of each row, `(B,)`, or its energy where log Z is not trusted; `.kind` says which, `.why` why.
+
+        New rows less likely than 99 % of `x`: `run.score(new).outliers(run.score(x).threshold(0.01))`.
+        """
+        return row_scores(self._model(given), self.learned_energy, x)
 
     def sample(
         self,

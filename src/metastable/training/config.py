@@ -19,6 +19,8 @@ OptimiserFactory = Callable[[Iterable], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 
+RATE_NAMES = ("lr", "rate")
+"""What other libraries call the learning rate."""
 FUSED_ON = ("cpu", "cuda")
 _NOWHERE = torch.device("meta")  # parameter groups say nothing about their device
 
@@ -203,6 +205,10 @@ class TrainerConfig:
         if self.patience is not None:
             require(0 < self.patience <= 1, "trainer.patience", "above 0 and at most 1", self.patience)
         require_positive("trainer.energy_limit", self.energy_limit)
+        own = {"optimiser": self.optimiser} | {f"optimisers.{k}": v for k, v in self.optimisers.items()}
+        for name, made in own.items():
+            rule = "Adam(…), SGD(…) or a function that makes one (the rate alone: fit(learning_rate=…))"
+            require(made is None or callable(made), f"trainer.{name}", rule, made)
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
         require_choice("trainer.engine", self.engine, ("eager", "compile"))
 

@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/metastable compare --data toy:two-modes --methods cd,pcd,jarzynski --out runs/demo --overwrite
+	$(BIN)/python scripts/picture.py runs/demo --out runs/demo/two-modes.png
 
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal

@@ -1,10 +1,10 @@
 """Tables of README.md and docs/ from `results/NAME/SCALE/result.json`; numbers are never typed by hand.
 
 A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (one line for each
-experiment, with the first numbers of its largest scale) or an experiment (every number at every scale, and its
-pictures, each of the largest scale that has it). Words after an
-experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one picture;
-`table: NAME coverage` has the numbers whose names begin with `coverage/`.
+experiment, with the first numbers of its largest scale), `index` (one line for each experiment, with its title and
+its time) or an experiment (its pictures, each of the largest scale that has it, and every number at every scale).
+Words after an experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one
+picture; `table: NAME coverage` has the numbers whose names begin with `coverage/`.
 
     python scripts/tables.py            write the tables
     python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is
@@ -23,9 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metastable.experiments import TITLES
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("results")
 PICTURES = Path("docs/images/results")
+PAGES = Path("docs/results")
+"""Where each experiment has its page, `NAME.md`."""
 SCALES = ("smoke", "cpu", "gpu")
 """From the smallest to the largest."""
 SIGNS = {"<=": "≤", ">=": "≥"}
@@ -95,20 +99,48 @@ def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
 
     def table(match: re.Match[str]) -> str:
         name, less = match["name"], match["less"].split()
-        body = summary(results) if name == "summary" else experiment(name, path, results, less)
+        match name:
+            case "summary":
+                body = summary(results, path)
+            case "index":
+                body = index(results, path)
+            case _:
+                body = experiment(name, path, results, less)
         return f"{match['begin']}\n{body}\n\n{match['end']}"
 
     return MARKED.sub(table, text)
 
 
-def summary(results: list[Result]) -> str:
+def index(results: list[Result], path: Path) -> str:
+    """One line for each experiment, run or not: what it shows, how much of it holds at each scale, and its time."""
+    stored = by_name(results)
+    rows = []
+    for name in [*TITLES, *sorted(stored.keys() - TITLES.keys())]:
+        own = stored.get(name, [])
+        columns = (
+            [r.scale for r in own],
+            [_met(r) for r in own],
+            [_clock(r.content["seconds"]) for r in own],
+        )
+        # a line for each scale, side by side: none of them may wrap
+        shown = ["<br>".join(lines).replace(" ", "&nbsp;") or "not run yet" for lines in columns]
+        rows.append([_linked(name, path), TITLES.get(name, "–"), *shown])
+    return _markdown(["experiment", "what it shows", "scale", "holds", "time"], rows)
+
+
+def _linked(name: str, path: Path) -> str:
+    """The experiment's name, leading to its page."""
+    return f"[{name}]({Path(os.path.relpath(PAGES / f'{name}.md', path.parent)).as_posix()})"
+
+
+def summary(results: list[Result], path: Path) -> str:
     """One line for each experiment: how many numbers are as required at each scale, and the largest one's first."""
     if not results:
         return "*No results are stored yet; `metastable reproduce --list` names the experiments.*"
     rows = []
     for name, own in by_name(results).items():
         scales, met = ("<br>".join(lines) for lines in ([r.scale for r in own], map(_met, own)))
-        rows.append([name, scales, met, _first_numbers(own[-1])])
+        rows.append([_linked(name, path), scales, met, _first_numbers(own[-1])])
     return _markdown(["experiment", "scale", "as required", "first numbers"], rows)
 
 
@@ -130,7 +162,7 @@ def _in_words(row: dict[str, Any]) -> str:
 
 
 def experiment(name: str, path: Path, results: list[Result], less: Sequence[str] = ()) -> str:
-    """Every number of one experiment at every scale that was run, and its pictures.
+    """The pictures of one experiment, and its every number at every scale that was run.
 
     `less` may hold `required`, for the numbers with a requirement only, first parts of the names of numbers, for
     those only, and the names of the pictures to show.
@@ -138,8 +170,15 @@ def experiment(name: str, path: Path, results: list[Result], less: Sequence[str]
     own = by_name(results).get(name)
     if not own:
         return f"*Not run yet: `metastable reproduce {name}` makes these numbers.*"
+    first = {str(x["metric"]).partition("/")[0] for r in own for x in r.rows} & set(less)
+    wanted = set(less) - {"required"} - first
+    parts = []
+    for copied, picture in pictures_of(own).items():
+        if not wanted or picture.stem in wanted:
+            target = os.path.relpath(PICTURES / copied, path.parent)
+            said = f"{picture.stem.replace('-', ' ', 1)}, scale {picture.parent.name}"
+            parts += [f"![{name}, {picture.stem}]({Path(target).as_posix()})", f"*{said}*"]
     head = ["number", "ours", "required", "paper", "holds"]
-    parts, first = [], {str(x["metric"]).partition("/")[0] for r in own for x in r.rows} & set(less)
     for r in own:
         rows = [
             [f"`{x['metric']}`", _ours(x), _required(x), _shown(x.get("paper")), _verdict(x)]
@@ -148,11 +187,6 @@ def experiment(name: str, path: Path, results: list[Result], less: Sequence[str]
             and (not first or str(x["metric"]).partition("/")[0] in first)
         ]
         parts.append(f"**Scale {r.scale}.** {r.about()}\n\n{_markdown(head, rows)}")
-    wanted = set(less) - {"required"} - first
-    for copied, picture in pictures_of(own).items():
-        if not wanted or picture.stem in wanted:
-            target = os.path.relpath(PICTURES / copied, path.parent)
-            parts.append(f"![{name}, {picture.stem}]({Path(target).as_posix()})")
     return "\n\n".join(parts)
 
 
@@ -162,7 +196,10 @@ def pictures_of(own: Sequence[Result]) -> dict[str, Path]:
     Their names are those under which they are kept for the site, which can only show what lies in docs/.
     """
     largest = {picture.name: (r, picture) for r in own for picture in r.pictures}
-    return {f"{r.name}-{r.scale}-{p.name}": p for _, (r, p) in sorted(largest.items())}
+    in_order = sorted(
+        largest, key=lambda name: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", name)]
+    )
+    return {f"{r.name}-{r.scale}-{p.name}": p for r, p in (largest[name] for name in in_order)}
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:

@@ -1,18 +1,17 @@
-"""The documentation is true: its examples run, its commands exist, its tables are those of the stored results."""
+"""The documentation is true: its examples run, its commands exist, its names and defaults are the code's."""
 
 from __future__ import annotations
 
 import doctest
 import importlib.util
-import json
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -28,11 +27,6 @@ def load(path: str):
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def tables():
-    return load("scripts/tables.py")
 
 
 # ---- examples
@@ -129,8 +123,7 @@ def test_settings_files_of_the_documentation_resolve():
 
 
 def test_every_finding_has_a_section():
-    files = ("evaluation/diagnosis.py", "summary.py", "conditional_summary.py")
-    source = "".join((ROOT / "src/metastable" / name).read_text() for name in files)
+    source = "".join(path.read_text() for path in (ROOT / "src/metastable").rglob("*.py"))
     from metastable.evaluation.diagnosis import PROFILES
 
     named = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | set(PROFILES)
@@ -172,6 +165,110 @@ def test_defaults_on_the_jarzynski_page_are_the_defaults():
     assert shown["order"] == method.order
 
 
+METHOD_PAGES = {
+    "jarzynski": ("jarzynski",),
+    "contrastive-divergence": ("cd", "pcd", "short-run"),
+    "f-divergence": ("f-ebm",),
+    "robust": ("robust",),
+    "noise-contrastive": ("nce", "flow-contrastive", "adversarial-contrastive"),
+    "ranking": ("ranking-nce", "ibc", "conditional-nce"),
+    "interpolating": ("interpolating-nce",),
+    "adaptive-nce": ("adance",),
+    "score-matching": ("score-matching", "denoising-score-matching", "sliced-score-matching"),
+}
+"""Methods whose settings a page has in tables."""
+
+
+def same_default(shown: str, default: object) -> bool:
+    """Whether a cell says what the default is; one that is no number, word or truth value is told in words."""
+    try:
+        return float(shown) == default
+    except ValueError:
+        told = isinstance(default, (int, float, str)) and default != ""
+        return shown == str(default) if told else True
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES)
+def test_defaults_in_tables_of_settings_are_the_defaults(page):
+    from metastable.methods import METHODS
+
+    text = (ROOT / f"docs/methods/{page}.md").read_text()
+    defaults: dict[str, list[object]] = {}
+    for name in METHOD_PAGES[page]:
+        for field, value in vars(METHODS[name]()).items():
+            defaults.setdefault(field, []).append(value)
+    tables = re.findall(r"^\| setting \| default \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = [
+        (n, s) for t in tables for n, s in re.findall(r"^\| `(\w+)` \| `?([^`|]+?)`? \|", t, re.MULTILINE)
+    ]
+    known = [(name, shown) for name, shown in rows if name in defaults]
+    assert len(known) >= 2
+    wrong = [row for row in known if not any(same_default(row[1], value) for value in defaults[row[0]])]
+    assert not wrong
+
+
+def test_a_wrong_default_is_noticed():
+    assert not same_default("0.05", None)
+    assert not same_default("batch", "all")
+    assert not same_default("False", True)
+    assert same_default("0", 0.0)
+    assert same_default("tuned", None)
+    assert not same_default("4", 1)
+
+
+def test_the_command_line_page_names_every_energy_kernel_toy_set_and_preset():
+    from metastable.data.toy import TOY_SETS
+    from metastable.energies.build import ENERGIES
+    from metastable.kernels import KERNELS
+
+    text = (ROOT / "docs/command-line.md").read_text()
+    names = {*ENERGIES, *KERNELS, *TOY_SETS}
+    assert not [name for name in names if f"`{name}`" not in text]
+    line = re.findall(r"^metastable train two-modes .*$", text, re.MULTILINE)[0]
+    numbered = " ".join(f"jem-{i}" for i in range(1, 8))
+    listed = set(re.findall(r"[\w-]+", line.replace("jem-1 to jem-7", numbered)))
+    assert {path.stem for path in (ROOT / "src/metastable/presets").glob("*.json")} <= listed
+
+
+def test_every_method_says_how_to_cite_it_and_all_pages_say_the_same():
+    entries: dict[str, str] = {}
+    for page in sorted((ROOT / "docs/methods").glob("*.md")):
+        last = page.read_text().rpartition("\n## ")[2]
+        assert last.startswith("How to cite\n"), page.name
+        found = re.findall(r"^(@\w+\{(\w+),\n.*?^\})$", last, re.DOTALL | re.MULTILINE)
+        assert found, page.name
+        for entry, key in found:
+            assert entries.setdefault(key, entry) == entry, f"{page.name}: {key}"
+    for entry in entries.values():
+        assert {"title", "author"} <= set(re.findall(r"^  (\w+) +=", entry, re.MULTILINE)), entry
+    cited = "".join(entries.values()).replace("{", "").replace("}", "")
+    yaml = pytest.importorskip("yaml")
+    software = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert len(software["references"]) == 5
+    for work in (software, *software["references"]):
+        assert work["title"].lower() in cited.lower(), work["title"]
+        assert all(author.get("family-names", author.get("name")) in cited for author in work["authors"])
+    assert f"version = {software['version']}" in cited
+
+
+def test_every_public_name_on_the_pages_exists():
+    import metastable
+
+    named = {
+        (n, path) for p, n in zip(PAGES, NAMES) for path in re.findall(r"\bms\.(\w[\w.]*\w)", p.read_text())
+    }
+    assert len({path for _, path in named}) > 50
+    missing = []
+    for page, path in sorted(named):
+        thing: object = metastable
+        for part in path.split("."):
+            if not hasattr(thing, part):
+                missing.append(f"{page}: ms.{path}")
+                break
+            thing = getattr(thing, part)
+    assert not missing
+
+
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
     pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
@@ -203,126 +300,30 @@ def test_the_picture_is_drawn_from_a_comparison(tmp_path):
     log_density = -((np.abs(x)[None] - 3) ** 2) - y[:, None] ** 2
     arrays = {"grid_x": x, "grid_y": y, "log_density": log_density, "truth_log_density": log_density}
     row = {"method": "cd", "mode_weights": [0.4, 0.6], "mode_weight_error": 0.15, "kl_exact": 0.02}
-    table = {"rows": [row], "truth": {"mode_weights": [0.25, 0.75]}}
+    table = {
+        "rows": [row],
+        "truth": {"mode_weights": [0.25, 0.75]},
+        "data": "toy:two-modes",
+        "methods": ["cd"],
+    }
     found = Comparison(tmp_path, table, (Run(tmp_path, arrays=arrays),))
     titles = [title for title, *_ in picture.panels(found)]
     assert titles == ["true density", "contrastive divergence"]
     drawn = picture.draw(found, tmp_path / "picture.png")
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert drawn.stat().st_size < picture.MOST_BYTES
+    assert Image.open(drawn).info["Description"] == "metastable compare --data toy:two-modes --methods cd"
 
 
-# ---- tables
-
-
-def test_tables_are_those_of_the_results(tables):
-    assert tables.stale() == [], "run python scripts/tables.py"
-
-
-def test_every_stored_experiment_is_on_the_results_page(tables):
-    from metastable.experiments import TITLES
-
-    sections = set(re.findall(r"<!-- table: (\S+) -->", (ROOT / "docs/results.md").read_text()))
-    assert {r.name for r in tables.read_results()} <= sections
-    assert set(TITLES) <= sections
-
-
-RESULT = {
-    "experiment": "some-paper",
-    "scale": "cpu",
-    "seed": 0,
-    "version": "0.1.0",
-    "device": "cpu",
-    "seconds": 71.2,
-    "rows": [
-        {
-            "metric": "error/a",
-            "value": 0.01234567,
-            "relation": "<=",
-            "target": 0.02,
-            "paper": None,
-            "ok": True,
-        },
-        {"metric": "error/b", "value": 0.5, "relation": ">=", "target": 0.6, "paper": 0.7, "ok": False},
-        {"metric": "aside", "value": 3, "relation": None, "target": None, "paper": None, "ok": True},
-    ],
-}
-PAGE = "# Page\n\n<!-- table: {name} -->\nold\n<!-- end table -->\n\nafter\n"
-
-
-@pytest.fixture
-def copy(tmp_path):
-    """A repository with one page for each kind of table, and the results of one experiment at two scales."""
-    (tmp_path / "docs" / "deep").mkdir(parents=True)
-    (tmp_path / "README.md").write_text(PAGE.format(name="summary"))
-    (tmp_path / "docs" / "deep" / "page.md").write_text(PAGE.format(name="some-paper"))
-    for scale in ("cpu", "smoke"):
-        folder = tmp_path / "results" / "some-paper" / scale
-        folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps(RESULT | {"scale": scale}))
-        (folder / "figure-1.png").write_bytes(scale.encode())
-    return tmp_path
-
-
-def test_tables_without_results_say_so(tables, copy):
-    shutil.rmtree(copy / "results")
-    tables.write(copy)
-    assert "No results are stored yet" in (copy / "README.md").read_text()
-    assert "Not run yet: `metastable reproduce some-paper`" in (copy / "docs/deep/page.md").read_text()
-    assert tables.stale(copy) == []
-
-
-def test_summary_has_a_line_for_each_experiment_with_every_scale_and_the_largest_ones_numbers(tables, copy):
-    smoke = copy / "results/some-paper/smoke/result.json"
-    rows = [row | {"value": 0.01, "ok": True} for row in RESULT["rows"]]
-    smoke.write_text(json.dumps(RESULT | {"scale": "smoke", "rows": rows}))
-    tables.write(copy)
-    text = (copy / "README.md").read_text()
-    assert "| some-paper | smoke<br>cpu | 2 of 2<br>1 of 2 | `error/a` 0.01235 (≤ 0.02)<br>" in text
-    assert "<br>`error/b` 0.5 (≥ 0.6, paper 0.7) **not met** |" in text
-    assert "aside" not in text
-    assert "old" not in text
-    assert text.endswith("<!-- end table -->\n\nafter\n")
-
-
-def test_an_experiments_table_has_every_scale_and_each_picture_of_the_largest_that_has_it(tables, copy):
-    (copy / "results/some-paper/smoke/figure-2.png").write_bytes(b"small")
-    tables.write(copy)
-    text = (copy / "docs/deep/page.md").read_text()
-    assert text.index("**Scale smoke.**") < text.index("**Scale cpu.**")
-    assert "| `error/b` | 0.5 | ≥ 0.6 | 0.7 | **no** |" in text
-    assert "| `aside` | 3 | – | – | – |" in text
-    assert "![some-paper, figure-1](../images/results/some-paper-cpu-figure-1.png)" in text
-    assert (copy / "docs/images/results/some-paper-cpu-figure-1.png").read_bytes() == b"cpu"
-    assert not (copy / "docs/images/results/some-paper-smoke-figure-1.png").exists()
-    assert "![some-paper, figure-2](../images/results/some-paper-smoke-figure-2.png)" in text
-    assert (copy / "docs/images/results/some-paper-smoke-figure-2.png").read_bytes() == b"small"
-
-
-def test_words_after_the_experiment_say_less(tables, copy):
-    page = copy / "docs/deep/page.md"
-    (copy / "results/some-paper/cpu/figure-2.png").write_bytes(b"two")
-    page.write_text(PAGE.format(name="some-paper required figure-2"))
-    tables.write(copy)
-    text = page.read_text()
-    assert "aside" not in text
-    assert "| `error/b` | 0.5 | ≥ 0.6 | 0.7 | **no** |" in text
-    assert "cpu-figure-2.png" in text
-    assert "cpu-figure-1.png" not in text
-
-
-def test_writing_twice_changes_nothing_and_a_new_number_is_noticed(tables, copy):
-    assert [str(p) for p in tables.write(copy)] == [
-        "README.md",
-        "docs/deep/page.md",
-        "docs/images/results/some-paper-cpu-figure-1.png",
-    ]
-    assert tables.write(copy) == []
-    changed = json.loads(json.dumps(RESULT))
-    changed["rows"][0]["value"] = 0.019
-    (copy / "results/some-paper/cpu/result.json").write_text(json.dumps(changed))
-    (copy / "results/some-paper/cpu/figure-1.png").write_bytes(b"new")
-    assert [p.name for p in tables.stale(copy)] == ["README.md", "page.md", "some-paper-cpu-figure-1.png"]
+def test_the_picture_is_the_one_that_make_demo_draws():
+    picture = load("scripts/picture.py")
+    compare, draw = re.findall(r"^demo: .*\n\t(.*)\n\t(.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[0]
+    words = shlex.split(compare)
+    folder, methods = words[words.index("--out") + 1], words[words.index("--methods") + 1]
+    assert ROOT / folder == picture.DEMO
+    assert shlex.split(draw)[1:3] == ["scripts/picture.py", folder]
+    assert set(methods.split(",")) <= set(picture.TITLES)
+    assert compare.startswith(f"$(BIN)/{Image.open(picture.TARGET).info['Description']} --out")
 
 
 # ---- the reference

@@ -19,7 +19,8 @@ from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.modes import mode_weights
 from metastable.methods import FDivergence, PersistentCD
 from metastable.proposals import Gaussian
-from metastable.run import Run, write_json
+from metastable.runs.folder import write_json
+from metastable.runs.run import Run
 from metastable.summary import load_summary
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 
@@ -82,7 +83,7 @@ def test_rows_come_to_the_device_of_the_energy():
 def test_samples_of_a_run_that_is_read_come_to_its_device(tmp_path):
     write_json(tmp_path / "summary.json", {"status": "finished"})
     np.save(tmp_path / "samples.npy", rows().float().numpy())
-    run = load_summary(replace(elsewhere(folder=tmp_path), log_partition=None))
+    run = load_summary(replace(elsewhere(folder=tmp_path), log_partition=None), 0)
     assert run.walkers.x.device.type == run.walkers.log_weight.device.type == "meta"
 
 

@@ -39,8 +39,8 @@ from metastable.methods.base import Context
 from metastable.proposals import fit_gaussian
 from metastable.report.read import read_run
 from metastable.report.run_page import cards
-from metastable.run import Run
-from metastable.summary import kernel_of
+from metastable.runs.run import Run
+from metastable.summary.classifier import kernel_of
 
 TRUTH = -0.5 * math.log(2 * math.pi) - 0.5
 """Log-likelihood of data with mean 0 and variance 1 under the best Gaussian, per row."""
@@ -220,7 +220,7 @@ def test_the_command_line_scores_and_samples_what_was_learned(tmp_path, module_p
 
     module_patch.setattr("metastable.report.write_report", NOT_DRAWN)
     module_patch.setattr(
-        "metastable.cli.evaluate.distances", lambda *_: {"mmd2": 0.0, "energy_distance": 0.0}
+        "metastable.summary.samples.distances", lambda *_: {"mmd2": 0.0, "energy_distance": 0.0}
     )
     data, out = tmp_path / "x.npy", tmp_path / "run"
     np.save(data, standard(600).numpy())
@@ -403,7 +403,7 @@ def test_the_kernel_of_a_run_is_that_of_its_chains():
 
 
 def test_class_samples_of_a_run_move_by_its_kernel_or_by_one_that_was_tuned():
-    from metastable.cli.classifier import moves_of
+    from metastable.summary.classifier import moves_of
 
     energy = JointEnergy(Centres(), output_scale=1.0, event_shape=(1,))
     start = torch.randn(300, 1, generator=generator(0))

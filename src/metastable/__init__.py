@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from metastable.api import continue_sampling, fit, load_run, log_partition, sample
     from metastable.core.types import LogPartition, Walkers
     from metastable.estimator import EnergyDensity
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
 _ROOMS = ("data", "energies", "evaluation", "kernels", "methods", "proposals", "training", "walkers")
 _NAMES = {
@@ -28,7 +28,7 @@ _NAMES = {
     "log_partition": "metastable.api",
     "load_run": "metastable.api",
     "EnergyDensity": "metastable.estimator",
-    "Run": "metastable.run",
+    "Run": "metastable.runs.run",
     "Walkers": "metastable.core.types",
     "LogPartition": "metastable.core.types",
 }

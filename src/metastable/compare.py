@@ -18,19 +18,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from metastable.api import fit
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
-from metastable.evaluation.quadrature import bounding_box, log_partition_quadrature
 from metastable.methods import METHODS, Method
-from metastable.plan import needed_beside, resolve_method
 from metastable.report import write_report
-from metastable.run import Run, write_json
-from metastable.summary import exact_mode_weights
+from metastable.runs.folder import write_json
+from metastable.runs.resolve import resolve_method
+from metastable.runs.rows import needed_beside
+from metastable.runs.run import Run
+from metastable.summary import Exact, Judged, judge
 from metastable.training.config import Adam, Schedule, TrainerConfig
 from metastable.training.trainer import OnRow
 
@@ -41,7 +41,6 @@ HIDDEN = (64, 64)
 """Layers of the perceptron, unless somebody chooses: several trainings should not take several coffees."""
 WALKERS = 8192
 """Negatives of the methods that keep a population; the others make one chain for each row of the batch."""
-DEFAULTS: dict[str, dict[str, Any]] = {"jarzynski": {"walkers": WALKERS}, "pcd": {"walkers": WALKERS}}
 COLUMNS = (
     "mode_weights",
     "mode_weight_error",
@@ -142,7 +141,7 @@ def compact(energy: Any) -> Any:
 def methods_for(
     names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[Method]:
-    """Methods by name, with `DEFAULTS` and then `settings` (by method) on top.
+    """Methods by name, with `WALKERS` where they keep some and then `settings` (by method) on top.
 
     >>> [m.walkers for m in methods_for(["pcd", "cd"], {"pcd": {"walkers": 64}})]
     [64, None]
@@ -154,7 +153,8 @@ def methods_for(
     if len(set(names)) < len(names):
         raise InputError(f"methods: each may be named once, got {', '.join(names)}")
     own = settings or {}
-    return [resolve_method({"name": name, **DEFAULTS.get(name, {}), **own.get(name, {})}) for name in names]
+    kept = {name: {"walkers": WALKERS} if METHODS[name].keeps_walkers else {} for name in names}
+    return [resolve_method({"name": name, **kept[name], **own.get(name, {})}) for name in names]
 
 
 def compare_methods(
@@ -286,8 +286,8 @@ def _truth(run: Run) -> dict[str, Any]:
 
 def scores(run: Run, train: Tensor) -> dict[str, Any]:
     """One row of the table. Numbers that cannot be had are None."""
-    exact = train.dim() == 2 and train.shape[1] <= 2
-    weights = _mode_weights(run, train, exact)
+    exact = judge(Judged(run, train, 0), [Exact()])
+    weights = exact.get("mode_weights", None if run.modes is None else run.modes["samples"])
     z, found = run.log_partition, run.scores
     row = {
         "mode_weights": weights,
@@ -299,7 +299,7 @@ def scores(run: Run, train: Tensor) -> dict[str, Any]:
         "mmd": found.get("mmd"),
         "log_z": None if z is None else z.value,
         "log_z_se": None if z is None else z.std_error,
-        "log_z_exact": _exact_log_z(run, train) if exact else None,
+        "log_z_exact": exact.get("log_z_exact"),
         "steps": run.steps,
         "evaluations": int(run.history[-1]["evaluations"]) if run.history else 0,
         "seconds": run.seconds,
@@ -308,23 +308,10 @@ def scores(run: Run, train: Tensor) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
-def _mode_weights(run: Run, train: Tensor, exact: bool) -> list[float] | None:
-    """The model's mode weights: exact in one or two dimensions, else from its weighted samples."""
-    if run.modes is None:
-        return None
-    if exact and run.modes.get("centers") is not None:
-        return exact_mode_weights(run, train, torch.tensor(run.modes["centers"]))
-    return run.modes["samples"]
-
-
 def _worst(weights: list[float] | None, run: Run) -> float | None:
     if weights is None or run.modes is None:
         return None
     return max(abs(w - d) for w, d in zip(weights, run.modes["data"], strict=True))
-
-
-def _exact_log_z(run: Run, train: Tensor) -> float:
-    return log_partition_quadrature(run.learned_energy, bounding_box(train, 1.0))
 
 
 def main_finding(run: Run) -> str | None:

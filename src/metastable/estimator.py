@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from metastable.api import fit, log_partition
 from metastable.core.errors import ConfigError, require, require_count
+from metastable.core.protocols import reference_of
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, Proposal
@@ -30,9 +31,9 @@ from metastable.core.units import Units
 from metastable.energies.build import EnergyConfig
 from metastable.kernels import MALA, run_chain
 from metastable.methods import Method
-from metastable.plan import energy_config, resolve_method
 from metastable.proposals import Gaussian, ScaleMixture, fit_gaussian
-from metastable.run import Run
+from metastable.runs.resolve import energy_config, resolve_method
+from metastable.runs.run import Run
 from metastable.training.config import Schedule
 from metastable.training.defaults import default_learning_rate, default_smoothing, default_steps
 from metastable.walkers.smc import default_kernel, smc
@@ -337,7 +338,7 @@ class GivenModule:
 
 def _mixture_of(energy: Any) -> ScaleMixture | None:
     """The mixture that an energy is a tilt of, if it is one."""
-    reference = getattr(energy, "reference", None)
+    reference = reference_of(energy)
     return reference if isinstance(reference, ScaleMixture) else None
 
 

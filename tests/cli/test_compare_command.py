@@ -21,7 +21,7 @@ from metastable.core.errors import ConfigError, InputError
 from metastable.energies import two_modes
 from metastable.energies.build import ConvConfig, MLPConfig
 from metastable.evaluation.diagnosis import Finding
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.training.config import Schedule, TrainerConfig
 
 from .conftest import DATA

@@ -28,7 +28,9 @@ def jem_folder(metastable, tmp_path_factory):
     """A classifier of small digits; tests may evaluate it into its own folder."""
     folder = tmp_path_factory.mktemp("cli") / "jem"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metastable.summary.affordable", lambda *_: False)  # its own walkers are enough here
+        patch.setattr(
+            "metastable.summary.likelihood.affordable", lambda *_: False
+        )  # its own walkers are enough here
         result = metastable("train", "--data", DATA, *JEM, "--steps", 60, "--no-progress", "--out", folder)
     assert result.exit_code == 0, result.output
     return folder
@@ -39,7 +41,7 @@ def evaluated(metastable, jem_folder, tmp_path_factory):
     far = tmp_path_factory.mktemp("data") / "far.npy"
     np.save(far, np.random.default_rng(0).uniform(-1, 1, (100, 1, 8, 8)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metastable.summary.affordable", lambda *_: False)
+        patch.setattr("metastable.summary.likelihood.affordable", lambda *_: False)
         result = metastable("evaluate", jem_folder, "--ood", far, "--ood", "toy:digits?n=300&seed=5")
     assert result.exit_code == 0, result.output
     return result, json.loads((jem_folder / "evaluation.json").read_text())
@@ -116,10 +118,10 @@ def test_samples_of_one_class_are_of_that_class(metastable, jem_folder, tmp_path
 def test_log_z_can_be_asked_for_and_another_file_leaves_the_run_alone(
     metastable, jem_folder, evaluated, tmp_path, monkeypatch
 ):
-    from metastable.cli import runs
     from metastable.core.types import LogPartition
 
-    monkeypatch.setattr(runs, "log_partition", lambda *_, **__: LogPartition(1.25, 0.01, 100.0, 3))
+    z = LogPartition(1.25, 0.01, 100.0, 3)
+    monkeypatch.setattr("metastable.summary.samples.log_partition", lambda *_, **__: z)
     before = (jem_folder / "report.html").read_bytes()
     result = metastable("evaluate", jem_folder, "--log-z", "--out", tmp_path / "e.json")
     assert result.exit_code == 0, result.output
@@ -133,7 +135,7 @@ def test_log_z_can_be_asked_for_and_another_file_leaves_the_run_alone(
 def test_data_without_labels_are_scored_as_a_density_only(metastable, jem_folder, tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(0, 1, (30, 1, 8, 8)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metastable.summary.affordable", lambda *_: False)
+        patch.setattr("metastable.summary.likelihood.affordable", lambda *_: False)
         result = metastable(
             "evaluate", jem_folder, "--data", tmp_path / "x.npy", "--out", tmp_path / "e.json"
         )
@@ -197,11 +199,10 @@ def test_chains_that_ran_away_are_of_no_class():
     import torch
     from torch import Tensor, nn
 
-    from metastable.cli.classifier import sampled
-    from metastable.data import Dataset
     from metastable.energies import JointEnergy
     from metastable.methods import JEM, ShortRun
-    from metastable.run import Run
+    from metastable.runs.run import Run
+    from metastable.summary.classifier import sampled
 
     class Bowl(nn.Module):
         """The same logits for both classes, on which a step of 10 multiplies x by −9."""
@@ -216,6 +217,6 @@ def test_chains_that_ran_away_are_of_no_class():
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     energy = JointEnergy(Bowl(), output_scale=1.0, classes=2)
     run = Run(energy, "jem", [], None, None, trained_with=JEM(source=ShortRun(step_size=10.0)))
-    numbers, arrays = sampled(run, Dataset.of(x, "x", labels=[0, 1] * 25), 0)
+    numbers, arrays = sampled(run, x, [], 0)
     assert not np.isfinite(arrays["class_samples"]).any()
     assert numbers["agreement"] == 0

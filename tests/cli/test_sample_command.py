@@ -11,11 +11,11 @@ from torch import nn
 
 import metastable as ms
 from metastable.cli import runs
-from metastable.cli.classifier import moves_of
 from metastable.core.types import Pairs, Walkers
 from metastable.kernels import MALA, ULA, run_chain
 from metastable.methods import JEM, PersistentCD, Robust, ScoreMatching, ShortRun
-from metastable.run import Run
+from metastable.runs.run import Run
+from metastable.summary.classifier import moves_of
 
 SIDE = 15
 """Of pictures with 225 dimensions, of which log Z is not estimated."""
@@ -42,7 +42,7 @@ def no_smc(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("sequential Monte Carlo was begun")
 
-    monkeypatch.setattr(runs, "log_partition", refuse)
+    monkeypatch.setattr("metastable.summary.samples.log_partition", refuse)
 
 
 def test_a_run_of_many_dimensions_without_samples_starts_chains_from_noise(
@@ -83,7 +83,7 @@ def test_chains_from_noise_do_without_the_data_and_take_steps(
 def test_affordable_runs_without_samples_still_go_through_sequential_monte_carlo(
     metastable, pcd_folder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(runs, "kept_walkers", lambda _: (None, "none were kept"))
+    monkeypatch.setattr("metastable.summary.samples.kept_walkers", lambda _: (None, "none were kept"))
     result = metastable("sample", pcd_folder, "--n", 5, "--steps", 2, "--out", tmp_path / "x.npy")
     assert "from sequential Monte Carlo on the energy" in result.output
 

@@ -50,12 +50,14 @@ def test_a_preset_on_pictures_says_where_they_should_be(metastable, monkeypatch,
 
 
 def test_negatives_of_an_update_are_counted():
-    from metastable.cli.plan import chains
-    from metastable.methods import InterpolatingNCE, RankingNCE, ShortRun
+    from metastable.methods import InterpolatingNCE, Mixed, PersistentCD, RankingNCE, Robust, ShortRun
 
-    assert chains(RankingNCE(negatives_per_datum=7), batch=10, rows=100) == 70
-    assert chains(InterpolatingNCE(negatives_per_datum=7, times=3), batch=10, rows=100) == 210 + 20
-    assert chains(ShortRun(), batch=10, rows=100) == 10
+    assert RankingNCE(negatives_per_datum=7).moving(batch=10, rows=100) == 70
+    assert InterpolatingNCE(negatives_per_datum=7, times=3).moving(batch=10, rows=100) == 210 + 20
+    assert ShortRun().moving(batch=10, rows=100) == 10
+    both = Mixed(sources=(PersistentCD(batch=4), ShortRun()))
+    assert (both.moving(batch=10, rows=100), both.stored(batch=10, rows=100)) == (14, 110)
+    assert Robust(beta=(0.1, 0.2), source=both).moving(batch=10, rows=100) == 28
 
 
 def test_memory_of_a_replay_buffer_is_that_of_the_chains_that_move(metastable):
@@ -280,7 +282,9 @@ def test_a_run_that_diverged_has_histograms_and_evaluate_makes_those_that_are_mi
 
 
 def test_histograms_need_the_rows_of_training(metastable, tmp_path, monkeypatch):
-    monkeypatch.setattr("metastable.summary.affordable", lambda *_: False)  # log Z is not what is tested
+    monkeypatch.setattr(
+        "metastable.summary.likelihood.affordable", lambda *_: False
+    )  # log Z is not what is tested
     data, other = (np.random.default_rng(k).normal(size=(60, 2)) for k in (0, 1))
     np.save(tmp_path / "data.npy", data)
     np.save(tmp_path / "other.npy", other)

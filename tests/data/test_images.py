@@ -24,7 +24,8 @@ from metastable.data import Dataset, check_labels, load_array, load_images, open
 from metastable.data import cifar as cifar_module
 from metastable.data import images as images_module
 from metastable.data.idx import TYPES, read_idx, write_idx
-from metastable.data.images import FOLDER_VARIABLE, IMAGE_SETS, data_folder, parse_images
+from metastable.data.image_files import FOLDER_VARIABLE, IMAGE_SETS, data_folder
+from metastable.data.images import parse_images
 
 RNG = np.random.default_rng(0)
 ROWS = 40

@@ -14,7 +14,7 @@ from metastable.core.types import Walkers
 from metastable.energies import GaussianMixture
 from metastable.evaluation.classifier import class_samples, classifier_summary
 from metastable.kernels import MALA
-from metastable.run import Run
+from metastable.runs.run import Run
 from tests.conftest import assert_within, mean_and_error, z_scores
 
 MEANS = torch.tensor([[-1.2, 0.0], [1.2, 0.0], [0.0, 1.5]], dtype=torch.float64)

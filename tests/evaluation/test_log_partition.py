@@ -13,12 +13,14 @@ import metastable as ms
 from metastable.core.errors import ConfigError, EnergyError, InputError
 from metastable.core.types import student_t_quantile
 from metastable.energies import MLP, DoubleWell, Funnel, Gaussian, GaussianMixture, Tilted, two_modes
-from metastable.evaluation.log_partition import Whitened, _fit, _Place, log_partition
+from metastable.evaluation.log_partition import log_partition
+from metastable.evaluation.log_z_search import fit_reference
+from metastable.evaluation.whitened import Place, Whitened
 from metastable.experiments.log_partition import TARGETS, coverage
 from metastable.kernels import MALA
 from metastable.proposals import Gaussian as Reference
 from metastable.proposals import Uniform
-from metastable.walkers.smc import Annealed
+from metastable.walkers.anneal import Annealed
 
 QUICK = {"walkers": 32, "refinements": 0}
 LIMIT = student_t_quantile(1 - FALSE_ALARM / 2, 15)  # standard errors, with the spread of 16 populations
@@ -152,7 +154,7 @@ def test_data_lead_to_modes_that_are_far_apart():
 
 
 def test_a_fit_to_fewer_rows_than_dimensions_is_well_conditioned():
-    fit = _fit(torch.randn(10, 40, generator=rng()), None, 1.0)
+    fit = fit_reference(torch.randn(10, 40, generator=rng()), None, 1.0)
     assert float(torch.linalg.cond(fit.scale)) < 10
 
 
@@ -270,7 +272,7 @@ def test_whitened_coordinates_keep_the_density(shape):
 
     factor = torch.linalg.cholesky(torch.tensor([[2.0, 0.5, 0], [0.5, 1, 0.2], [0, 0.2, 3]]).double())
     q = Reference(torch.tensor([1.0, -1, 0.5]).double().view(shape), factor)
-    white = Whitened(energy, q, _Place(torch.float64, torch.device("cpu")), rng())
+    white = Whitened(energy, q, Place(torch.float64, torch.device("cpu")), rng())
     x = torch.randn(5, *shape, generator=rng(1)).double()
     z = white.to_white(x)
     log_det = factor.diagonal().log().sum()

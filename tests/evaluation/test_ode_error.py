@@ -9,14 +9,14 @@ import torch
 from conftest import z_limit
 from torch import Tensor, nn
 
-from metastable import conditional_summary
 from metastable.core.types import Pairs
 from metastable.evaluation.conditional import conditional_log_prob, log_partition_given
 from metastable.methods import RankingNCE
 from metastable.methods.base import Context, Nothing
 from metastable.proposals import DiffusionEnergy, Gaussian, InterpolantFlow, MixtureField
 from metastable.proposals.diffusion import coefficients
-from metastable.run import Run
+from metastable.runs.run import Run
+from metastable.summary import contexts
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 
 MEANS = torch.tensor([[1.0, 1.0], [-1.0, 0.5], [0.3, -1.2]])
@@ -99,10 +99,10 @@ def test_runs_solve_the_ode_of_their_proposal_finely():
 
 
 def test_the_likelihood_of_a_finished_run_does_too(monkeypatch):
-    monkeypatch.setattr(conditional_summary, "DRAWS_ODE", 1024)
+    monkeypatch.setattr(contexts, "DRAWS_ODE", 1024)
     run = run_of(Truth(), proposal=flow(**TRAINED))
     x = EXACT.means.repeat(10, 1) + SD
-    found = conditional_summary.likelihoods(run, Pairs(x, GIVEN.repeat(15, 1)), 0)
+    found = contexts.likelihoods(run, Pairs(x, GIVEN.repeat(15, 1)), 0)
     assert found is not None
     gap = found.value - EXACT.log_prob(x[:1]).double()
     assert float(gap.abs().max()) < 0.004

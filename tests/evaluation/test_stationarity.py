@@ -13,7 +13,8 @@ from metastable.energies import Funnel, two_modes
 from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.stationarity import COORDINATES, Drift, find_drift
 from metastable.kernels import HMC, MetropolisHastings
-from metastable.walkers.smc import Annealed, Schedule
+from metastable.walkers.anneal import Annealed
+from metastable.walkers.path import Schedule
 
 HMC4 = HMC(0.3, leapfrog=4)
 

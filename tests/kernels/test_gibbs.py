@@ -19,7 +19,7 @@ from metastable.kernels import MALA, Flips, Gibbs, MetropolisHastings, chain, ru
 from metastable.methods import Context, ContrastiveDivergence, Jarzynski, PersistentCD, ShortRun
 from metastable.proposals import Gaussian, Signs, fit_signs
 from metastable.proposals.signs import states
-from metastable.walkers.smc import path_for
+from metastable.walkers.path import path_for
 
 F64 = torch.float64
 over = pytest.mark.parametrize

@@ -16,7 +16,14 @@ from conftest import assert_within, mean_and_error, quadrature, z_limit, z_score
 from torch import Tensor, nn
 
 from metastable.benchmarks.interpolant import one_scale, own
-from metastable.proposals import ConcatSquash, InterpolantFlow, MixtureField, ResidualField, VectorField, cnf
+from metastable.proposals import (
+    ConcatSquash,
+    InterpolantFlow,
+    MixtureField,
+    ResidualField,
+    VectorField,
+    continuous,
+)
 from metastable.proposals.interpolants import INTERPOLANTS
 
 F64 = torch.float64
@@ -117,7 +124,7 @@ def without_halves(values: Tensor, times: Tensor) -> Tensor:
     return trapezoid(values, times) + ends
 
 
-trapezoid = cnf.trapezoid
+trapezoid = continuous.trapezoid
 
 
 def test_a_wrong_sign_is_noticed():
@@ -133,7 +140,7 @@ def test_a_wrong_rule_is_noticed(rule, monkeypatch):
     field = mixture(20, "linear")
     y = draws(field, 50, t=0.7)
     assert mistake(exact_flow(field).log_prob(y, at=0.7), field.log_prob(y, 0.7)) <= REQUIRED / 2
-    monkeypatch.setattr(cnf, "trapezoid", rule)
+    monkeypatch.setattr(continuous, "trapezoid", rule)
     assert mistake(exact_flow(field).log_prob(y, at=0.7), field.log_prob(y, 0.7)) > 5 * REQUIRED
 
 

@@ -15,7 +15,7 @@ from metastable.core.types import energy_and_grad, row_dot
 from metastable.core.weights import log_mean_exp
 from metastable.energies import GaussianMixture
 from metastable.kernels import HMC, MALA, ULA, follow_acceptance
-from metastable.methods.jarzynski import cross, fixed_parameters, reweigh_then_move, stay
+from metastable.walkers.jarzynski import fixed_parameters, langevin_step, reweigh_then_move
 from metastable.walkers.population import Population
 
 STEPS = 12
@@ -62,9 +62,9 @@ def follow(
             walkers = walkers._replace(grad=energy_and_grad(energy, walkers.x[rows]).grad)
         energy.k = k + 1
         if isinstance(kernel, ULA):
-            walkers, _ = cross(kernel, energy, walkers, rows, rng)
+            walkers, _ = langevin_step(kernel, energy, walkers, rows, rng)
             for _ in range(steps - 1):
-                walkers = stay(kernel, energy, walkers, rows, rng)
+                walkers, _ = langevin_step(kernel, energy, walkers, rows, rng, theta_moved=False)
         else:
             walkers, _ = reweigh_then_move(kernel, energy, walkers, rows, steps, rng, "eager")
         if threshold:
@@ -104,6 +104,27 @@ def test_mean_weight_is_exact_with_a_step_that_follows_the_past():
     assert steps[-1] < 0.2 * steps[0]
     value, error = mean_and_error(torch.exp(walkers.log_weight - energy.log_ratio()))
     assert_within(value, torch.ones_like(value), error)
+
+
+@pytest.mark.parametrize("batch", [None, N // 5])
+def test_a_step_at_the_same_parameters_is_the_step_to_them(batch):
+    energy, kernel = Moving(), ULA(0.15)
+    walkers, rng = start(energy)
+    rows = None if batch is None else torch.randperm(N, generator=rng)[:batch]
+    if rows is not None:
+        walkers = walkers._replace(grad=walkers.grad[rows])
+    moved, stayed = (
+        langevin_step(kernel, energy, walkers, rows, torch.Generator().manual_seed(1), theta_moved=moved)[0]
+        for moved in (True, False)
+    )
+    for a, b in zip(moved, stayed, strict=True):
+        assert torch.equal(a, b)
+    energy.k = 1  # the two differ where θ has moved, at walkers that stand still
+    moved, stayed = (
+        langevin_step(kernel, energy, walkers, rows, torch.Generator().manual_seed(1), theta_moved=moved)[0]
+        for moved in (True, False)
+    )
+    assert torch.equal(moved.log_weight, stayed.log_weight) == (rows is None)
 
 
 @functools.cache
@@ -264,7 +285,7 @@ def test_steering_does_not_reach_the_held_out_log_z():
             gradient = -(p[:, None] * (groups[0].x - mean)).sum(0)  # data energies do not matter here
             with torch.no_grad():
                 mean += rate * gradient.detach()
-            groups = [cross(kernel, energy, g, None, rng)[0] for g in groups]
+            groups = [langevin_step(kernel, energy, g, None, rng)[0] for g in groups]
         steering.append(float(groups[0].log_partition()))
         following.append(float(groups[1].log_partition()))
     # log Z is 0 + const throughout: a Gaussian that moves keeps its normaliser

@@ -19,7 +19,8 @@ from metastable.kernels import ULA
 from metastable.kernels.chain import _advance
 from metastable.methods import Context, ContrastiveDivergence, Jarzynski, PersistentCD, Robust, ShortRun
 from metastable.methods.base import Negatives, contrast
-from metastable.methods.robust import VARIANTS, robust_loss, tempered
+from metastable.methods.beta_objective import VARIANTS, robust_loss
+from metastable.methods.tempered import tempered
 from metastable.proposals import fit_gaussian
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
@@ -187,6 +188,19 @@ def test_the_weights_are_those_of_the_gradient(batch: Batch, variant: str, beta:
         of_data, of_negatives = torch.autograd.grad(loss, [fp, fn])
         torch.testing.assert_close(of_data, -weights.data / N, **TOLERANCE)
         torch.testing.assert_close(of_negatives, weights.data.mean() * weights.negatives, **TOLERANCE)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("beta", [0.0, 0.5, -0.4, (0.3, 0.8)])
+def test_the_loss_of_training_has_the_gradient_of_the_objective(batch: Batch, variant: str, beta):
+    fp, fn = (batch.f(x).requires_grad_() for x in (batch.data, batch.x))
+    each, grads = torch.tensor(beta, dtype=torch.float64) if isinstance(beta, tuple) else beta, []
+    for objective in (True, False):
+        rows = (fp.expand(2, -1), fn.expand(2, -1)) if isinstance(beta, tuple) else (fp, fn)
+        loss, _ = robust_loss(*rows, each, batch.log_weight, variant, objective=objective)
+        grads.append(torch.autograd.grad(loss.sum(), [fp, fn]))
+    for of_objective, of_training in zip(*grads, strict=True):
+        torch.testing.assert_close(of_training, of_objective, **TOLERANCE)
 
 
 @pytest.mark.parametrize("beta", [1e-12, -1e-12])

@@ -23,8 +23,10 @@ from metastable.methods import (
     Robust,
     ShortRun,
 )
-from metastable.methods.jarzynski import HeldOut, JarzynskiState, paced, shift_of
+from metastable.methods.jarzynski import JarzynskiState
 from metastable.proposals import Gaussian, fit_gaussian
+from metastable.walkers.held_out import HeldOut
+from metastable.walkers.jarzynski import paced, shift_of
 from metastable.walkers.population import Population
 
 over = pytest.mark.parametrize

@@ -34,9 +34,9 @@ from metastable.methods import (
     ShortRun,
 )
 from metastable.methods.base import Negatives, Nothing
-from metastable.methods.robust import Weights, robust_loss, watch
-from metastable.plan import resolve_method
+from metastable.methods.beta_objective import Weights, robust_loss, watch
 from metastable.proposals import Gaussian, Uniform, fit_gaussian, fit_signs
+from metastable.runs.resolve import resolve_method
 from metastable.training import SGD
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import metastable as ms
-from metastable.methods.score import curvature, kink_share
+from metastable.methods.curvature import curvature, kink_share
 from metastable.proposals import Diffusion, DiffusionEnergy, InterpolantFlow
 
 over = pytest.mark.parametrize

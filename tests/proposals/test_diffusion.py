@@ -13,7 +13,8 @@ from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import Pairs, bind
 from metastable.evaluation.conditional import log_partition_given
 from metastable.proposals import Diffusion, DiffusionEnergy, Gaussian, VectorField, diffusion
-from metastable.proposals.diffusion import EDMField, ResidualPotential, coefficients, noise_levels
+from metastable.proposals.diffusion import EDMField, coefficients, noise_levels
+from metastable.proposals.diffusion_energy import ResidualPotential
 from metastable.proposals.fields import PlainField
 
 SIGMA_DATA = 0.5

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from metastable.report import plots, write_report
-from metastable.report.classifier_section import save_classifier_figures, short
-from metastable.report.negatives_section import negatives, share_below
 from metastable.report.read import Run, read_run
+from metastable.report.sections.classifier import save_classifier_figures, short
+from metastable.report.sections.negatives import negatives, share_below
 
 from .conftest import build_run, summary_of, write_json
 from .test_page import read

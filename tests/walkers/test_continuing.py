@@ -13,8 +13,8 @@ from metastable.core.errors import InputError
 from metastable.core.resampling import resample_indices
 from metastable.evaluation.modes import mode_weights, sampled_mode_weights
 from metastable.kernels import MALA, ULA, warm_up
-from metastable.methods.jarzynski import fixed_parameters
 from metastable.walkers.continuing import StepRange, find_step_range
+from metastable.walkers.jarzynski import fixed_parameters
 
 CENTERS = torch.tensor([[-1.5], [1.5]])
 SEEDS = 24

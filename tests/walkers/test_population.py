@@ -29,6 +29,26 @@ def marks(*need: int) -> Tensor:
     return torch.tensor(need, dtype=torch.bool)
 
 
+def test_what_was_taken_goes_back_to_its_rows():
+    old, rows = walkers(), torch.tensor([7, 3, 150])
+    x, log_weight, energy, _ = old.take(rows)
+    assert torch.equal(energy, x.sum(1))
+    new = old.put(rows, x + 1, log_weight - 2, energy + 3, x)
+    still = torch.ones(200, dtype=torch.bool).index_fill(0, rows, False)
+    for name, change in (("x", 1), ("log_weight", -2), ("energy", 3)):
+        before, after = getattr(old, name), getattr(new, name)
+        assert torch.equal(after[rows], before[rows] + change)
+        assert torch.equal(after[still], before[still])
+
+
+def test_a_change_of_energy_is_in_the_weights():
+    """A + U stays: what a density loses where a walker stands, the walker's weight loses too."""
+    old = walkers()
+    new = old.reweigh(old.energy + torch.linspace(-3, 5, 200, dtype=F64))
+    torch.testing.assert_close(new.log_weight + new.energy, old.log_weight + old.energy)
+    assert not torch.allclose(new.log_weight, old.log_weight)
+
+
 @over("order", ORDERS)
 @over("need", [marks(0, 1, 0, 1), marks(1, 1, 1, 1), marks(0, 0, 1, 0)])
 def test_only_marked_populations_change(order, need):

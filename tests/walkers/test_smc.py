@@ -13,8 +13,12 @@ from metastable.core.types import student_t_quantile
 from metastable.energies import DoubleWell, Funnel, GaussianMixture
 from metastable.kernels import HMC, MALA, ULA
 from metastable.proposals import Gaussian, Uniform
-from metastable.walkers import smc as module
-from metastable.walkers.smc import Schedule, ais, anneal, find_schedule, reverse_ais, smc
+from metastable.walkers import anneal as annealing
+from metastable.walkers import path as paths
+from metastable.walkers.anneal import anneal
+from metastable.walkers.path import Schedule
+from metastable.walkers.pilot import find_schedule
+from metastable.walkers.smc import ais, reverse_ais, smc
 
 LIMIT = z_limit()
 FEW = student_t_quantile(1 - FALSE_ALARM / 2, 15)  # the same rate with the spread of 16 populations
@@ -63,9 +67,9 @@ def test_uncorrected_moves_break_the_law():
 
 
 def test_weights_taken_after_the_move_break_the_law(monkeypatch):
-    energy, true_path = tilted_well(), module.Tempered
+    energy, true_path = tilted_well(), paths.Tempered
     # moving at the next β before its weight is taken is the same as weighing after the move
-    monkeypatch.setattr(module, "Tempered", lambda e, q, beta: true_path(e, q, (beta + 1 / 6).clamp(max=1.0)))
+    monkeypatch.setattr(paths, "Tempered", lambda e, q, beta: true_path(e, q, (beta + 1 / 6).clamp(max=1.0)))
     walkers = ais(energy, reference(), 20_000, 6, MALA(0.3), 2, rng())
     assert abs(z_score(walkers.log_weight, float(energy.log_partition()))) > 2 * LIMIT
 
@@ -86,8 +90,8 @@ def test_populations_of_four_are_unbiased_through_resampling():
 
 
 def test_resampling_that_keeps_old_weights_breaks_the_law(monkeypatch):
-    energy, resample = tilted_well(), module._resample
-    monkeypatch.setattr(module, "_resample", lambda w, uneven, g: (resample(w, uneven, g)[0], w))
+    energy, resample = tilted_well(), annealing.resample_uneven
+    monkeypatch.setattr(annealing, "resample_uneven", lambda w, uneven, g: (resample(w, uneven, g)[0], w))
     each = small_populations(energy).log_partitions
     assert abs(z_score(each, float(energy.log_partition()))) > 2 * LIMIT
 

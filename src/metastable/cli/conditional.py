@@ -1,22 +1,17 @@
-"""What `sample` and `evaluate` do with a run whose events are given contexts."""
+"""What `sample` does with a run whose events are given contexts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.conditional_summary import conditional_scores
 from metastable.core.errors import InputError
-from metastable.core.types import Pairs
-from metastable.data import Dataset
-from metastable.run import Run, write_json
+from metastable.runs.run import Run
 
-from .console import console, number, plus_minus, say, table
-from .runs import home_of
+from .console import say
 
 
 def contexts_of(source: str | None) -> Tensor:
@@ -57,31 +52,3 @@ def sample_contexts(run: Run, n: int, given: str | None, out: Path, steps: int |
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, walkers.x.cpu().numpy())
     say(f"{n} samples of shape {run.event_shape} for each of {len(contexts)} contexts", f"wrote {out}")
-
-
-def evaluate_pairs(run: Run, dataset: Dataset, name: str, out: Path, seed: int) -> None:
-    """Conditional scores of a run on pairs, on the screen and as JSON."""
-    if dataset.given is None:
-        raise InputError("data: this is a conditional run; give an .npz file with the arrays x and given")
-    home = home_of(run.energy)
-    found = conditional_scores(run, Pairs(dataset.x.to(**home), dataset.given.to(**home)), seed)
-    result: dict[str, Any] = {"run": str(run.folder), "data": name, "rows": len(dataset), **found}
-    console().print(_table(result, f"{run.folder} on {name}"))
-    for warning in found["warnings"]:
-        say(warning)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, result)
-    say(f"wrote {out}")
-
-
-def _table(result: dict[str, Any], title: str) -> Any:
-    value = plus_minus(result.get("log_likelihood"), result.get("log_likelihood_se"))
-    rows = [
-        ("log-likelihood given the context (nats a row)", value, ""),
-        ("that of the proposal alone", number(result.get("proposal_log_likelihood")), ""),
-        ("effective share of the proposal's draws", number(result.get("ess_proposal")), ""),
-        ("energy distance of pairs", number(result.get("energy_distance")), "0"),
-    ]
-    return table(
-        ["score", "model", "data"], [row for row in rows if row[1]], title, f"{result['rows']} pairs"
-    )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metastable.core.types import Energy, Pairs, bind, events
 from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
-from metastable.plan import make_plan
+from metastable.runs.plan import make_plan
 
 from .console import console, say, table
 from .settings import Job
@@ -90,30 +90,11 @@ def memory(job: Job, energy: nn.Module, x: Tensor, seen: Any = None) -> int:
     `seen` is the energy as rows alone see it, where it is given contexts.
     """
     batch = min(job.trainer.batch_size or len(x), len(x))
-    moving, stored = (chains(job.method, batch, len(x), part) for part in ("moving", "stored"))
+    moving, stored = job.method.moving(batch, len(x)), job.method.stored(batch, len(x))
     row = x[0].numel() * x.element_size()
     parameters = sum(p.numel() * p.element_size() for p in energy.parameters())
     held = COPIES * parameters + x.numel() * x.element_size() + 3 * stored * row
     return held + (batch + moving) * kept_for_backward(energy if seen is None else seen, x[:PROBE])
-
-
-def chains(method: Any, batch: int, rows: int, part: str = "moving") -> int:
-    """Negatives of one update, or all walkers that are `stored` between updates."""
-    if hasattr(method, "source"):
-        return len(getattr(method, "betas", (None,))) * chains(method.source, batch, rows, part)
-    if hasattr(method, "sources"):
-        return sum(chains(source, batch, rows, part) for source in method.sources)
-    return _chains_of_one(method, batch, rows, part)
-
-
-def _chains_of_one(method: Any, batch: int, rows: int, part: str) -> int:
-    if method.name == "pcd":
-        stored = method.walkers or min(rows, 10_000)
-        return min(method.batch or stored, stored) if part == "moving" else stored
-    if hasattr(method, "negatives_per_datum"):
-        points = getattr(method, "times", 1) * (1 + method.negatives_per_datum)
-        return (points - 1) * batch if part == "moving" else 0
-    return getattr(method, "walkers", None) or batch
 
 
 def kept_for_backward(energy: Energy, x: Tensor) -> int:

@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from metastable.api import load_run, sample
 from metastable.core.errors import InputError
 from metastable.core.random import derive, generator
-from metastable.core.types import LogPartition, Proposal, Walkers
+from metastable.core.types import Proposal, Walkers
 from metastable.data import Dataset
 from metastable.evaluation.classifier import given_label
-from metastable.evaluation.log_partition import log_partition
 from metastable.methods.base import Objective
 from metastable.methods.contrastive import FreshChains
 from metastable.proposals import Gaussian, fit_gaussian
-from metastable.run import Run, in_units
+from metastable.runs.run import Run
 from metastable.summary import why_costly
+from metastable.summary.classifier import moves_of
 from metastable.training.engine import Engine
 
-from .classifier import moves_of
 from .settings import data_of
 
 STARTS = 1000
@@ -47,23 +46,6 @@ def home_of(energy: Any) -> dict[str, Any]:
 def _placed(walkers: Walkers, energy: Any) -> Walkers:
     home = home_of(energy)
     return replace(walkers, x=walkers.x.to(**home), log_weight=walkers.log_weight.to(home["device"]))
-
-
-def model_walkers(run: Run, data: Tensor | None = None, seed: int = 0) -> tuple[Walkers, str]:
-    """Weighted samples of the model, and where they came from in words.
-
-    Chains that carry no weights (`cd`, `pcd`, `short-run`) may sit in the wrong proportions, so for those
-    methods the samples are the ones that were drawn from the finished energy when training ended.
-    """
-    kept, origin = kept_walkers(run)
-    if kept is not None:
-        return kept, origin
-    z = normalised(run, data, seed)
-    if z.walkers is None:
-        raise InputError(
-            f"run: {run.folder} kept no samples; go on with: metastable train --resume --out {run.folder}"
-        )
-    return z.walkers, "sequential Monte Carlo on the energy, since the run kept no samples"
 
 
 def chains_from_noise(
@@ -106,32 +88,6 @@ def own_steps(method: Any) -> int | None:
     if isinstance(method, Objective):
         return own_steps(method.source)
     return method.steps if isinstance(method, FreshChains) else None
-
-
-def kept_walkers(run: Run) -> tuple[Walkers | None, str]:
-    """Samples that the run holds already, and where they came from; None where it holds none."""
-    if run.walkers is not None and bool((run.walkers.log_weight != 0).any()):
-        if run.samples_source == "independent":
-            return run.walkers, "weighted samples drawn from the finished energy when training ended"
-        return run.walkers, "the run's own weighted walkers"
-    kept = run.folder / "samples.npy" if run.folder is not None else None
-    if kept is None or not kept.is_file() or run.walkers is None:
-        return None, "none were kept"
-    x = run.walkers  # which were read from that file
-    if any(finding.name == "log-z-not-estimated" for finding in run.diagnosis):
-        return x, "the method's own chains when training ended"
-    return x, "samples drawn from the finished energy when training ended"
-
-
-def normalised(run: Run, data: Tensor | None = None, seed: int = 0) -> LogPartition:
-    """log Z of what was learned, by sequential Monte Carlo from a Gaussian fitted to `data` or the energy's own."""
-    inner = run.within()
-    if run.coordinates is not None and data is not None:
-        data = run.coordinates.events.forward(data)
-    z = log_partition(inner.learned_energy, event_shape=run.event_shape, data=data, seed=seed)
-    if run.coordinates is None or z.walkers is None:
-        return z
-    return replace(z, walkers=in_units(z.walkers, run.coordinates.events))
 
 
 def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Dataset, str]:

@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from metastable.core.types import Walkers
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
 FEW = 0.1
 """Share of the samples below which the walkers they began as are few."""
@@ -99,10 +99,11 @@ def draw(run: Run, n: int, steps: int | None, label: int | None, seed: int) -> t
 
     from metastable.core.errors import InputError
     from metastable.summary import affordable
+    from metastable.summary.samples import kept_walkers, model_walkers
 
-    from .runs import chains_from_noise, kept_walkers, model_walkers
+    from .runs import chains_from_noise
 
-    if hasattr(run.trained_with, "sample") and label is None:
+    if run.trained_with.draws_itself and label is None:
         if steps is not None:
             raise InputError("steps: this run is of a density, which draws for itself; leave it out")
         return run.sample(n, seed=seed), "the density's own draws"

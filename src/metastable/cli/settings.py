@@ -22,13 +22,13 @@ from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
 from metastable.energies.build import ENERGIES, default_config
 from metastable.methods import Method
-from metastable.plan import on_mixture, resolve_method
+from metastable.runs.resolve import on_mixture, resolve_method
 from metastable.training.config import OPTIMISERS, Schedule, TrainerConfig
 
 Settings = dict[str, Any]
 
 SECTIONS = ("data", "energy", "method", "trainer", "seed", "held_out", "units", "dequantise")
-FACTS = ("about", "version", "event_shape", "context_shape", "classes", "coordinates", "columns")
+FACTS = ("about", "version", "event_shape", "context_shape", "classes", "coordinates", "columns", "traits")
 """What a run or a preset says about itself; nothing is read from these."""
 HELD_OUT = 0.1
 STILL = 0.05

@@ -10,7 +10,7 @@ import typer
 from .guard import STOPPED
 
 if TYPE_CHECKING:
-    from metastable.run import Run
+    from metastable.runs.run import Run
 
     from .settings import Job, Settings
 

@@ -1,5 +1,10 @@
 """Types, errors, random numbers and the arithmetic of log-weights."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .errors import (
     CheckpointError,
     ConfigError,
@@ -10,8 +15,10 @@ from .errors import (
     MissingDependencyError,
     UnsupportedError,
 )
-from .types import Energy, EnergyGrad, LogPartition, Proposal, Walkers, energy_and_grad
-from .weights import entropy_fraction, ess_fraction, log_mean_exp
+
+if TYPE_CHECKING:
+    from .types import Energy, EnergyGrad, LogPartition, Proposal, Walkers, energy_and_grad
+    from .weights import entropy_fraction, ess_fraction, log_mean_exp
 
 __all__ = [
     "CheckpointError",
@@ -32,3 +39,11 @@ __all__ = [
     "ess_fraction",
     "log_mean_exp",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when first used: errors and a log are read without it."""
+    if name in __all__:
+        room = "weights" if name in ("entropy_fraction", "ess_fraction", "log_mean_exp") else "types"
+        return vars(importlib.import_module(f"metastable.core.{room}"))[name]
+    raise AttributeError(f"module 'metastable.core' has no attribute {name!r}")

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .types import Energy, EnergyGrad, Proposal, as_shape, energy_and_grad, is_discrete
+from .protocols import Powering, event_shape_of, output_scale_of, provides, reference_of
+from .types import Energy, EnergyGrad, Proposal, energy_and_grad, is_discrete
 
 ROUNDING = 1e-9
 """A power this near to 1 is 1: σ²/(2h) and (1 − β) + β are rounded."""
@@ -29,14 +30,15 @@ class Powered(nn.Module):
         super().__init__()
         self.energy, self.power = energy, power
         self.discrete = is_discrete(energy)
-        shape = getattr(energy, "event_shape", None)
+        shape = event_shape_of(energy)
         if shape is not None:
-            self.event_shape = as_shape(shape)
-        reference = getattr(energy, "reference", None)
+            self.event_shape = shape
+        reference = reference_of(energy)
         if isinstance(reference, Proposal) and not self.discrete:
             object.__setattr__(self, "reference", reference)  # where to start from; E's module, not one more
-        if hasattr(energy, "output_scale"):
-            self.output_scale = power * float(energy.output_scale)  # pyright: ignore
+        scale = output_scale_of(energy)
+        if scale is not None:
+            self.output_scale = power * float(scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """P·E(x), `(B, *event)` to `(B,)`."""
@@ -60,8 +62,7 @@ def powered(energy: Any, power: float) -> Any:
     """
     if power == 1:
         return energy
-    own = getattr(energy, "powered", None)
-    return Powered(energy, power) if own is None else own(power)
+    return energy.powered(power) if provides(energy, Powering) else Powered(energy, power)
 
 
 def without_rounding(power: float) -> float:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from .errors import EnergyError, InputError, need
+from .protocols import Encoding, event_shape_of, has_time, provides
+from .protocols import is_discrete as is_discrete
 from .random import generator
 from .resampling import resample_indices
 from .times import checked_times
@@ -93,7 +95,7 @@ class Bound:
     def __init__(self, energy: Any, given: Tensor, t: Tensor | None = None, code: Any = None):
         self.energy, self.given, self.t, self.code = energy, given, t, code
         self.discrete = is_discrete(energy)
-        if code is None and hasattr(energy, "encode"):
+        if code is None and provides(energy, Encoding):
             with torch.no_grad():
                 self.code = energy.encode(given)
 
@@ -115,10 +117,10 @@ class Bound:
         B = len(self.given)
         if len(rows) % B:
             raise InputError(f"x: must be a multiple of the {B} contexts in number, got {len(rows)} rows")
-        event = getattr(self.energy, "event_shape", None)
-        if event is not None and tuple(rows.shape[1:]) != as_shape(event):
+        event = event_shape_of(self.energy)
+        if event is not None and tuple(rows.shape[1:]) != event:
             raise InputError(
-                f"x: must be (B, K, *event) with event {as_shape(event)}, K for each of {B} contexts, got rows "
+                f"x: must be (B, K, *event) with event {event}, K for each of {B} contexts, got rows "
                 f"{tuple(rows.shape)}"
             )
         x = rows.view(B, -1, *rows.shape[1:])
@@ -150,7 +152,7 @@ def bind(energy: Any, given: Tensor, t: Tensor | float | None = None) -> Bound:
 
 def _times(energy: Any, t: Tensor | float, given: Tensor) -> Tensor:
     """One time in [0, 1] for each context, in the contexts' dtype where that is floating."""
-    if not getattr(energy, "time", True):
+    if not has_time(energy, True):
         raise InputError(f"t: this energy ({type(energy).__name__}) has no time; leave t out")
     like = given if given.is_floating_point() else given.new_empty(0, dtype=torch.get_default_dtype())
     times = checked_times("t", t, like)
@@ -164,11 +166,6 @@ def _times(energy: Any, t: Tensor | float, given: Tensor) -> Tensor:
 def as_shape(shape: int | Iterable[int]) -> tuple[int, ...]:
     """A shape from itself, or from the dimension of a vector."""
     return (shape,) if isinstance(shape, int) else tuple(shape)
-
-
-def is_discrete(law: Any) -> bool:
-    """Whether an energy, a proposal or a method is over units coded −1 and +1, as its `discrete` says."""
-    return bool(getattr(law, "discrete", False))
 
 
 class EnergyGrad(NamedTuple):
@@ -268,7 +265,8 @@ class Walkers:
             )
         rng = generator(seed, self.x.device)
         rows = resample_indices(self.log_weight, n or len(self), scheme=scheme, rng=rng)
-        kept = {name: value for name, value in self.info.items() if name != "populations"}  # rows have moved
+        moved = ("populations", "drawn_from")  # which speak of rows
+        kept = {name: value for name, value in self.info.items() if name not in moved}
         return Walkers.equal(self.x[rows], info={**kept, "start_ess": self.ess})
 
     def to_arviz(self, name: str = "x") -> Any:
@@ -331,7 +329,7 @@ class LogPartition:
     def as_json(self) -> dict[str, Any]:
         """The numbers, with the 95 % interval."""
         names = ("value", "std_error", "ess", "degrees", "reverse", "reverse_std_error")
-        numbers = {name: getattr(self, name) for name in names}
+        numbers = {name: vars(self)[name] for name in names}
         return {**numbers, "warnings": list(self.warnings), "interval": list(self.interval(0.95))}
 
     @classmethod

@@ -163,7 +163,7 @@ class Units:
 
     def as_json(self) -> dict[str, Any]:
         """The numbers, as a run's settings keep them."""
-        numbers = {name: getattr(self, name).tolist() for name in ("mean", "matrix", "inverse_matrix")}
+        numbers = {name: vars(self)[name].tolist() for name in ("mean", "matrix", "inverse_matrix")}
         return {"kind": self.kind, "event_shape": list(self.event_shape), **numbers}
 
     @classmethod

@@ -1,8 +1,10 @@
 """Toy sets with known densities, image sets, and arrays from files, checked at the door."""
 
-from .arrays import Dataset, Standardiser, check_data, check_labels, load_array, load_images
+from .arrays import Dataset, check_data, check_labels, load_array, load_images
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet, conditional_toy_set
-from .images import IMAGE_SETS, Images, ImageSet, open_images
+from .image_files import IMAGE_SETS, ImageSet
+from .images import Images, open_images
+from .standardiser import Standardiser
 from .toy import TOY_SETS, ToySet, toy_set
 
 __all__ = [

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError
+from metastable.core.protocols import has_time
 from metastable.core.types import Bound, Energy, Pairs, bind, is_discrete
 from metastable.proposals.signs import require_signs
 
@@ -87,7 +88,7 @@ def _check_kind(energy: Any) -> None:
 
 def _has_time(energy: Any) -> bool:
     """Whether it says so, or takes a `t`."""
-    says = getattr(energy, "time", None)
+    says = has_time(energy)
     if says is not None:
         return bool(says)
     return "t" in inspect.signature(getattr(energy, "forward", energy)).parameters

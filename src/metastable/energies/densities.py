@@ -26,7 +26,7 @@ class DensityConfig:
 
     def build(self, data: Tensor | Pairs, seed: int) -> nn.Module:
         """The model for this data, as an energy."""
-        settings: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        settings: dict[str, Any] = {f.name: vars(self)[f.name] for f in fields(self)}
         if isinstance(data, Pairs):
             if not data.given.is_floating_point():
                 raise ConfigError(

@@ -17,8 +17,7 @@ temperatures that keeps its structure (`tempered`, see `walkers.smc`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -28,151 +27,17 @@ from metastable.core.random import generator
 from metastable.core.types import as_shape
 from metastable.proposals.signs import (
     MOST_UNITS,
-    log_2cosh,
     require_few,
     require_signs,
     signs,
-    state_chunks,
 )
+
+from .couplings import Couplings, Layers, draw_units, enumerated
 
 RULES = ("hebbian", "pseudo-inverse")
 
 
-def draw_units(field: Tensor, uniform: Tensor) -> Tensor:
-    """±1 with P(+1) = 1/(1 + exp(−2·field))."""
-    return signs(uniform < torch.sigmoid(2 * field), field.dtype)
-
-
-def hold(new: Tensor, old: Tensor, free: Tensor | None) -> Tensor:
-    """`new` where units are free, `old` where they are clamped; both `(B, d)`."""
-    return new if free is None else torch.where(free, new, old)
-
-
 # --- the two structures, as plain tensors -------------------------------------------------------------------
-
-
-class Pairs(NamedTuple):
-    """E(s) = c − ½ sᵀWs − bᵀs with W symmetric and zero on its diagonal."""
-
-    weight: Tensor
-    bias: Tensor
-    constant: Tensor | float = 0.0
-
-    discrete = True
-
-    @property
-    def sweep_uniforms(self) -> int:
-        """One for each unit."""
-        return len(self.bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Energies, `(B, *event)` to `(B,)`."""
-        s = x.flatten(1)
-        return self.constant - ((0.5 * (s @ self.weight) + self.bias) * s).sum(1)
-
-    def sweep(
-        self, x: Tensor, uniform: Tensor, free: Tensor | None = None, order: Tensor | None = None
-    ) -> Tensor:
-        """Unit after unit from P(s_i = +1 | rest) = 1/(1 + exp(−2(Wᵢs + bᵢ)))."""
-        return self.pass_over(x, lambda field, old, k: draw_units(field, uniform[:, k]), free, order)
-
-    def pass_over(
-        self,
-        x: Tensor,
-        update: Callable[[Tensor, Tensor, int], Tensor],
-        free: Tensor | None = None,
-        order: Tensor | None = None,
-    ) -> Tensor:
-        """One pass over the units: the k-th that is visited becomes `update(its field, its value, k)`."""
-        s = x.flatten(1).clone()
-        order = torch.arange(s.shape[1], device=s.device) if order is None else order
-        for k in range(s.shape[1]):
-            i = order[k : k + 1]
-            old = s.index_select(1, i)[:, 0]
-            field = s @ self.weight.index_select(0, i)[0] + self.bias.index_select(0, i)
-            new = hold(update(field, old, k), old, None if free is None else free.index_select(-1, i)[..., 0])
-            s = s.index_copy(1, i, new[:, None])
-        return s.view_as(x)
-
-    def tempered(self, fields: Tensor, beta: Tensor | float) -> Pairs:
-        """(1 − β)·(−log q) + β·E for q ∝ exp(fieldsᵀs): another of the same kind."""
-        f = fields.flatten().to(self.bias.dtype)
-        beta = torch.as_tensor(beta).to(self.bias)
-        constant = beta * self.constant + (1 - beta) * log_2cosh(f).sum()
-        return Pairs(beta * self.weight, beta * self.bias + (1 - beta) * f, constant)
-
-    def double(self) -> Pairs:
-        """In float64, without gradients."""
-        return Pairs(self.weight.detach().double(), self.bias.detach().double(), self.constant)
-
-
-class Layers(NamedTuple):
-    """E(v) = c − aᵀv − Σ_j log 2cosh(b_j + W_jᵀv), the free energy of visible units over hidden ones."""
-
-    weight: Tensor
-    visible_bias: Tensor
-    hidden_bias: Tensor
-    constant: Tensor | float = 0.0
-
-    discrete = True
-
-    @property
-    def sweep_uniforms(self) -> int:
-        """One for each hidden and each visible unit."""
-        return sum(self.weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Free energies, `(B, *event)` to `(B,)`."""
-        v = x.flatten(1)
-        return self.constant - v @ self.visible_bias - log_2cosh(self.hidden_field(v)).sum(1)
-
-    def hidden_field(self, v: Tensor) -> Tensor:
-        """b + Wᵀv, `(B, H)`."""
-        return v @ self.weight + self.hidden_bias
-
-    def visible_field(self, h: Tensor) -> Tensor:
-        """a + Wh, `(B, V)`."""
-        return h @ self.weight.T + self.visible_bias
-
-    def sweep(
-        self, x: Tensor, uniform: Tensor, free: Tensor | None = None, order: Tensor | None = None
-    ) -> Tensor:
-        """v → h → v: each layer is one block, so `order` has no meaning."""
-        v, H = x.flatten(1), len(self.hidden_bias)
-        h = draw_units(self.hidden_field(v), uniform[:, :H])
-        return hold(draw_units(self.visible_field(h), uniform[:, H:]), v, free).view_as(x)
-
-    def tempered(self, fields: Tensor, beta: Tensor | float) -> Layers:
-        """The machine with W and b scaled by β, and visible biases from `fields` to a.
-
-        The geometric path of the joint distribution of both layers, from q ∝ exp(fieldsᵀv) with free hidden
-        units, summed over the hidden ones (Salakhutdinov and Murray 2008): unlike the geometric path of the
-        visible marginal it keeps the conditionals of a restricted machine. E₀ = −log q.
-        """
-        f = fields.flatten().to(self.visible_bias.dtype)
-        beta = torch.as_tensor(beta).to(self.visible_bias)
-        free = log_2cosh(f).sum() + len(self.hidden_bias) * math.log(2)
-        return Layers(
-            beta * self.weight,
-            beta * self.visible_bias + (1 - beta) * f,
-            beta * self.hidden_bias,
-            beta * self.constant + (1 - beta) * free,
-        )
-
-    def transposed(self) -> Layers:
-        """The same machine seen from the hidden layer: the free energy of h."""
-        return Layers(self.weight.T, self.hidden_bias, self.visible_bias, self.constant)
-
-    def double(self) -> Layers:
-        """In float64, without gradients."""
-        W, a, b = (p.detach().double() for p in (self.weight, self.visible_bias, self.hidden_bias))
-        return Layers(W, a, b, self.constant)
-
-
-def enumerated(energy: Callable[[Tensor], Tensor], units: int, device: torch.device) -> Tensor:
-    """−E of all 2^units states, float64, in the order of `proposals.signs.states`."""
-    with torch.no_grad():
-        return -torch.cat([energy(part) for part in state_chunks(units, torch.float64, device)])
 
 
 # --- energies -----------------------------------------------------------------------------------------------
@@ -200,7 +65,7 @@ class DiscreteEnergy(nn.Module):
         """d, how many units an event has."""
         return math.prod(self.event_shape)
 
-    def structure(self) -> Pairs | Layers:
+    def structure(self) -> Couplings | Layers:
         """The energy as plain tensors."""
         raise NotImplementedError
 
@@ -219,7 +84,7 @@ class DiscreteEnergy(nn.Module):
         """Every unit drawn once from its conditional; see `kernels.gibbs.Sweeps`."""
         return self.structure().sweep(x, uniform, free, order)
 
-    def tempered(self, fields: Tensor, beta: Tensor | float) -> Pairs | Layers:
+    def tempered(self, fields: Tensor, beta: Tensor | float) -> Couplings | Layers:
         """The energy at inverse temperature β on the path from independent units with `fields`."""
         return self.structure().tempered(fields, beta)
 
@@ -253,7 +118,7 @@ class DiscreteEnergy(nn.Module):
             n, *self.event_shape
         )
 
-    def _listed(self) -> Pairs | Layers:
+    def _listed(self) -> Couplings | Layers:
         """The energy of the units that are listed, in float64."""
         return self.structure().double()
 
@@ -328,9 +193,9 @@ class BoltzmannMachine(DiscreteEnergy):
         )
         return upper + upper.T
 
-    def structure(self) -> Pairs:
+    def structure(self) -> Couplings:
         """W and b."""
-        return Pairs(self.weight, self.bias)
+        return Couplings(self.weight, self.bias)
 
 
 class Hopfield(DiscreteEnergy):
@@ -367,9 +232,9 @@ class Hopfield(DiscreteEnergy):
         self.register_buffer("weight", stored(patterns.flatten(1), rule))
         self.register_buffer("bias", patterns.new_zeros(self.units))
 
-    def structure(self) -> Pairs:
+    def structure(self) -> Couplings:
         """W and no bias."""
-        return Pairs(self.weight, self.bias)
+        return Couplings(self.weight, self.bias)
 
     def complete(
         self,
@@ -401,7 +266,7 @@ class Hopfield(DiscreteEnergy):
         if beta is None:
             return self._descend(x, free, sweeps, rng)
         require_positive("beta", beta)
-        model = Pairs(beta * self.weight, beta * self.bias)
+        model = Couplings(beta * self.weight, beta * self.bias)
         for _ in range(sweeps):
             uniform = torch.rand((len(x), self.units), generator=rng, device=x.device, dtype=x.dtype)
             x = model.sweep(x, uniform, free)

@@ -13,6 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.parts import home_of
+from metastable.core.protocols import (
+    Classifier,
+    ClosedForm,
+    Encoding,
+    ExactlyStarted,
+    Normalisable,
+    Sampled,
+    carry,
+    provides,
+    reference_of,
+)
 from metastable.core.types import EnergyGrad, Proposal, bind, energy_and_grad
 from metastable.core.units import Coordinates
 from metastable.proposals.in_units import DensityInDataUnits, DensityInTrainingUnits
@@ -35,9 +46,7 @@ class InDataUnits(nn.Module):
         self.inner, self.coordinates, self.power = inner, coordinates, power
         self.event_shape = coordinates.events.event_shape
         self.offset = -coordinates.events.log_det / power
-        for name in CARRIED:
-            if hasattr(inner, name):
-                setattr(self, name, getattr(inner, name))
+        carry(inner, self, CARRIED)
 
     def forward(self, x: Tensor, *given: Any) -> Tensor:
         """E(x), `(B, *event)` to `(B,)`; with contexts, and a time, as the energy inside takes them."""
@@ -61,7 +70,7 @@ class InDataUnits(nn.Module):
     @cached_property
     def reference(self) -> Any:
         """The reference of the energy inside, in the data's units, where it has one."""
-        own = getattr(self.inner, "reference", None)
+        own = reference_of(self.inner)
         if not isinstance(own, Proposal):
             raise AttributeError("reference")
         return DensityInDataUnits(own, self.coordinates)
@@ -123,9 +132,7 @@ class InTrainingUnits(nn.Module):
         like = home_of(inner)
         self.register_buffer("mean", units.mean.to(like.dtype), persistent=False)
         self.register_buffer("matrix", units.inverse_matrix.to(like.dtype), persistent=False)
-        for name in ("output_scale", "time"):
-            if hasattr(inner, name):
-                setattr(self, name, getattr(inner, name))
+        carry(inner, self, ("output_scale", "time"))
         self.register_state_dict_post_hook(_without_prefix)
         self.register_load_state_dict_pre_hook(_with_prefix)
 
@@ -141,8 +148,8 @@ class InTrainingUnits(nn.Module):
 
     def exact_start(self, probe: Tensor) -> Proposal | None:
         """The density that the energy inside equals now, in the units of training; None where it says none."""
-        own = getattr(self.inner, "exact_start", None)
-        density = None if own is None else own(self.to_data(probe))
+        known = provides(self.inner, ExactlyStarted)
+        density = self.inner.exact_start(self.to_data(probe)) if known else None  # pyright: ignore
         return None if density is None else DensityInTrainingUnits(density, self.coordinates)  # pyright: ignore
 
 
@@ -193,9 +200,9 @@ def in_data_units(energy: Any, coordinates: Coordinates | None, power: float = 1
     if isinstance(energy, InTrainingUnits):
         return energy.inner
     kind = InDataUnits
-    if hasattr(energy, "logits"):
+    if provides(energy, Classifier):
         kind = JointInDataUnits
-    elif hasattr(energy, "encode"):
+    elif provides(energy, Encoding):
         kind = EncodedInDataUnits
     return kind(energy, coordinates, power)
 
@@ -204,7 +211,7 @@ def in_training_units(energy: nn.Module, coordinates: Coordinates | None, power:
     """An energy of x as training in `coordinates` sees it."""
     if coordinates is None or coordinates.trivial:
         return energy
-    kind = GradientInTrainingUnits if hasattr(energy, "value_and_grad") else InTrainingUnits
-    if hasattr(energy, "sample"):
-        kind = KnownInTrainingUnits if hasattr(energy, "log_partition") else DrawnInTrainingUnits
+    kind = GradientInTrainingUnits if provides(energy, ClosedForm) else InTrainingUnits
+    if provides(energy, Sampled):
+        kind = KnownInTrainingUnits if provides(energy, Normalisable) else DrawnInTrainingUnits
     return kind(energy, coordinates, power)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, EnergyError, InputError, require_count, require_positive
 from metastable.core.labels import integers, within
+from metastable.core.protocols import Classifier, event_shape_of, provides
 from metastable.core.types import Bound, bind, precise
 
 OUTPUT_SCALE = 20_000.0
@@ -62,7 +63,7 @@ class JointEnergy(nn.Module):
         self.output_scale = float(output_scale)
         self.classes = _classes_of(network) if classes is None else classes
         require_count("classes", self.classes, 2)
-        shape = getattr(network, "event_shape", None) if event_shape is None else event_shape
+        shape = event_shape_of(network) if event_shape is None else event_shape
         if shape is not None:
             self.event_shape = tuple(shape)
 
@@ -96,7 +97,7 @@ class JointEnergy(nn.Module):
         if given is None:
             return self.marginal(self.logits(x))
         labels = self.encode(given).to(x.device)
-        shape = getattr(self, "event_shape", None)
+        shape = event_shape_of(self)
         if shape is not None and x.dim() == len(shape) + 2:
             return self.score(x, labels)
         if len(labels) not in (1, len(x)):
@@ -148,7 +149,7 @@ def as_joint(model: Any, example: Tensor) -> Any:
     >>> type(as_joint(nn.Linear(2, 3), torch.zeros(4, 2))).__name__
     'JointEnergy'
     """
-    if not isinstance(model, nn.Module) or hasattr(model, "logits"):
+    if not isinstance(model, nn.Module) or provides(model, Classifier):
         return model
     home = next((p for p in model.parameters()), example)
     x = example[:3].to(home)

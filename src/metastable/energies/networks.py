@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
+from metastable.core.protocols import ZeroStarting, provides
 from metastable.core.random import seeded
 from metastable.core.types import Proposal, as_shape
 from metastable.proposals import fit_gaussian
@@ -155,7 +156,7 @@ def zero_last_layer(network: nn.Module) -> None:
 
     A network that knows better how to be zero says so in `start_at_zero`.
     """
-    if hasattr(network, "start_at_zero"):
+    if provides(network, ZeroStarting):
         network.start_at_zero()  # pyright: ignore
         return
     layers = [m for m in network.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))]

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError
+from metastable.core.protocols import Fitted, context_shape_of, provides
 from metastable.core.types import Pairs, Proposal, events
-from metastable.proposals.cnf import ContinuousFlow
+from metastable.proposals.continuous import ContinuousFlow
 from metastable.proposals.encoders import require_contexts
 
 
@@ -39,7 +40,7 @@ class AsEnergy(nn.Module):
             raise InputError(f"proposal: must be a module with sample, log_prob and event_shape, got {kind}")
         self.proposal: Any = proposal
         self.event_shape = tuple(proposal.event_shape)
-        self.context_shape = getattr(proposal, "context_shape", None)
+        self.context_shape = context_shape_of(proposal)
 
     def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
         """−log p: `(B, *event)` to `(B,)`, or `(B, K, *event)` for B contexts to `(B, K)`."""
@@ -64,7 +65,7 @@ class AsEnergy(nn.Module):
 
     def loss(self, x: Tensor, given: Tensor | None = None, *, rng: torch.Generator) -> Tensor:
         """What the proposal is trained with: its own `loss`, or −log p averaged where it has none."""
-        if hasattr(self.proposal, "loss"):
+        if provides(self.proposal, Fitted):
             return self.proposal.loss(x, *_if_given(given), rng=rng)
         return -self.log_prob(x, given).mean()
 

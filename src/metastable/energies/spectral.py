@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from metastable.core.errors import InputError, require
+from metastable.core.protocols import ExactlyStarted, event_shape_of, provides
 from metastable.core.random import seeded
 
 LAYERS = (
@@ -48,7 +49,7 @@ class SpectralNorm(nn.Module):
             self.raw_scale = nn.Parameter(raw)
         else:
             self.register_buffer("raw_scale", raw)
-        shape = getattr(network, "event_shape", None)
+        shape = event_shape_of(network)
         if shape is not None:
             self.event_shape: tuple[int, ...] = shape
         self.eval()
@@ -116,7 +117,7 @@ def spectral_norm(
     True
     """
     require(math.isfinite(scale) and (scale > 0 or learn_scale), "scale", "a finite number above 0", scale)
-    if hasattr(module, "exact_start"):
+    if provides(module, ExactlyStarted):
         raise InputError(
             "module: has a reference density of its own, which a scale would change; normalise its network, "
             "Tilted(reference, spectral_norm(network, learn_scale=True))"

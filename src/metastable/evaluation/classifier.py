@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.core.protocols import Classifier, provides
+
 from ..core.errors import InputError, require_count
 from ..core.parts import in_parts
 from ..core.powered import powered
@@ -130,7 +132,7 @@ def given_label(energy: Any, walkers: Walkers, label: Any) -> tuple[Bound, Walke
         walkers: weighted samples of p(x).
         label: the class, an integer.
     """
-    if not hasattr(energy, "logits"):
+    if not provides(energy, Classifier):
         raise InputError(
             "label: needs a run of a classifier that is an energy model (jem), and there are no logits; an energy "
             "of your own whose chains had another temperature than 1 needs powered(power), as JointEnergy has"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require_count, require_positive
+from metastable.core.protocols import Sampled, Scored, is_biased, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import bind, student_t_quantile
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
@@ -301,9 +302,9 @@ def _words(error: Tensor, ess: Tensor, draws: Tensor, target: float | None) -> t
 
 
 def _require_density(proposal: Any) -> None:
-    if not hasattr(proposal, "log_prob") or not hasattr(proposal, "sample"):
+    if not provides(proposal, Sampled, Scored):
         raise InputError(f"proposal: must have sample and log_prob, got {type(proposal).__name__}")
-    if getattr(proposal, "biased", False):
+    if is_biased(proposal):
         raise UnsupportedError(
             "proposal: its log_prob is a biased estimate, so that the weights would not average to Z; use one with "
             "a density of its own, such as a flow"

@@ -16,12 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, require
+from metastable.core.parts import home_of
+from metastable.core.protocols import Listed, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.proposals.signs import Signs, fit_signs, require_signs, state_chunks, states
-from metastable.walkers.smc import Annealed, Schedule, find_schedule, reverse_ais, smc
+from metastable.walkers.anneal import Annealed
+from metastable.walkers.path import Schedule
+from metastable.walkers.pilot import find_schedule
+from metastable.walkers.smc import reverse_ais, smc
+
+from .log_z_words import contradictions, pilot_words, run_words
 
 MOST_WORK = 1 << 26
 """States times units up to which listing them takes about a second, and is what `log_partition` does."""
@@ -111,7 +118,7 @@ def _work(energy: Any, event_shape: tuple[int, ...]) -> float:
 def exact_log_partition(energy: Any, event_shape: tuple[int, ...], like: Tensor, seed: int) -> LogPartition:
     """By enumeration, with exact draws of the model as walkers."""
     rng = generator(derive(seed, "exact"), like.device)
-    if hasattr(energy, "listed_units"):
+    if provides(energy, Listed):
         value, x = energy.log_partition(), energy.sample(DRAWN, rng).to(like.dtype)
     else:
         log_weight = enumerated_log_weights(energy, event_shape, like)
@@ -127,9 +134,7 @@ def annealed_log_partition(
     energy: Energy, reference: Proposal, settings: Settings, samples: Tensor | None = None
 ) -> LogPartition:
     """By sequential Monte Carlo on the path that a pilot found, in independent populations."""
-    from .log_partition import _contradictions, _pilot_words, _run_words
-
-    rng = generator(derive(settings.seed, "annealed"), _device(reference))
+    rng = generator(derive(settings.seed, "annealed"), home_of(reference).device)
     options = {"steps": 2 * settings.steps, "conditional_ess": settings.conditional_ess}
     pilot = find_schedule(energy, reference, PILOT_WALKERS, settings.kernel, rng, **options)
     main, steps = _walk(energy, reference, pilot.schedule, settings, rng)
@@ -142,9 +147,9 @@ def annealed_log_partition(
     reverse = None if back is None else -float(log_mean_exp(back.log_partitions))
     reverse_error = None if back is None else float(spread_of_log_mean(back.log_partitions))
     words = [
-        *_pilot_words(pilot),
-        *_run_words(main, error),
-        *_contradictions(value, error, reverse, reverse_error, None),
+        *pilot_words(pilot),
+        *run_words(main, error),
+        *contradictions(value, error, reverse, reverse_error, None),
     ]
     sizes = [len(main) // main.populations] * main.populations
     walkers = Walkers(main.x, main.log_weight, {"populations": sizes})
@@ -181,7 +186,3 @@ def _back(
     rows = rows[: len(rows) - len(rows) % G]
     options = {"steps": steps, "populations": G, "resample_below": 0.5}
     return reverse_ais(energy, reference, samples[rows], *main.schedule, settings.kernel, rng, **options)
-
-
-def _device(reference: Any) -> torch.device:
-    return next((b.device for b in getattr(reference, "buffers", list)()), torch.device("cpu"))

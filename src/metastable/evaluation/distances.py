@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..core.errors import InputError, require_choice, require_count, require_positive
 from ..core.random import Seed, generator
-from ..core.types import row_sum
+from ..core.resampling import resample_indices
+from ..core.types import Walkers, row_sum
 from ..core.weights import require_weight
 
 BLOCK = 1 << 22  # distances held at once: 32 MiB in float64
@@ -75,6 +76,26 @@ def _two_sample(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, p: T
     """E f(X, X′) + E f(Y, Y′) − 2 E f(X, Y)."""
     within = _pair_mean(function, x, None, p, p) + _pair_mean(function, y, None, q, q)
     return within - 2 * _pair_mean(function, x, y, p, q)
+
+
+def without_copies(walkers: Walkers, most: int, seed: Seed = 0) -> Walkers:
+    """At most `most` weighted walkers that stand for all of them, none of them twice.
+
+    A distance is of walkers with their weights, never of resampled ones: two copies of a walker are a pair at
+    distance zero, which two draws of a density are not, and the fewer walkers carry the weight the wider apart two
+    equal laws would seem. Where there are more than `most`, whose cost grows with the square, they are drawn in
+    proportion to their weights, and one that is drawn several times is one walker of as many times the weight.
+
+    >>> walkers = Walkers(torch.arange(4.0)[:, None], torch.tensor([0.4, 0.1, 0.1, 0.4]).log())
+    >>> few = without_copies(walkers, 3)
+    >>> few.x[:, 0].tolist(), few.log_weight.exp().tolist()
+    ([0.0, 3.0], [2.0, 1.0])
+    """
+    if len(walkers) <= most:
+        return walkers
+    rows = resample_indices(walkers.log_weight, most, rng=generator(seed, walkers.x.device))
+    rows, times = rows.unique(return_counts=True)
+    return Walkers(walkers.x[rows], times.double().log())
 
 
 def median_distance(x: Tensor, y: Tensor) -> float:

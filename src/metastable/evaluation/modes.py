@@ -171,9 +171,8 @@ def sampled_mode_weights(walkers: Walkers, centers: Tensor) -> ModeWeights:
     """Mode weights of walkers, with √(w(1−w)/ESS) as the standard error.
 
     ESS is the walkers' own, which is never more than the walkers were worth that they are copies of, and no more
-    than the spread between the independent populations they came from leaves, where those are known
-    (`info["drawn_from"]`). Half a sample is added to each mode, so that a mode without any does not look known
-    without error.
+    than the spread between independent populations leaves (`independent_size`). Half a sample is
+    added to each mode, so that a mode without any does not look known without error.
 
     Args:
         walkers: weighted samples, `(N, *event)`.
@@ -185,17 +184,22 @@ def sampled_mode_weights(walkers: Walkers, centers: Tensor) -> ModeWeights:
     ([0.8, 0.2], [0.04, 0.04])
     """
     weights = mode_weights(walkers.x, centers, walkers.log_weight)
-    ess = min(walkers.ess, _size_between(walkers, centers))
+    ess = min(walkers.ess, independent_size(walkers, centers))
     shrunk = (weights * ess + 0.5) / (ess + 0.5 * len(weights))
     return ModeWeights(weights, (shrunk * (1 - shrunk) / ess).sqrt(), ess)
 
 
-def _size_between(walkers: Walkers, centers: Tensor) -> float:
-    """Independent samples that the spread between populations leaves for mode weights; inf where none are known.
+def independent_size(walkers: Walkers, centers: Tensor) -> float:
+    """Independent samples that walkers are worth for mode weights, from the spread between their populations.
 
-    Only populations of the smallest size are compared with each other.
+    Walkers that share ancestors agree with each other more than their weights say; populations share none. They are
+    the walkers' own (`info["populations"]`), or those that the walkers were drawn from (`info["drawn_from"]`); only
+    those of the smallest size are compared with each other. inf where there are too few to compare.
     """
     origin, sizes = walkers.info.get("drawn_from"), walkers.info.get("start_populations", [])
+    if origin is None:
+        sizes = walkers.info.get("populations", [])
+        origin = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long))
     alike = [g for g, size in enumerate(sizes) if size == min(sizes)]
     groups = [(origin == g).nonzero()[:, 0] for g in alike]
     if len(groups) < FEWEST_POPULATIONS or min(len(rows) for rows in groups) == 0:

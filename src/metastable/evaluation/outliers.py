@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.protocols import Classifier, provides
+
 from ..core.errors import InputError
 from ..core.parts import NUMBERS, in_parts
 from ..core.types import energy_and_grad, row_sum
@@ -104,7 +106,7 @@ def ood_scores(energy: Any, x: Tensor) -> dict[str, Tensor]:
     # the graph of a deep network holds many times its input
     log_density, gradient = in_parts(both, x, NUMBERS // 8).unbind(1)
     found = {"log_density": log_density, "gradient": gradient}
-    if hasattr(energy, "logits"):
+    if provides(energy, Classifier):
         found["confidence"] = in_parts(lambda part: _confidence(energy.logits(part)), x)
     return {name: found[name] for name in SCORES if name in found}
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, row_sum, student_t_quantile
 from metastable.kernels import Kernel, StepKernel, run_chain
+from metastable.walkers.anneal import Annealed
 from metastable.walkers.continuing import StepRange
-from metastable.walkers.smc import Annealed
 
 ROWS, MOVES = 2048, 32
 """Walkers of all populations together that go on, and how often they move."""

@@ -22,7 +22,7 @@ from metastable.evaluation.quadrature import grid_density, kl_on_grid
 from metastable.kernels import MALA
 from metastable.methods import AdaptiveNCE, PersistentCD
 from metastable.report.figures import MUTED, draw_level, palette, picture
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row

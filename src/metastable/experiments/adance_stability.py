@@ -30,7 +30,7 @@ from metastable.kernels import ULA
 from metastable.methods import AdaptiveNCE, PersistentCD
 from metastable.proposals import fit_gaussian
 from metastable.report.figures import palette, picture, save_image_rows
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.training.config import Adam
 
 from .base import Bench, Experiment, Row

@@ -11,7 +11,7 @@ from typing import Any
 
 from metastable._version import __version__
 from metastable.core.errors import InputError, nearest, require_choice
-from metastable.run import write_json
+from metastable.runs.folder import write_json
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 SCALES = ("smoke", "cpu", "gpu")

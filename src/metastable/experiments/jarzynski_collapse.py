@@ -23,7 +23,7 @@ from torch import Tensor
 from metastable.core.random import derive, generator
 from metastable.methods import Jarzynski, PersistentCD
 from metastable.report.figures import INK, draw_level, palette, picture
-from metastable.run import Run
+from metastable.runs.run import Run
 
 from .base import Bench, Experiment, Row
 from .gmm import TwoModes, rates, student, teacher

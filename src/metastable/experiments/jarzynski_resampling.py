@@ -22,7 +22,7 @@ from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
 from metastable.methods import Jarzynski
 from metastable.report.figures import draw_level, palette, picture
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.walkers.population import principal_scores
 
 from .base import Bench, Experiment, Row

@@ -29,7 +29,7 @@ from metastable.methods import JEM, PersistentCD, Robust
 from metastable.report import new_figure, save_figure, style
 from metastable.report.figures import DATA, MODEL
 from metastable.report.plots import Bins, Cloud, draw_overlaid, draw_reliability, image_grid
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row

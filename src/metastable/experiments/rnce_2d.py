@@ -36,11 +36,11 @@ from metastable.methods.conditional_sampling import sample_from_proposal, sample
 from metastable.methods.density import Density
 from metastable.methods.interpolating import InterpolatingNCE
 from metastable.methods.ranking import ImplicitBC, RankingNCE
+from metastable.proposals import Diffusion, DiffusionEnergy
 from metastable.proposals.cnf import InterpolantFlow
-from metastable.proposals.diffusion import Diffusion, DiffusionEnergy
 from metastable.proposals.encoders import Standardise
 from metastable.report.figures import MUTED, density_colours, picture
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row

@@ -20,7 +20,7 @@ from metastable.evaluation.diagnosis import Facts, diagnose
 from metastable.evaluation.quadrature import grid_density, kl_on_grid
 from metastable.methods import RankingNCE
 from metastable.report.figures import draw_level, palette, picture
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row

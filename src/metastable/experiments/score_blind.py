@@ -32,7 +32,7 @@ from metastable.methods import (
     SlicedScoreMatching,
 )
 from metastable.report.figures import INK, palette, picture
-from metastable.run import Run
+from metastable.runs.run import Run
 from metastable.training.config import SGD, Adam, Schedule
 
 from .base import Bench, Experiment, Row

@@ -18,7 +18,7 @@ from metastable.api import fit
 from metastable.core.errors import DivergenceError
 from metastable.core.random import derive
 from metastable.methods import Method
-from metastable.run import Run
+from metastable.runs.run import Run
 
 from .base import SCALES, Bench
 

@@ -56,6 +56,7 @@ class Kernel:
     """Base of all kernels: a frozen set of numbers with a pure `step`. Those with a step size are `StepKernel`s."""
 
     name: ClassVar[str] = ""
+    """What settings call it."""
     invariant: ClassVar[bool] = True
     """Whether the kernel leaves exp(−E) exactly invariant (it has an accept step, or draws from conditionals)."""
 
@@ -110,6 +111,7 @@ class StepKernel(Kernel):
     step_size: float = 0.1
 
     target_acceptance: ClassVar[float] = 0.8
+    """The share of accepted moves that warm-up steers the step size to."""
 
     def __post_init__(self) -> None:
         require_positive(f"{self.name}.step_size", self.step_size)

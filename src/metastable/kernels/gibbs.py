@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require_choice
+from metastable.core.protocols import Sweeping, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, is_discrete, row_dot
 
@@ -85,7 +86,7 @@ class Gibbs(Kernel):
 
     def evaluations(self, steps: int, energy: Energy | None = None, x: Tensor | None = None) -> int:
         """One for each sweep, or for each unit of each sweep and the start where the energy has no sweep."""
-        if energy is None or x is None or hasattr(energy, "sweep"):
+        if energy is None or x is None or provides(energy, Sweeping):
             return steps
         return steps * math.prod(x.shape[1:]) + 1
 
@@ -98,7 +99,7 @@ class Gibbs(Kernel):
             )
         self._check_clamped(x)
         with torch.no_grad():
-            values = x.new_empty(0) if hasattr(energy, "sweep") else energy(x)
+            values = x.new_empty(0) if provides(energy, Sweeping) else energy(x)
         return ChainState(x, values, x.new_empty(0))
 
     def _check_clamped(self, x: Tensor) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import require, require_choice, require_count, require_positive
+from metastable.core.protocols import Reparametrised, provides
 from metastable.core.types import Proposal
 from metastable.proposals import Flow, Generator, Mixture, proposal_for
 from metastable.proposals.choose import NAMED
@@ -155,6 +156,6 @@ class AdversarialContrastive(FlowContrastive):
 
 
 def _require_trainable(noise: nn.Module, field: str) -> nn.Module:
-    learns = any(p.requires_grad for p in noise.parameters()) and hasattr(noise, "rsample")
+    learns = any(p.requires_grad for p in noise.parameters()) and provides(noise, Reparametrised)
     require(learns, field, "a proposal with trainable parameters and rsample", type(noise).__name__)
     return noise

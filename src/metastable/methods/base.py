@@ -1,197 +1,21 @@
-"""The one idea: every method lowers the energy of data and raises the energy of weighted negatives.
-
-A method is a frozen set of choices with a few pure pieces, called by the trainer at an update's moments:
-
-1. `negatives` draws the weighted negatives of the update, once, for all players;
-2. `loss` gives each player its surrogate loss on data and negatives, and the trainer steps that player's
-   optimiser;
-3. `advance` follows the parameters **after** the step: weights, buffers, frozen copies;
-4. each of them returns metrics, tensors that nobody waits for.
-
-What a method carries from one update to the next is its state, a tuple of tensors that a checkpoint keeps.
-Modules that a method needs beside the energy (a second player, a noise model, a frozen copy) are its
-`companions`; a checkpoint keeps them too.
-"""
+"""What the algorithms share: chains, losses on the negatives of another method, and the numbers that are logged."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metastable.core.errors import ConfigError, require
-from metastable.core.types import Energy, LogPartition, Proposal, Walkers, precise
+from metastable.core.method import Context, Method, Metrics, Negatives, State
+from metastable.core.method import Nothing as Nothing
+from metastable.core.types import Energy, LogPartition, Walkers, precise
 from metastable.kernels import ULA, Kernel, follow_acceptance
-
-Metrics = dict[str, Tensor]
-State = TypeVar("State")
-
-
-@dataclass
-class Context:
-    """What a method may look at during training.
-
-    Attributes:
-        energy: the energy in training.
-        players: every module of the run by name: `energy`, and the method's companions.
-        data: the training data, `(n, *event)`, on the device.
-        given: the label or context of each of them, where the method needs those.
-        noise: a normalised density around the data, for starts from noise.
-        rng: the method's own random numbers.
-        step: the number of updates made so far.
-        engine: how chains run, `eager` or `compile`.
-        data_scale: the data's spread, which distances are measured in.
-        slopes: whether chains also report the mean of ‖∇E‖ along their path, as `gradient_magnitude`.
-        views: what a method last made of this context, which it may find there again.
-    """
-
-    energy: Energy
-    players: Mapping[str, nn.Module]
-    data: Tensor
-    noise: Proposal
-    rng: torch.Generator
-    step: int = 0
-    engine: str = "eager"
-    data_scale: float = field(default=1.0)
-    slopes: bool = False
-    given: Tensor | None = None
-    views: Any = field(default=None, init=False, repr=False, compare=False)
-
-    def seeing(self, energy: Energy) -> Context:
-        """The same context with another energy in the place of the one in training."""
-        return replace(self, energy=energy)
-
-
-class Negatives(NamedTuple):
-    """Weighted negatives.
-
-    Attributes:
-        x: positions, `(N, *event)`.
-        log_weight: raw log-weights `(N,)`, or None for equal weights.
-        log_prob: log-density `(N,)` of the noise that drew them, where a method needs it.
-    """
-
-    x: Tensor
-    log_weight: Tensor | None = None
-    log_prob: Tensor | None = None
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The average of one value per negative, `(N,)`, under their weights."""
-        if self.log_weight is None:
-            return values.mean()
-        weights = torch.softmax(self.log_weight, 0).to(values.dtype)
-        return torch.dot(weights, values)  # autocast would round what `@` is given
-
-
-class Nothing(NamedTuple):
-    """The state of a method that carries nothing."""
-
-
-@dataclass(frozen=True)
-class Method(Generic[State]):
-    """Base of all methods.
-
-    Attributes:
-        needs: `labels` or `given` (contexts) for a method whose events come with those, `given?` for one that takes
-            contexts where there are some. Its batches, and the data that `companions` sees, are then `Pairs` in the
-            place of a tensor.
-        timed: whether its energies have a time as well, E(x, given, t).
-    """
-
-    name: ClassVar[str] = ""
-    needs: ClassVar[str] = ""
-    timed: ClassVar[bool] = False
-
-    def companions(self, energy: nn.Module, data: Any, noise: Proposal, seed: int) -> dict[str, nn.Module]:
-        """Modules of the method's own, by name; those with trainable parameters become players.
-
-        They are built from the shape of `data` and from `seed`, and a checkpoint holds everything that
-        training or the data put into them: a finished run is read back with other data of the same shape.
-        """
-        return {}
-
-    def rate(self, player: str) -> float:
-        """What the learning rate is multiplied with for this player."""
-        return 1.0
-
-    def rate_factor(self, state: State) -> Tensor | None:
-        """What the energy's learning rate is multiplied with in the next update, `()`; None for nothing.
-
-        It stays on the device: the trainer does not wait for it.
-        """
-        return None
-
-    def start(self, context: Context) -> State:
-        """The state before the first update."""
-        raise NotImplementedError
-
-    def turns(self, context: Context) -> Sequence[str | tuple[str, ...]]:
-        """Which players are stepped in this update, in order.
-
-        A tuple of players shares one loss and one backward pass; `loss` is asked for the first of them.
-        """
-        return ("energy",)
-
-    def updates(self, context: Context, player: str, steps: int) -> int:
-        """In how many of the first `steps` updates this player has a turn; its learning rate follows these."""
-        return steps
-
-    def negatives(
-        self, context: Context, state: State, batch: Any
-    ) -> tuple[Negatives | None, State, Metrics]:
-        """The weighted negatives of this update, shared by all players; None for a method without any."""
-        return None, state, {}
-
-    def loss(
-        self, context: Context, state: State, player: str, batch: Any, negatives: Any
-    ) -> tuple[Tensor, Metrics]:
-        """The surrogate whose gradient is this player's update."""
-        raise NotImplementedError
-
-    def advance(self, context: Context, state: State) -> tuple[State, Metrics]:
-        """Follow the parameters after the step."""
-        return state, {}
-
-    def evaluations(self, context: Context, batch: int) -> int | None:
-        """Energies of single events that one update evaluates, one with its gradient counting as one.
-
-        None where a method does not say; then it cannot be given a budget of evaluations.
-        """
-        return None
-
-    def power(self, step: int) -> float:
-        """P, where what the method learns in update `step` is exp(−P·E): 1, unless it says otherwise."""
-        return 1.0
-
-    def current_walkers(self, context: Context, state: State) -> Walkers | None:
-        """The weighted walkers of exp(−P·E) that the method holds now, where it holds any."""
-        return None
-
-    def log_partition(self, context: Context, state: State) -> LogPartition | None:
-        """log Z of exp(−P·E) with the energy as it is now, where the method gives it."""
-        return None
-
-    def sample_given(
-        self, players: Mapping[str, Any], n: int, given: Tensor, rng: torch.Generator, **options: Any
-    ) -> Walkers | None:
-        """`n` samples of a trained conditional model for each context, `(B, n, *event)`.
-
-        None for the way of all others: what the energy draws itself where it can, else chains from the proposal.
-        """
-        return None
-
-    def save(self, state: State) -> dict[str, Any]:
-        """The state as a tree of tensors and numbers."""
-        return state._asdict()  # pyright: ignore
-
-    def load(self, tree: dict[str, Any]) -> State:
-        """The inverse of `save`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -230,6 +54,11 @@ class ChainMethod(Method[State]):
         if self.kernel is not None:
             return self.kernel
         return ULA(self.first_step_size if self.step_size is None else self.step_size)
+
+    @property
+    def chain_kernel(self) -> Kernel | None:  # pyright: ignore
+        """The kernel that moves its chains."""
+        return self.moves
 
     @property
     def tuned(self) -> bool:
@@ -311,6 +140,37 @@ class Objective(Method[State]):
     """
 
     source: ChainMethod
+
+    @property
+    def sources(self) -> tuple[Method, ...]:  # pyright: ignore
+        """The one source."""
+        return (self.source,)
+
+    @property
+    def chain_kernel(self) -> Kernel | None:  # pyright: ignore
+        """The source's."""
+        return self.source.chain_kernel
+
+    @property
+    def fresh_steps(self) -> int | None:  # pyright: ignore
+        """The source's."""
+        return self.source.fresh_steps
+
+    def with_sources(self, sources: Sequence[Method]) -> Method:
+        """The same loss on other negatives."""
+        return replace(self, source=sources[0])  # pyright: ignore
+
+    def source_states(self, state: State) -> tuple[Any, ...]:
+        """The state is the source's own."""
+        return (state,)
+
+    def moving(self, batch: int, rows: int) -> int:
+        """The source's."""
+        return self.source.moving(batch, rows)
+
+    def stored(self, batch: int, rows: int) -> int:
+        """The source's."""
+        return self.source.stored(batch, rows)
 
     def sampled(self, context: Context) -> Context:
         """The context that the source sees; a method that samples another energy than E overrides this."""

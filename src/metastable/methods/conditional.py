@@ -120,6 +120,18 @@ class ConditionalNCE(Method[Nothing]):
     noise: str | ConditionalNoise = "gaussian"
 
     name: ClassVar[str] = "conditional-nce"
+    gap_vanishes: ClassVar[bool] = False
+    mode_weights_advice: ClassVar[str] = (
+        "Raise sigma, so that noise made in one mode reaches the next, or use ranking-nce."
+    )
+
+    def moving(self, batch: int, rows: int) -> int:
+        """κ for each datum."""
+        return self.negatives_per_datum * batch
+
+    def stored(self, batch: int, rows: int) -> int:
+        """Nothing is carried."""
+        return 0
 
     def __post_init__(self) -> None:
         require_count("conditional-nce.negatives_per_datum", self.negatives_per_datum)

@@ -19,28 +19,26 @@ interpolating energy models*, TMLR 2024, Algorithms 2 and 4 (equation numbers of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_count
+from metastable.core.protocols import JointlyScored, Sampled, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, Walkers, bind, energy_and_grad
-from metastable.kernels import HMC, MALA, ULA, Kernel, StepKernel, run_chain
-from metastable.kernels.adaptation import require_adaptable, step_of_rows
+from metastable.kernels import HMC, MALA, ULA, Kernel
 from metastable.proposals.given import sample_given
 
-from .conditional_starts import Starts, draw_starts, own_draws, pilot_candidates, too_few
-from .conditional_tuning import Starter, Tuned, steps_for
+from .conditional_chains import checked_walkers, choose_kernel, require_finite, run_chains, said_of_starts
+from .conditional_starts import Starts, draw_starts, own_draws, pilot_candidates
+from .conditional_tuning import Starter, Tuned
 
 CAREFUL = 0.95
 """Share of moves that the default chain of Algorithm 4 accepts: most, since the SDE takes steps of that length and
 rejects none."""
-LOW = 0.2
-"""Share of accepted moves below which a context's chains hardly moved."""
 
 
 def sample_from_proposal(
@@ -101,11 +99,11 @@ def sample_from_proposal(
         require_count("candidates", candidates)
     target = bind(energy, given, t)
     starts = draw_starts(target, proposal, n, rng, candidates)  # line 1
-    _require_finite(starts.y, "the proposal's draws")
-    chain, tuned = _chosen(kernel, tune, target, _weighed_starts(proposal)) if steps else (kernel, None)
-    rows, info = _chain(target, starts.y.flatten(0, 1), chain, steps, rng, engine, tuned)  # lines 2-4
+    require_finite(starts.y, "the proposal's draws")
+    chain, tuned = choose_kernel(kernel, tune, target, _weighed_starts(proposal)) if steps else (kernel, None)
+    rows, info = run_chains(target, starts.y.flatten(0, 1), chain, steps, rng, engine, tuned)  # lines 2-4
     cost = starts.rows + (0 if tuned is None else tuned.rows)
-    return _walkers(rows, starts.y, info | _said_of(starts), cost)
+    return checked_walkers(rows, starts.y, info | said_of_starts(starts), cost)
 
 
 def sample_interpolating(
@@ -165,16 +163,16 @@ def sample_interpolating(
     if kernel is None and eta:
         kernel = ULA(eta)
     if kernel is not None or eta != 0:  # at η = 0 without a kernel nothing but the flow moves
-        kernel, tuned = _chosen(kernel, tune, target, _flow_starts(flow), CAREFUL)
+        kernel, tuned = choose_kernel(kernel, tune, target, _flow_starts(flow), CAREFUL)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
     per_step = max(sde_steps, 1) / (1 - t_low)
     rate: float | Tensor = _langevin_step(kernel, tuned) * per_step if eta is None else eta
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
     y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate)  # line 2
-    rows, info = _chain(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned)  # line 3
+    rows, info = run_chains(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned)  # line 3
     cost = sde_steps * rows.shape[0] + starts.rows + (0 if tuned is None else tuned.rows)
-    info |= {"eta": rate, "sde_steps": sde_steps, "chain_steps": moves} | _said_of(starts)
-    return _walkers(rows, y, info, cost)
+    info |= {"eta": rate, "sde_steps": sde_steps, "chain_steps": moves} | said_of_starts(starts)
+    return checked_walkers(rows, y, info, cost)
 
 
 def follow_sde(
@@ -195,7 +193,9 @@ def follow_sde(
     if not isinstance(eta, Tensor):
         _require_eta(eta)
     dt = (1 - t_low) / max(steps, 1)
-    velocity = _velocity(flow, target.given)
+    once = (
+        flow.velocity_given(target.given) if hasattr(flow, "velocity_given") else None
+    )  # contexts encoded once
     each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
     noise = (2 * each * dt).sqrt()
     finite_for = torch.zeros(y.shape[:2], dtype=torch.long, device=y.device)
@@ -203,7 +203,8 @@ def follow_sde(
         t = t_low + k * dt
         grad = energy_and_grad(target.at(t), y.flatten(0, 1)).grad.view(y.shape)
         with torch.no_grad():
-            drift = velocity(y, t) - each * grad
+            v = flow.velocity(y, t, target.given) if once is None else once(y, t)
+            drift = v - each * grad
             y = y + dt * drift + noise * normal_like(y, rng)
             finite_for += y.isfinite().flatten(2).all(2)
     if bool((finite_for < steps).any()):
@@ -300,10 +301,10 @@ def sample_conditional(
         options: of `sample_from_proposal`.
     """
     energy, proposal = players["energy"], players.get("proposal")
-    if hasattr(energy, "sample"):
+    if provides(energy, Sampled):
         with torch.no_grad():
             x = sample_given(energy, n, rng, given)
-        return _walkers(x.flatten(0, 1), x, {"kernel": None}, 0)
+        return checked_walkers(x.flatten(0, 1), x, {"kernel": None}, 0)
     if proposal is None:
         raise InputError(
             "proposal: this model has none that chains could start from; use sample_from_proposal"
@@ -314,24 +315,10 @@ def sample_conditional(
 # ---- pieces
 
 
-def _chosen(
-    kernel: Kernel | None, tune: bool | None, target: Bound, start: Starter, careful: float | None = None
-) -> tuple[Kernel, Tuned | None]:
-    """The kernel of the chain, and a step size for each context where those are to be found."""
-    wanted = kernel is None if tune is None else tune
-    usual = MALA() if kernel is None else kernel
-    if not wanted:
-        return usual, None
-    require_adaptable(usual, target)
-    assert isinstance(usual, StepKernel)
-    tuned = steps_for(target, usual, start, careful)
-    return replace(usual, step_size=float(tuned.step_size.median())), tuned
-
-
 def _weighed_starts(proposal: Any) -> Starter:
     def start(target: Bound, n: int, rng: torch.Generator) -> Starts:
         starts = draw_starts(target, proposal, n, rng, pilot_candidates(proposal, n * len(target.given)))
-        _require_finite(starts.y, "the proposal's draws")
+        require_finite(starts.y, "the proposal's draws")
         return starts
 
     return start
@@ -341,7 +328,7 @@ def _flow_starts(flow: Any) -> Starter:
     def start(target: Bound, n: int, rng: torch.Generator) -> Starts:
         with torch.no_grad():
             y = flow.sample(n, rng, target.given)
-        _require_finite(y, "the flow's draws")
+        require_finite(y, "the flow's draws")
         return own_draws(y)
 
     return start
@@ -370,82 +357,11 @@ def _starts_at(
     """Walkers of the flow at t̲, weighed there by E(· | given, t̲) where there are several for each."""
     if candidates == 1:
         return own_draws(flow.sample(n, rng, target.given, until=t_low))
-    able = hasattr(flow, "sample_and_log_prob")
+    able = provides(flow, JointlyScored)
     require(
         able, "candidates", "1 for a flow without sample_and_log_prob(n, rng, given, until=t)", candidates
     )
     return draw_starts(target.at(t_low), _CutFlow(flow, t_low), n, rng, candidates)
-
-
-def _said_of(starts: Starts) -> dict[str, Any]:
-    """Effective draws behind the starts, and words where they are few."""
-    if starts.ess is None:
-        return {}
-    few, n = too_few(starts), starts.y.shape[1]
-    said = {
-        "start_ess_given": starts.ess,
-        "start_ess": float(starts.ess.clamp(max=n).sum()),
-    }
-    if not bool(few.any()):
-        return said
-    worst = int(starts.ess.argmin())
-    words = (
-        f"for {int(few.sum())} of {len(few)} contexts few draws of the proposal carry the weight of the starts "
-        f"(context {worst}: {float(starts.ess[worst]):.1f} of {starts.draws}), so that shares of branches are "
-        "uncertain; use a nearer proposal, or more candidates"
-    )
-    return said | {"warnings": (words,)}
-
-
-def _chain(
-    target: Bound,
-    rows: Tensor,
-    kernel: Kernel | None,
-    steps: int,
-    rng: torch.Generator,
-    engine: str,
-    tuned: Tuned | None = None,
-) -> tuple[Tensor, dict[str, Any]]:
-    """`steps` moves of every row, what they accepted, and the energies that one row cost."""
-    info: dict[str, Any] = {"kernel": kernel, "evaluations": 0}
-    if kernel is None or steps == 0:
-        return rows, info
-    B = len(target.given)
-    h = None if tuned is None else step_of_rows(tuned.step_size, rows)
-    result = run_chain(kernel, target, kernel.init(target, rows), steps, rng, engine=engine, step_size=h)
-    info |= {
-        "acceptance": result.info.acceptance.view(B, -1).mean(1),
-        "evaluations": kernel.evaluations(steps),
-        "temperature": kernel.temperature,
-    }
-    if isinstance(kernel, StepKernel):
-        alike = torch.full((B,), kernel.step_size, dtype=torch.float64, device=rows.device)
-        info["step_size"] = alike if tuned is None else tuned.step_size
-    return result.state.x, info
-
-
-def _walkers(rows: Tensor, like: Tensor, info: dict[str, Any], others: int) -> Walkers:
-    """Walkers of equal weight, checked; `others` are energies beside those of the chains."""
-    x = rows.view(like.shape)
-    _require_finite(x, f"the chains with {info['kernel']}; try a smaller step_size or MALA:")
-    total = info.pop("evaluations", 0) * len(rows) + others
-    info |= {"energy_rows": total, "evaluations": math.ceil(total / len(rows))}
-    info["warnings"] = info.get("warnings", ()) + _stuck(info)
-    return Walkers(x, torch.zeros(x.shape[:2], dtype=torch.float64, device=x.device), info)
-
-
-def _stuck(info: dict[str, Any]) -> tuple[str, ...]:
-    """Words for contexts whose chains hardly moved."""
-    acceptance = info.get("acceptance")
-    if acceptance is None or not bool((acceptance < LOW).any()):
-        return ()
-    worst = int(acceptance.argmin())
-    step = f" at step size {float(info['step_size'][worst]):.3g}" if "step_size" in info else ""
-    return (
-        f"for {int((acceptance < LOW).sum())} of {len(acceptance)} contexts fewer than {LOW:.0%} of the moves were "
-        f"accepted (context {worst}: {float(acceptance[worst]):.2g}{step}): their walkers are near their starts; "
-        "leave kernel out or say tune=True, which finds a step for each context, or take more steps",
-    )
 
 
 def _langevin_step(kernel: Kernel | None, tuned: Tuned | None) -> Any:
@@ -467,21 +383,6 @@ def _langevin_step(kernel: Kernel | None, tuned: Tuned | None) -> Any:
     return step
 
 
-def _velocity(flow: Any, given: Tensor) -> Callable[[Tensor, float], Tensor]:
-    """(y, t) ↦ v̂_t(y | given), its contexts encoded once where the flow can do that."""
-    if hasattr(flow, "velocity_given"):
-        return flow.velocity_given(given)
-    return lambda y, t: flow.velocity(y, t, given)
-
-
 def _require_eta(eta: float) -> None:
     number = isinstance(eta, (int, float)) and not isinstance(eta, bool)
     require(number and 0 <= eta < math.inf, "eta", "a finite number of at least 0", eta)
-
-
-def _require_finite(x: Tensor, what: str) -> None:
-    lost = ~x.isfinite().flatten(1).all(1)
-    if bool(lost.any()):
-        raise InputError(
-            f"{what} left every finite region for context {int(lost.nonzero()[0])} (counting from 0)"
-        )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError
+from metastable.core.protocols import Refinable, Scored, event_shape_of, is_biased, provides
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Bound
 from metastable.core.weights import ess_fraction
@@ -89,7 +90,7 @@ def least_variance(y: Tensor) -> Tensor:
 
 def can_weigh(proposal: Any) -> bool:
     """Whether its draws can be weighed: it has a density, and that is no estimate."""
-    return hasattr(proposal, "log_prob") and not getattr(proposal, "biased", False)
+    return provides(proposal, Scored) and not is_biased(proposal)
 
 
 def too_few(starts: Starts) -> Tensor:
@@ -100,12 +101,12 @@ def too_few(starts: Starts) -> Tensor:
 
 def pilot_candidates(proposal: Any, starts: int) -> int:
     """Draws for each of so many starts that only find a step size: fewer where there are many, and of an ODE."""
-    return CANDIDATES_ODE if hasattr(proposal, "finely") else min(64, max(8, TOGETHER // (4 * starts)))
+    return CANDIDATES_ODE if provides(proposal, Refinable) else min(64, max(8, TOGETHER // (4 * starts)))
 
 
 def _draws(proposal: Any, n: int, candidates: int | None, contexts: int) -> int:
     """M: what is wanted, as far as it fits into memory at once, and at least n."""
-    ode = hasattr(proposal, "finely")
+    ode = provides(proposal, Refinable)
     if candidates is None:
         least = min(LEAST_ODE if ode else LEAST, TOGETHER // contexts)
         wanted = max(n * (CANDIDATES_ODE if ode else CANDIDATES), least)
@@ -115,7 +116,7 @@ def _draws(proposal: Any, n: int, candidates: int | None, contexts: int) -> int:
 
 
 def _rows_at_once(proposal: Any) -> int:
-    size = math.prod(getattr(proposal, "event_shape", ()))
+    size = math.prod(event_shape_of(proposal) or ())
     return max(1, min(ROWS, NUMBERS // max(size, 1)))
 
 

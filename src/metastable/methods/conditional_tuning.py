@@ -73,12 +73,12 @@ class _Memory:
 
     def keep(self, settings: Hashable, contexts: list[bytes], steps: list[float]) -> dict[bytes, float]:
         """Remember new ones; a context that is there twice has one step."""
-        found = dict(zip(contexts, steps, strict=True))
-        self.steps.update({(settings, context): step for context, step in found.items()})
+        new = dict(zip(contexts, steps, strict=True))
+        self.steps.update({(settings, context): step for context, step in new.items()})
         self.median[settings] = sorted(steps)[len(steps) // 2]
         while len(self.steps) > REMEMBERED:
             self.steps.popitem(last=False)
-        return found
+        return new
 
 
 _MEMORIES: WeakKeyDictionary[nn.Module, _Memory] = WeakKeyDictionary()
@@ -102,27 +102,28 @@ def steps_for(target: Bound, kernel: StepKernel, start: Starter, acceptance: flo
     acceptance = kernel.target_acceptance if acceptance is None else acceptance
     memory = _memory(target.energy)
     if memory is None:
-        found, rows = _found(target, kernel, start, acceptance, None)
-        return Tuned(found, rows)
+        return Tuned(*_by_pilots(target, kernel, start, acceptance, None))
     settings, contexts = (kernel, acceptance), _digests(target)
     known = memory.recall(settings, contexts)
     new = [i for i, context in enumerate(contexts) if context not in known]
     rows = 0
     if new:
         rest = target.some(torch.tensor(new, device=target.given.device))
-        found, rows = _found(rest, kernel, start, acceptance, memory.median.get(settings))
-        known |= memory.keep(settings, [contexts[i] for i in new], found.tolist())
+        steps, rows = _by_pilots(rest, kernel, start, acceptance, memory.median.get(settings))
+        known |= memory.keep(settings, [contexts[i] for i in new], steps.tolist())
     steps = [known[context] for context in contexts]
     return Tuned(torch.tensor(steps, dtype=torch.float64, device=target.given.device), rows)
 
 
-def _found(
+def _by_pilots(
     target: Bound, kernel: StepKernel, start: Starter, acceptance: float, last: float | None
 ) -> tuple[Tensor, int]:
     """Steps by pilot chains, `(b,)` in float64, and what they cost: short ones from `last`, where that is known."""
     if last is None and len(target.given) > 2 * MANY:
-        first, rows = _found(target.some(slice(0, MANY)), kernel, start, acceptance, None)
-        rest, more = _found(target.some(slice(MANY, None)), kernel, start, acceptance, float(first.median()))
+        first, rows = _by_pilots(target.some(slice(0, MANY)), kernel, start, acceptance, None)
+        rest, more = _by_pilots(
+            target.some(slice(MANY, None)), kernel, start, acceptance, float(first.median())
+        )
         return torch.cat([first, rest]), rows + more
     rng = generator(derive(0, "tuning"), target.given.device)
     starts = start(target, min(PILOTS, max(FEWEST, TOGETHER // len(target.given))), rng)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
+from metastable.core.protocols import Sampled, provides
 from metastable.core.types import Walkers, is_discrete
-from metastable.kernels import MALA, run_chain, unadjusted_target
+from metastable.kernels import MALA, Kernel, run_chain, unadjusted_target
 from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_data, from_noise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Nothing, State, chain_metrics
@@ -104,6 +105,11 @@ class FreshChains(UnadjustedChains[Stepping]):
         if self.walkers is not None:
             require_count(f"{self.name}.walkers", self.walkers)
 
+    @property
+    def fresh_steps(self) -> int:  # pyright: ignore
+        """All of them."""
+        return self.steps
+
     def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
         """Where `n` chains begin, `(n, *event)`."""
         raise NotImplementedError
@@ -146,6 +152,8 @@ class ContrastiveDivergence(FreshChains):
     steps: int = 4
 
     name: ClassVar[str] = "cd"
+    title: ClassVar[str] = "contrastive divergence"
+    sees_mode_weights: ClassVar[bool] = False
 
     def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
         """Line 4: rows of the data."""
@@ -163,6 +171,8 @@ class ShortRun(FreshChains):
     steps: int = 60
 
     name: ClassVar[str] = "short-run"
+    title: ClassVar[str] = "short-run training"
+    sees_mode_weights: ClassVar[bool] = False
 
     def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
         """Fresh noise."""
@@ -204,6 +214,9 @@ class PersistentCD(UnadjustedChains[PersistentState]):
     noise: str = "gaussian"
 
     name: ClassVar[str] = "pcd"
+    title: ClassVar[str] = "persistent contrastive divergence"
+    keeps_walkers: ClassVar[bool] = True
+    sees_mode_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,16 +228,21 @@ class PersistentCD(UnadjustedChains[PersistentState]):
         require(0 <= self.rejuvenation <= 1, "pcd.rejuvenation", "between 0 and 1", self.rejuvenation)
         require_choice("pcd.noise", self.noise, ("gaussian", "uniform"))
 
-    def _size(self, context: Context) -> int:
-        return self.walkers or min(len(context.data), 10_000)
+    def stored(self, batch: int, rows: int) -> int:
+        """The buffer."""
+        return self.walkers or min(rows, 10_000)
+
+    def moving(self, batch: int, rows: int) -> int:
+        """`batch` of them, or all."""
+        return min(self.batch or self.stored(batch, rows), self.stored(batch, rows))
 
     def chains(self, context: Context, batch: int) -> int:
         """`batch` of them, or all."""
-        return min(self.batch or self._size(context), self._size(context))
+        return self.moving(batch, len(context.data))
 
     def start(self, context: Context) -> PersistentState:
         """Line 2."""
-        N = self._size(context)
+        N = self.stored(0, len(context.data))
         if self.noise == "uniform" and is_discrete(context.energy):
             raise ConfigError(
                 "pcd.noise", "must be 'gaussian' for units coded −1 and +1: their noise is random signs"
@@ -283,17 +301,18 @@ class ExactDraws(ChainMethod[Nothing]):
     name: ClassVar[str] = "exact"
     discrete: ClassVar[bool] = True
     """Draws are the energy's own, so they stay on the states of a discrete one."""
+    chain_kernel: ClassVar[Kernel | None] = None  # pyright: ignore
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for setting in ("step_size", "kernel"):
-            require(getattr(self, setting) is None, f"exact.{setting}", "left out: nothing moves", "a value")
+            require(vars(self)[setting] is None, f"exact.{setting}", "left out: nothing moves", "a value")
         if self.walkers is not None:
             require_count("exact.walkers", self.walkers)
 
     def start(self, context: Context) -> Nothing:
         """Nothing is carried."""
-        if not hasattr(context.energy, "sample"):
+        if not provides(context.energy, Sampled):
             raise InputError(
                 f"energy: {type(context.energy).__name__} has no sample(n, rng), which exact draws need; "
                 "use a method with chains (pcd, jarzynski)"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import UnsupportedError
+from metastable.core.protocols import Fitted, is_normalised, provides
 from metastable.core.types import LogPartition, Pairs, Walkers
 
 from .base import Context, Method, Metrics, Nothing
@@ -42,11 +43,13 @@ class Density(Method[Nothing]):
     """
 
     name: ClassVar[str] = "density"
+    gap_vanishes: ClassVar[bool] = False
+    draws_itself: ClassVar[bool] = True
     needs: ClassVar[str] = "given?"
 
     def start(self, context: Context) -> Nothing:
         """Nothing to carry; the model must bring its loss."""
-        if not callable(getattr(context.energy, "loss", None)):
+        if not provides(context.energy, Fitted):
             kind = type(context.energy).__name__
             raise UnsupportedError(
                 "method: 'density' trains a model with loss(x, given, rng=…), such as a flow or a diffusion; "
@@ -68,7 +71,7 @@ class Density(Method[Nothing]):
 
     def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
         """log Z = 0 of a normalised model; none of one that is known up to a constant."""
-        return LogPartition(0.0, 0.0) if getattr(context.energy, "normalised", False) else None
+        return LogPartition(0.0, 0.0) if is_normalised(context.energy) else None
 
     def sample(self, players: Mapping[str, Any], n: int, rng: torch.Generator) -> Walkers:
         """Draws of the model itself: no chain is needed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from metastable.core.protocols import ExactlyStarted, Normalisable, Sampled, provides
 from metastable.core.types import energy_and_grad, is_discrete
 from metastable.core.weights import log_mean_exp
 from metastable.walkers.population import Population
@@ -35,12 +36,12 @@ def start_populations(
 def _exact(context: Context, n: int) -> tuple[Tensor, Tensor] | None:
     energy, data = context.energy, context.data
     as_tensor = {"dtype": torch.float64, "device": data.device}
-    if hasattr(energy, "exact_start"):
+    if provides(energy, ExactlyStarted):
         probe = torch.cat([data[:64], context.noise.sample(64, context.rng).to(data.dtype)])
         density = energy.exact_start(probe)  # pyright: ignore
         if density is not None:
             return density.sample(n, context.rng).to(data.dtype), torch.zeros((), **as_tensor)
-    if hasattr(energy, "sample") and hasattr(energy, "log_partition") and getattr(energy, "enumerable", True):
+    if provides(energy, Sampled, Normalisable) and getattr(energy, "enumerable", True):
         log_z0 = torch.as_tensor(energy.log_partition()).detach().to(**as_tensor)  # pyright: ignore
         return energy.sample(n, context.rng).detach().to(data.dtype), log_z0  # pyright: ignore
     return None

@@ -163,6 +163,7 @@ class FDivergence(Objective[State]):
     clip_exponent: float | None = None
 
     name: ClassVar[str] = "f-ebm"
+    gap_vanishes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(isinstance(self.source, ChainMethod), "f-ebm.source", "a method with chains", self.source)

@@ -22,6 +22,10 @@ class ImportanceSampled(Method[Nothing]):
     """
 
     sampler: ClassVar[str] = "proposal"
+    gap_vanishes: ClassVar[bool] = False
+    mode_weights_advice: ClassVar[str] = (
+        "Use more negatives for each datum or a proposal nearer to the data, or train longer."
+    )
 
     @property
     def draws(self) -> int:
@@ -31,10 +35,11 @@ class ImportanceSampled(Method[Nothing]):
     def current_walkers(self, context: Context, state: Nothing) -> Walkers | None:
         """Draws of q with log-weights −E − log q; None where few carry the weight.
 
-        None too for a box, beyond which the energy may have mass, and where the density of q is an estimate.
+        None too for a box, beyond which the energy may have mass, where the density of q is an estimate, and for
+        events with contexts, of which each has a log Z of its own.
         """
         q: Any = context.players[self.sampler]
-        if isinstance(q, Uniform) or getattr(q, "biased", False):
+        if context.given is not None or isinstance(q, Uniform) or getattr(q, "biased", False):
             return None
         # the seed that the run's generator began with: the same after training and when the run is read back
         return importance_walkers(context.energy, finely(q), self.draws, context.rng.initial_seed())

@@ -33,8 +33,9 @@ from metastable.core.errors import (
     require_options,
     require_positive,
 )
+from metastable.core.protocols import has_time
 from metastable.core.types import Pairs, Proposal, Walkers, events
-from metastable.proposals.choose import named_settings
+from metastable.proposals.choose import named_settings, require_density
 
 from .base import Context, Metrics, Nothing
 from .conditional_sampling import sample_interpolating
@@ -103,6 +104,10 @@ class InterpolatingNCE(Ranked):
     timed: ClassVar[bool] = True
     flow_settings: ClassVar[dict[str, Any]] = {"steps": 48, "scored": 17}
 
+    def moving(self, batch: int, rows: int) -> int:
+        """K + 1 points at each time for each datum, one of which is the datum itself."""
+        return (self.times * (1 + self.negatives_per_datum) - 1) * batch
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.proposal, (str, Mapping)):
@@ -114,9 +119,10 @@ class InterpolatingNCE(Ranked):
             not self.shared, f"{self.name}.shared", "left out: every datum has trajectories of its own", True
         )
 
-    def _made(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+    def new_proposal(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+        """A flow by name has the method's times and law of times."""
         own = {"times": self.times, "alpha": self.alpha, **self.flow_settings}
-        return super()._made(data, seed, **own, **settings)
+        return super().new_proposal(data, seed, **own, **settings)
 
     def start(self, context: Context) -> Nothing:
         """As of all ranking, for an energy that has a time and a flow that can be cut."""
@@ -126,7 +132,7 @@ class InterpolatingNCE(Ranked):
                 f"{self.name}.proposal: must be a flow that can be cut at any time, such as 'interpolant'; this "
                 f"one has no {', no '.join(missing)}"
             )
-        if not getattr(context.energy, "time", True):
+        if not has_time(context.energy, True):
             raise UnsupportedError(
                 f"energy: {self.name!r} needs one with a time, E(y | x, t); build it with time=True"
             )
@@ -144,17 +150,21 @@ class InterpolatingNCE(Ranked):
         flow: Any = context.players["proposal"]
         y, x = events(batch), contexts(batch)
         m, K, rng = self.times, self.negatives_per_datum, context.rng
-        if x is None:
+        if x is None:  # the times are shared, and draws `(m, B·K, …)` become `(B, m, K, …)`
             t = flow.draw_times((m,), rng)
-            negatives, log_prob_negatives = (_by_row(v, K) for v in flow.trajectories(K * len(y), t, rng))
+            drawn = flow.trajectories(K * len(y), t, rng)
+            negatives, log_prob_negatives = (v.unflatten(1, (-1, K)).transpose(0, 1) for v in drawn)
             t = t.expand(len(y), m)
+            positives = flow.interpolate(y, t, rng)
+            log_prob = flow.log_prob(positives.flatten(0, 1), at=t.flatten()).view(t.shape)
         else:
             t = flow.draw_times((len(y), m), rng)  # t_ij ~ Λ
             negatives, log_prob_negatives = flow.trajectories(K, t, rng, x)  # Remark 5.1
-        positives = flow.interpolate(y, t, rng)  # y_ij = I_t(z_ij, y_i)
-        log_prob = _log_prob(flow, positives, x, t)
-        self.require_density(context, log_prob, "points between noise and data")
-        self.require_density(context, log_prob_negatives, "negatives")
+            positives = flow.interpolate(y, t, rng)  # y_ij = I_t(z_ij, y_i)
+            log_prob = flow.log_prob(positives, x, at=t)
+        field, step = f"{self.name}.proposal", context.step
+        require_density(log_prob, "points between noise and data", field, step)
+        require_density(log_prob_negatives, "negatives", field, step)
         both = torch.cat([log_prob[..., None], log_prob_negatives], -1)
         return Positioned(t, positives, negatives, both), state, {}
 
@@ -196,15 +206,3 @@ class InterpolatingNCE(Ranked):
             )
         require_options(options, options_of(sample_interpolating))
         return sample_interpolating(players["energy"], players["proposal"], n, given, rng, **options)
-
-
-def _by_row(values: Tensor, K: int) -> Tensor:
-    """What trajectories have at m times, `(m, B·K, …)`, as `(B, m, K, …)`."""
-    return values.unflatten(1, (-1, K)).transpose(0, 1)
-
-
-def _log_prob(flow: Any, positives: Tensor, given: Tensor | None, t: Tensor) -> Tensor:
-    """log p_ξ^t at `(B, m, *event)`, each at its own time: `(B, m)`."""
-    if given is not None:
-        return flow.log_prob(positives, given, at=t)
-    return flow.log_prob(positives.flatten(0, 1), at=t.flatten()).view(t.shape)

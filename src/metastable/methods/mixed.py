@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -42,7 +42,7 @@ class Mixed(ChainMethod[States]):
     ['pcd', 'short-run']
     """
 
-    sources: tuple[ChainMethod, ...] = field(default_factory=default_sources)
+    sources: tuple[ChainMethod, ...] = field(default_factory=default_sources)  # pyright: ignore
     shares: tuple[float, ...] | None = None
 
     name: ClassVar[str] = "mixed"
@@ -51,7 +51,7 @@ class Mixed(ChainMethod[States]):
         object.__setattr__(self, "sources", tuple(self.sources))
         _check_sources(self.sources)
         for setting in ("step_size", "kernel"):
-            given = getattr(self, setting)
+            given = vars(self)[setting]
             require(given is None, f"mixed.{setting}", "left out here and given to the sources", given)
         super().__post_init__()
         if self.shares is not None:
@@ -64,6 +64,27 @@ class Mixed(ChainMethod[States]):
     def moves(self) -> Kernel:
         """The first source's kernel, where one is to be named."""
         return self.sources[0].moves
+
+    @property
+    def chain_kernel(self) -> Kernel | None:  # pyright: ignore
+        """That of the first source whose chains move."""
+        return next((s.chain_kernel for s in self.sources if s.chain_kernel is not None), None)
+
+    def with_sources(self, sources: Sequence[Method]) -> Method:
+        """The same mixture of others."""
+        return replace(self, sources=tuple(sources))  # pyright: ignore
+
+    def source_states(self, state: States) -> tuple[Any, ...]:
+        """One for each."""
+        return state
+
+    def moving(self, batch: int, rows: int) -> int:
+        """All sources' together."""
+        return sum(source.moving(batch, rows) for source in self.sources)
+
+    def stored(self, batch: int, rows: int) -> int:
+        """All sources' together."""
+        return sum(source.stored(batch, rows) for source in self.sources)
 
     @property
     def temperature(self) -> float:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from metastable.core.errors import InputError, require_choice, require_count, require_positive
+from metastable.core.protocols import JointlyScored, provides
 from metastable.core.types import Proposal
 from metastable.core.weights import ess_fraction, log_mean_exp, weighted_mean
 from metastable.proposals import Flow, proposal_for, require_support
@@ -182,7 +183,7 @@ class NCE(ImportanceSampled):
     def draw(self, context: Context, n: int) -> Negatives:
         """`n` noise samples with their log-density."""
         noise: Any = context.players["noise"]
-        if hasattr(noise, "sample_and_log_prob"):  # cheaper than one after the other
+        if provides(noise, JointlyScored):  # cheaper than one after the other
             x, log_prob = noise.sample_and_log_prob(n, context.rng)
             return Negatives(x, log_prob=log_prob)
         x = noise.sample(n, context.rng)

@@ -28,19 +28,17 @@ from torch.nn.functional import logsigmoid
 
 from metastable.core.errors import (
     ConfigError,
-    InputError,
     UnsupportedError,
     require,
     require_choice,
     require_count,
     require_positive,
 )
-from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
-from metastable.core.waiting import may_look
+from metastable.core.types import Pairs, Proposal, events
 from metastable.core.weights import ess_fraction
 from metastable.proposals import proposal_for, require_support
-from metastable.proposals.choose import LEARNED, named_settings
-from metastable.proposals.encoders import Borrowed
+from metastable.proposals.choose import LEARNED, named_settings, require_density
+from metastable.proposals.encoders import shared_encoder
 from metastable.proposals.given import (
     is_conditional,
     log_prob_given,
@@ -122,6 +120,14 @@ class Ranked(ImportanceSampled):
     weighs: ClassVar[bool] = True
     """Whether points are ranked with their density under the proposal."""
 
+    def moving(self, batch: int, rows: int) -> int:
+        """K for each datum."""
+        return self.negatives_per_datum * batch
+
+    def stored(self, batch: int, rows: int) -> int:
+        """Nothing is carried."""
+        return 0
+
     def __post_init__(self) -> None:
         for name in ("negatives_per_datum", "walkers", "proposal_steps", "energy_steps"):
             require_count(f"{self.name}.{name}", getattr(self, name))
@@ -142,29 +148,19 @@ class Ranked(ImportanceSampled):
         self, energy: nn.Module, data: Tensor | Pairs, noise: Proposal, seed: int
     ) -> dict[str, nn.Module]:
         """The proposal; a module that was given is copied, so that the next run finds it as it was."""
+        field, named, settings = f"{self.name}.encoder_owner", isinstance(self.proposal, (str, Mapping)), {}
         if self.encoder_owner:
-            return {"proposal": self._sharing(energy, data, seed)}
-        made = self._made(data, seed)
-        return {"proposal": made if isinstance(self.proposal, (str, Mapping)) else copy.deepcopy(made)}
+            if not named or named_settings(self.proposal, field)[0] not in LEARNED:  # pyright: ignore
+                raise ConfigError(
+                    field, f"needs a proposal by name, {' or '.join(LEARNED)}, got {self.proposal!r}"
+                )
+            settings["encoder"] = shared_encoder(energy, self.encoder_owner, field)
+        proposal = self.new_proposal(data, seed, **settings)
+        return {"proposal": proposal if named else copy.deepcopy(proposal)}
 
-    def _made(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+    def new_proposal(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+        """The proposal that the settings name, or the module that was given."""
         return proposal_for(self.proposal, data, f"{self.name}.proposal", seed, **settings)
-
-    def _sharing(self, energy: Any, data: Tensor | Pairs, seed: int) -> nn.Module:
-        """The proposal with the energy's encoder: a part of the one that owns it, borrowed by the other."""
-        field, named = f"{self.name}.encoder_owner", isinstance(self.proposal, (str, Mapping))
-        if not named or named_settings(self.proposal, field)[0] not in LEARNED:  # pyright: ignore
-            raise ConfigError(
-                field, f"needs a proposal by name, {' or '.join(LEARNED)}, got {self.proposal!r}"
-            )
-        encoder = getattr(energy, "encoder", None)
-        whole = encoder.module if isinstance(encoder, Borrowed) else encoder
-        require(isinstance(whole, nn.Module), field, "for an energy with an `encoder`, a module", whole)
-        owner = self.encoder_owner
-        proposal = self._made(data, seed, encoder=Borrowed(whole) if owner == "energy" else whole)  # pyright: ignore
-        del energy.encoder
-        energy.encoder = whole if owner == "energy" else Borrowed(whole)  # pyright: ignore
-        return proposal
 
     def rate(self, player: str) -> float:
         """`proposal_rate` for the proposal."""
@@ -175,9 +171,10 @@ class Ranked(ImportanceSampled):
 
         Where they share an update the energy goes first, since its negatives were drawn from p_ξ as it is.
         """
-        return self._turns_at(context.step) if _learns(context) else ("energy",)
+        return self.turns_at(context.step) if learns(_proposal(context)) else ("energy",)
 
-    def _turns_at(self, step: int) -> tuple[str, ...]:
+    def turns_at(self, step: int) -> tuple[str, ...]:
+        """Those of update `step`, where the proposal can learn."""
         step -= self.pretrain
         if step < 0:
             return ("proposal",)
@@ -190,9 +187,9 @@ class Ranked(ImportanceSampled):
 
     def updates(self, context: Context, player: str, steps: int) -> int:
         """In how many of the first `steps` updates this player has a turn."""
-        if not _learns(context):
+        if not learns(_proposal(context)):
             return steps
-        return sum(player in self._turns_at(step) for step in range(steps))
+        return sum(player in self.turns_at(step) for step in range(steps))
 
     # ---- one update
 
@@ -213,52 +210,53 @@ class Ranked(ImportanceSampled):
         if "energy" not in self.turns(context):
             return None, state, {}
         with torch.no_grad():
-            made = self._drawn(_proposal(context), batch, context.rng)
-        self.require_density(context, made.log_prob, "negatives")
-        return made, state, {}
+            negatives = self.draw(_proposal(context), batch, context.rng)
+        require_density(negatives.log_prob, "negatives", f"{self.name}.proposal", context.step)
+        return negatives, state, {}
 
-    def _drawn(self, proposal: Any, batch: Tensor | Pairs, rng: torch.Generator) -> Negatives:
-        given, n, log_prob = contexts(batch), self._draws(batch), None
-        if self.weighs:
+    def draw(
+        self, proposal: Any, batch: Tensor | Pairs, rng: torch.Generator, gradients: bool = False
+    ) -> Negatives:
+        """Negatives of p_ξ as rows in order, with their log-density where points are ranked with it."""
+        given, K, log_prob = contexts(batch), self.negatives_per_datum, None
+        n = K if given is not None or self.shared else K * len(batch)
+        if gradients:
+            y = sample_given(proposal, n, rng, given, gradients=True)
+            log_prob = log_prob_given(proposal, y, given)
+        elif self.weighs:
             y, log_prob = sample_and_log_prob_given(proposal, n, rng, given)
         else:
             y = sample_given(proposal, n, rng, given)
-        return negatives_of(y, log_prob, given)
-
-    def _draws(self, batch: Tensor | Pairs) -> int:
-        """Draws that the proposal is asked for: for each context, or in all."""
-        alone = isinstance(batch, Pairs) or self.shared
-        return self.negatives_per_datum * (1 if alone else len(batch))
-
-    def _points(self, batch: int) -> int:
-        """Data and negatives of an update."""
-        return batch + self.negatives_per_datum * (1 if self.shared else batch)
+        if given is None:
+            return Negatives(y, log_prob=log_prob)
+        return Negatives(y.flatten(0, 1), log_prob=None if log_prob is None else log_prob.flatten())
 
     def loss(
         self, context: Context, state: Nothing, player: str, batch: Tensor | Pairs, negatives: Any
     ) -> tuple[Tensor, Metrics]:
-        """Line 12 for the energy, line 7 for the proposal."""
-        if player == "proposal":
+        """Algorithm 1: line 12 for the energy, line 7 for the proposal, or (4.9) where it is an adversary."""
+        p_ξ, adversary = _proposal(context), player == "proposal" and self.plays_against(context.step)
+        if player == "proposal" and not adversary:
             return self.proposal_loss(context, batch)
-        log_prob = None
-        if self.weighs:
-            with torch.no_grad():
-                log_prob = log_prob_of(_proposal(context), batch)
-            self.require_density(context, log_prob, "data rows")
-        return self.ranked(context, batch, log_prob, negatives)
-
-    def ranked(
-        self, context: Context, batch: Tensor | Pairs, log_prob: Tensor | None, negatives: Negatives
-    ) -> tuple[Tensor, Metrics]:
-        """The ranking loss, averaged, of data with their log-density under p_ξ, `(B,)`, against negatives."""
+        if adversary:
+            negatives = self.draw(p_ξ, batch, context.rng, gradients=True)
+        with torch.set_grad_enabled(adversary):
+            log_prob = log_prob_of(p_ξ, batch) if self.weighs else None
+        require_density(log_prob, "data rows", f"{self.name}.proposal", context.step)
         E_data, E_negatives = energies(context.energy, batch, negatives.x)
         r_data, r_negatives = self.scores(E_data, log_prob), self.scores(E_negatives, negatives.log_prob)
-        losses = ranking_loss(r_data, r_negatives.view(-1, self.negatives_per_datum))
+        losses = ranking_loss(r_data, r_negatives.view(-1, self.negatives_per_datum))  # (3.7)
+        if adversary:
+            return -losses.mean(), {"proposal_loss": -losses.detach().mean()}
         sets = len(batch) if isinstance(batch, Pairs) else 1  # one Z for all data, or one for each context
         metrics = ranking_metrics(losses, E_data, E_negatives.view(sets, -1), r_negatives.view(sets, -1))
         if log_prob is not None:
-            metrics["proposal_nll"] = -log_prob.detach().mean()
+            metrics["proposal_nll"] = -log_prob.mean()
         return losses.mean(), metrics
+
+    def plays_against(self, step: int) -> bool:
+        """Whether the proposal minimises in update `step` what the energy maximises."""
+        return False
 
     def proposal_loss(self, context: Context, batch: Tensor | Pairs) -> tuple[Tensor, Metrics]:
         """Line 7, or the proposal's own loss in its place (Remark 3.1)."""
@@ -270,32 +268,11 @@ class Ranked(ImportanceSampled):
             loss = -log_prob_of(proposal, batch).mean()
         return loss, {"proposal_loss": loss.detach()}
 
-    def require_density(self, context: Context, log_prob: Tensor | None, what: str) -> None:
-        """Name densities that are zero or no number, where they may be looked at."""
-        if log_prob is None or not may_look(log_prob):
-            return
-        if not bool(torch.isfinite(log_prob).all()):
-            nan = int(log_prob.isnan().sum())
-            zero = int(torch.isneginf(log_prob).sum())
-            raise InputError(
-                f"{self.name}.proposal: at update {context.step} log p_ξ is −inf at {zero} and NaN at {nan} of "
-                f"{log_prob.numel()} {what}; a ratio of densities needs a proposal that is positive wherever data "
-                "or its own draws are (a lower proposal_rate, where it learns?)"
-            )
-
     def evaluations(self, context: Context, batch: int) -> int:
-        """One energy for each datum and each negative, where the energy has a turn."""
-        return self._points(batch) * self.turns(context).count("energy")
-
-    # ---- after training
-
-    def current_walkers(self, context: Context, state: Nothing) -> Walkers | None:
-        """Weighted draws of the proposal; None for events with contexts, of which each has a log Z of its own."""
-        return None if context.given is not None else super().current_walkers(context, state)
-
-    def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
-        """log of the mean weight of those draws; None for events with contexts."""
-        return None if context.given is not None else super().log_partition(context, state)
+        """One energy for each datum and each negative, where the energy has a turn, or its adversary."""
+        points = batch + self.negatives_per_datum * (1 if self.shared else batch)
+        again = self.turns(context).count("proposal") if self.plays_against(context.step) else 0
+        return points * (self.turns(context).count("energy") + again)
 
 
 @dataclass(frozen=True)
@@ -341,7 +318,7 @@ class RankingNCE(Ranked):
                 "density; use one with a density of its own, such as 'flow', or AdversarialContrastive"
             )
         if self.adversarial:
-            able = hasattr(proposal, "rsample") and any(p.requires_grad for p in proposal.parameters())
+            able = hasattr(proposal, "rsample") and learns(proposal)
             rule = "False for a proposal without parameters or without rsample; 'flow' and 'interpolant' have both"
             require(able, "ranking-nce.adversarial", rule, True)
         return super().start(context)
@@ -350,24 +327,9 @@ class RankingNCE(Ranked):
         """−E − log p_ξ."""
         return -E - log_prob  # pyright: ignore
 
-    def proposal_loss(self, context: Context, batch: Tensor | Pairs) -> tuple[Tensor, Metrics]:
-        """As of all ranking; or the objective (4.9), which the adversary minimises once the energy learns."""
-        if not self._against(context):
-            return super().proposal_loss(context, batch)
-        proposal, given = _proposal(context), contexts(batch)
-        y = sample_given(proposal, self._draws(batch), context.rng, given, gradients=True)
-        negatives = negatives_of(y, log_prob_given(proposal, y, given), given)
-        loss, metrics = self.ranked(context, batch, log_prob_of(proposal, batch), negatives)
-        return -loss, {"proposal_loss": metrics["objective"]}
-
-    def evaluations(self, context: Context, batch: int) -> int:
-        """One energy for each datum and each negative, where the energy has a turn, or its adversary."""
-        again = self.turns(context).count("proposal") if self._against(context) else 0
-        return super().evaluations(context, batch) + again * self._points(batch)
-
-    def _against(self, context: Context) -> bool:
-        """Whether the proposal plays against the energy: not before that has learned anything."""
-        return self.adversarial and context.step >= self.pretrain
+    def plays_against(self, step: int) -> bool:
+        """An adversary does, but not before the energy has learned anything."""
+        return self.adversarial and step >= self.pretrain
 
 
 @dataclass(frozen=True)
@@ -409,19 +371,13 @@ def contexts(batch: Tensor | Pairs) -> Tensor | None:
     return batch.given if isinstance(batch, Pairs) else None
 
 
-def negatives_of(y: Tensor, log_prob: Tensor | None, given: Tensor | None) -> Negatives:
-    """Draws, `(N, *event)` or K for each context, `(B, K, *event)`, as rows in order."""
-    if given is None:
-        return Negatives(y, log_prob=log_prob)
-    return Negatives(y.flatten(0, 1), log_prob=None if log_prob is None else log_prob.flatten())
-
-
 def _proposal(context: Context) -> Any:
     return context.players["proposal"]
 
 
-def _learns(context: Context) -> bool:
-    return any(p.requires_grad for p in _proposal(context).parameters())
+def learns(proposal: nn.Module) -> bool:
+    """Whether it has parameters that training may move."""
+    return any(p.requires_grad for p in proposal.parameters())
 
 
 def ranking_metrics(losses: Tensor, E_data: Tensor, E_negatives: Tensor, r_negatives: Tensor) -> Metrics:

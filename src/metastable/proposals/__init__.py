@@ -3,12 +3,14 @@
 from .basic import Gaussian, Uniform, fit_gaussian
 from .choose import proposal_for, require_support
 from .cnf import InterpolantFlow
-from .diffusion import Diffusion, DiffusionEnergy
-from .fields import ConcatSquash, MixtureField, ResidualField, VectorField
+from .diffusion import Diffusion
+from .diffusion_energy import DiffusionEnergy
+from .fields import ConcatSquash, ResidualField, VectorField
 from .fitted import fit_reference
 from .flows import Flow
 from .generator import Generator
 from .mixture import Mixture
+from .mixture_field import MixtureField
 from .scale_mixture import ScaleMixture
 from .signs import Signs, fit_signs
 

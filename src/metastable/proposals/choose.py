@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from metastable.core.errors import ConfigError, InputError, nearest, require, require_choice
 from metastable.core.random import generator
 from metastable.core.types import Pairs, Proposal, events
+from metastable.core.waiting import may_look
 
 from .basic import Uniform, fit_gaussian
 from .cnf import InterpolantFlow
@@ -132,6 +133,18 @@ def require_support(proposal: Any, data: Tensor | Pairs, field: str) -> None:
             f"{field}: {int(outside.sum())} of {len(rows)} data rows lie outside the proposal's support, row {row} "
             "first; widen it, or use one that is positive everywhere, such as 'gaussian'"
         )
+
+
+def require_density(log_prob: Tensor | None, what: str, field: str, step: int) -> None:
+    """Name densities in update `step` that are zero or no number, where they may be looked at."""
+    if log_prob is None or not may_look(log_prob) or bool(torch.isfinite(log_prob).all()):
+        return
+    nan, zero = int(log_prob.isnan().sum()), int(torch.isneginf(log_prob).sum())
+    raise InputError(
+        f"{field}: at update {step} log p_ξ is −inf at {zero} and NaN at {nan} of {log_prob.numel()} {what}; a "
+        "ratio of densities needs a proposal that is positive wherever data or its own draws are (a lower "
+        "proposal_rate, where it learns?)"
+    )
 
 
 def _own_density(proposal: Any, data: Tensor | Pairs, rng: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import InputError
+from metastable.core.errors import InputError, require
 
 Encoder = Callable[[Tensor], Tensor]
 """From contexts `(B, *context)` to vectors `(B, c)`."""
@@ -69,6 +69,22 @@ class Borrowed:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Borrowed:
         return self  # a copy of the borrower borrows from the same owner
+
+
+def shared_encoder(energy: Any, owner: str, field: str) -> Encoder:
+    """The energy's encoder for a proposal beside it: a part of the one that owns it, borrowed by the other.
+
+    Args:
+        energy: with an `encoder`, a module or borrowed; it is left with its share of it.
+        owner: `energy` or `proposal`.
+        field: the setting's name, for the message.
+    """
+    encoder = getattr(energy, "encoder", None)
+    whole: Any = encoder.module if isinstance(encoder, Borrowed) else encoder
+    require(isinstance(whole, nn.Module), field, "for an energy with an `encoder`, a module", whole)
+    del energy.encoder
+    energy.encoder = whole if owner == "energy" else Borrowed(whole)
+    return Borrowed(whole) if owner == "energy" else whole
 
 
 def moments(shape: tuple[int, ...], rows: Tensor | None, field: str = "data") -> tuple[Tensor, Tensor]:

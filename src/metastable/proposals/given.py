@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metastable.core.protocols import JointlyScored, Refinable, context_shape_of, provides
 from metastable.core.types import Pairs
 
 
 def is_conditional(proposal: Any) -> bool:
     """Whether a proposal's density depends on a context: it says of which shape contexts are."""
-    return getattr(proposal, "context_shape", None) is not None
+    return context_shape_of(proposal) is not None
 
 
 def sample_given(
@@ -48,15 +49,14 @@ def sample_and_log_prob_given(
     proposal: Any, n: int, rng: torch.Generator, given: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The draws of `sample_given` with the log-densities of `log_prob_given`, together where the proposal can."""
-    both = getattr(proposal, "sample_and_log_prob", None)
-    if both is None:
+    if not provides(proposal, JointlyScored):
         x = sample_given(proposal, n, rng, given)
         return x, log_prob_given(proposal, x, given)
     if given is None:
-        return both(n, rng)
+        return proposal.sample_and_log_prob(n, rng)
     if is_conditional(proposal):
-        return both(n, rng, given)
-    x, log_prob = both(len(given) * n, rng)
+        return proposal.sample_and_log_prob(n, rng, given)
+    x, log_prob = proposal.sample_and_log_prob(len(given) * n, rng)
     return x.view(len(given), n, *x.shape[1:]), log_prob.view(len(given), n)
 
 
@@ -69,4 +69,4 @@ def log_prob_of(proposal: Any, batch: Tensor | Pairs) -> Tensor:
 
 def finely(proposal: Any) -> Any:
     """The proposal where numbers rest on its log-densities: a continuous flow in more steps, others as they are."""
-    return proposal.finely() if hasattr(proposal, "finely") else proposal
+    return proposal.finely() if provides(proposal, Refinable) else proposal

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require, require_count
+from metastable.core.protocols import Reparametrised, is_biased, provides
 from metastable.core.types import Proposal
 
 
@@ -48,7 +49,7 @@ class Mixture(nn.Module):
     @property
     def biased(self) -> bool:
         """Whether the log-density of a component is an estimate."""
-        return any(getattr(c, "biased", False) for c in self.components)
+        return any(is_biased(c) for c in self.components)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log-density, `(B, *event)` to `(B,)`."""
@@ -61,14 +62,14 @@ class Mixture(nn.Module):
     @torch.no_grad()
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` independent draws, `(n, *event)`."""
-        return self._draw(n, rng, "sample")
+        return self._draw(n, rng, gradients=False)
 
     def rsample(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` draws through which gradients flow into the components that have `rsample`.
 
         The weights are fixed, so the choice of component carries no gradient and the pathwise one is whole.
         """
-        return self._draw(n, rng, "rsample")
+        return self._draw(n, rng, gradients=True)
 
     # ---- components whose density is an estimate
 
@@ -81,7 +82,7 @@ class Mixture(nn.Module):
     def density_error(self, x: Tensor) -> Tensor:
         """About how far `log_prob` is off, `(B,)`: each component's error, in its share of the density."""
         share = torch.softmax(self._log_joint(x), 0)
-        errors = [c.density_error(x) if getattr(c, "biased", False) else 0 for c in self.components]  # pyright: ignore
+        errors = [c.density_error(x) if is_biased(c) else 0 for c in self.components]  # pyright: ignore
         return sum((s * e for s, e in zip(share, errors, strict=True)), torch.zeros_like(share[0]))
 
     def redraw(self, rng: torch.Generator) -> None:
@@ -90,17 +91,17 @@ class Mixture(nn.Module):
             component.redraw(rng)
 
     def _estimated(self) -> list[Any]:
-        return [c for c in self.components if getattr(c, "biased", False)]
+        return [c for c in self.components if is_biased(c)]
 
-    def _draw(self, n: int, rng: torch.Generator, how: str) -> Tensor:
+    def _draw(self, n: int, rng: torch.Generator, gradients: bool) -> Tensor:
         chosen = torch.multinomial(self.weights, n, replacement=True, generator=rng)
         counts = torch.bincount(chosen, minlength=len(self.components)).tolist()
-        parts = [_draws(c, how)(m, rng) for c, m in zip(self.components, counts, strict=True)]
+        parts = [_draws(c, gradients)(m, rng) for c, m in zip(self.components, counts, strict=True)]
         return torch.cat(parts)[chosen.argsort(stable=True).argsort()]
 
 
-def _draws(component: Any, how: str) -> Any:
-    return getattr(component, how, component.sample)
+def _draws(component: Any, gradients: bool) -> Any:
+    return component.rsample if gradients and provides(component, Reparametrised) else component.sample
 
 
 def _like(components: Sequence[nn.Module]) -> Tensor:

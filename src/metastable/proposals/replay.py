@@ -8,10 +8,11 @@ place, as optimisers change them, but not move.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metastable.core.errors import UnsupportedError
 
@@ -43,24 +44,21 @@ class Replays:
     ) -> tuple[Tensor, ...]:
         """`function(*inputs)`."""
         key = (key, *((x.shape, x.dtype, x.device) for x in inputs))
-        made = self.recordings.pop(key, None)
-        if made is None:
+        recording = self.recordings.pop(key, None)
+        if recording is None:
             while len(self.recordings) >= self.most:
                 self.recordings.pop(next(iter(self.recordings)))  # the one not used for longest
-            made = self._made(function, inputs)
-        self.recordings[key] = made
-        for kept, new in zip(made.inputs, inputs, strict=True):
-            kept.copy_(new)
-        made.graph.replay()
-        return tuple(x.clone() for x in made.outputs)
-
-    def _made(self, function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Recording:
-        try:
-            return self.record(function, inputs)
-        except RuntimeError as error:
-            raise UnsupportedError(
-                f"replay: could not be recorded as a CUDA graph ({error}); build the flow with replay=False"
-            ) from error
+            try:
+                recording = self.record(function, inputs)
+            except RuntimeError as error:
+                raise UnsupportedError(
+                    f"replay: could not be recorded as a CUDA graph ({error}); build the flow with replay=False"
+                ) from error
+        self.recordings[key] = recording
+        for own, new in zip(recording.inputs, inputs, strict=True):
+            own.copy_(new)
+        recording.graph.replay()
+        return tuple(x.clone() for x in recording.outputs)
 
     def record(self, function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Recording:
         """The function on memory of its own, on a stream of its own while libraries set themselves up."""
@@ -76,3 +74,18 @@ class Replays:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may load data
                 outputs = function(*own)
         return Recording(own, outputs, graph)
+
+
+_REPLAYS: WeakKeyDictionary[nn.Module, Replays] = WeakKeyDictionary()
+"""Recordings of a flow's ODE, beside it, since graphs can be neither copied nor saved."""
+
+
+def replayed(
+    owner: nn.Module, solve: Callable[..., Any], key: Hashable, x: Tensor, code: Tensor | None, t: Tensor
+) -> Any:
+    """`solve(x, code, t, 0)` of a module, recorded as long as its parameters and buffers stay where they are."""
+    places = tuple(tensor.data_ptr() for tensor in (*owner.parameters(), *owner.buffers()))
+    replays = _REPLAYS.setdefault(owner, Replays())
+    if code is None:
+        return replays(lambda x, t: solve(x, None, t, 0), (key, places), x, t)
+    return replays(lambda x, t, code: solve(x, code, t, 0), (key, places), x, t, code)

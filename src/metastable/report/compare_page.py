@@ -15,9 +15,9 @@ from . import plots
 from .figures import INK, line_look
 from .formatting import ABSENT, clock, count, is_number, label, method_title, number, plus_minus, value_text
 from .markup import Html, card, document, empty, join, number_cell, section, table, tag
-from .model_section import density_panels, flat, grid_of, ramp
 from .parts import contents, findings, key, masthead, picture, pictures, settings, status_badge
 from .read import Comparison, Run, name_of, numbers_of
+from .sections.density import density_panels, flat, grid_of, ramp
 
 _LOW_IS_GOOD = {
     "kl",

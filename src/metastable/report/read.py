@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .formatting import is_number
+from .formatting import is_number, number
 
 RUN_FILES = ("config.json", "metrics.jsonl", "summary.json")
 _MOST_SAMPLES = 2000
@@ -76,10 +76,22 @@ class Run:
         return found if is_number(found.get("value")) else None
 
     @property
+    def evaluated_at(self) -> str:
+        """The update that an evaluation is of, in words, where training went on after it."""
+        step = self.evaluation.get("step")
+        return self.seen_at(step if is_number(step) else None)
+
+    @property
     def outdated(self) -> bool:
         """Whether training went on after the evaluation."""
-        made, now = self.evaluation.get("step"), self.summary.get("steps")
-        return is_number(made) and is_number(now) and made != now
+        made = self.evaluation.get("step")
+        if not is_number(made):
+            return False
+        if self.status in ("diverged", "unfinished"):  # whose weights are those of the newest checkpoint
+            saved = [path.name.removeprefix("step-") for path in (self.folder / "checkpoints").glob("step-*")]
+            return any(int(step) > made for step in saved if step.isdigit())
+        now = [self.summary.get("steps"), self.summary.get("kept")]
+        return is_number(now[0]) and made not in now
 
     @property
     def diagnosis(self) -> list[dict[str, Any]]:
@@ -95,6 +107,17 @@ class Run:
         columns = {k: numbers_of(found.get(k)) for k in ("data", "samples", "std_error")}
         n = len(columns["samples"])
         return {k: v for k, v in columns.items() if len(v) == n} if n else None
+
+    def seen_at(self, step: float | None) -> str:
+        """That numbers are of update `step`, in words; empty where training did not go on after it."""
+        last = self.last("step")
+        if step is None or last is None or step >= last or self.status in ("finished", "interrupted"):
+            return ""
+        stopped = f"; training diverged by update {number(last)}" if self.status == "diverged" else ""
+        words = f"Seen at update {number(step)}, the last good checkpoint{stopped}."
+        return (
+            words if step else f"{words} Nothing was learned by then: a smaller checkpoint_every keeps more."
+        )
 
     def last(self, metric: str) -> float | None:
         """The last finite value of a metric."""

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 from . import plots
-from .classifier_section import classifier
-from .conditional_section import contexts, is_conditional, objective, ranked_among
-from .data_section import data
 from .figures import DATA, INK, MODEL, palette
-from .formatting import clock, count, is_number, label, method_title, number, plus_minus, sentence, share
+from .formatting import clock, is_number, label, method_title, number, plus_minus, sentence, share
 from .markup import Html, card, document, empty, join, number_cell, section, table, tag
-from .model_section import model
-from .negatives_section import negatives
 from .parts import contents, findings, key, masthead, picture, pictures, settings, status_badge
-from .read import Run, mapping, sequence
+from .read import Run, mapping
+from .sections.classifier import classifier
+from .sections.contexts import contexts, is_conditional, objective, ranked_among
+from .sections.data import data
+from .sections.density import model
+from .sections.likelihood import cross_entropy_card, log_z_card
+from .sections.modes import modes, modes_card
+from .sections.negatives import negatives
 
-_MOST_MODES = 24
 _DRAWN_TOGETHER = {
     "step",
     "seconds",
@@ -57,6 +58,7 @@ def run_page(run: Run) -> str:
         section("classifier", "As a classifier", classifier(run)),
         section("modes", "Mode weights", modes(run)),
         section("scores", "Scores", scores(run)),
+        *registered(run),
         section("other", "Other metrics", other_metrics(run)),
         settings({k: v for k, v in run.config.items() if k not in ("coordinates", "columns")}),
     ]
@@ -92,58 +94,14 @@ def header(run: Run) -> Html:
 def cards(run: Run) -> Html:
     """The numbers that matter."""
     found = [
-        _log_z_card(run),
+        log_z_card(run),
         _accuracy_card(run),
-        _cross_entropy_card(run),
+        cross_entropy_card(run),
         _ess_card(run),
-        _modes_card(run),
+        modes_card(run),
         _cost_card(run),
     ]
     return tag("div", *[c for c in found if c], class_="cards")
-
-
-def _log_z_card(run: Run) -> Html | None:
-    z = run.log_partition
-    if z is None:
-        return _no_log_z_card(run)
-    interval = sequence(z.get("interval"))
-    warnings = [str(w) for w in sequence(z.get("warnings"))]
-    span = f"95 %: {number(interval[0])} … {number(interval[1])}" if len(interval) == 2 else None
-    trust = [tag("p", "Do not trust it: ", w, class_="note doubt") for w in warnings]
-    notes = [span, _power_note(run), _reverse_note(z), *(trust or ["Nothing speaks against it."])]
-    tone = "wide caution" if warnings else "wide"
-    return card("log Z", plus_minus(z["value"], z.get("std_error")), *notes, tone=tone)
-
-
-def _no_log_z_card(run: Run) -> Html | None:
-    if not run.summary:
-        running = run.last("log_z")
-        value = plus_minus(running, run.last("log_z_se"))
-        return None if running is None else card("log Z", value, "at the last logged step", tone="wide")
-    if is_conditional(run):
-        note = "One for each context, by importance sampling from the proposal: see What the model learned."
-        return card("log Z", "of each context", note, tone="wide quiet")
-    note = "No estimate was made: densities are known up to a factor."
-    advice = [f.get("advice") for f in run.diagnosis if f.get("name") == "log-z-not-estimated"]
-    return card("log Z", "not estimated", note, *advice, tone="wide quiet")
-
-
-def _power_note(run: Run) -> str | None:
-    power = run.summary.get("power", 1)
-    return None if power == 1 else f"Of exp(−{number(power)}·E), which is what was learned."
-
-
-def _reverse_note(z: dict[str, Any]) -> str | None:
-    if not is_number(z.get("reverse")):
-        return None
-    value = plus_minus(z["reverse"], z.get("reverse_std_error"))
-    return f"Reverse estimate, which tends to lie above: {value}"
-
-
-def _cross_entropy_card(run: Run) -> Html | None:
-    value = run.summary.get("cross_entropy")
-    value = value if is_number(value) else run.last("cross_entropy")
-    return None if value is None else card("Cross-entropy", number(value), "nats per data point; low is good")
 
 
 def _accuracy_card(run: Run) -> Html | None:
@@ -165,16 +123,6 @@ def _ess_card(run: Run) -> Html | None:
     low = float(column[np.isfinite(column)].min())
     notes = [f"lowest {share(low)}", f"{number(walkers, 3)} {behind}" if known else None]
     return card("Effective sample size", share(last), *notes)
-
-
-def _modes_card(run: Run) -> Html | None:
-    found = run.modes
-    if not found or "data" not in found:
-        return None
-    gaps = np.abs(np.subtract(found["samples"], found["data"]))
-    worst = int(gaps.argmax())
-    note = f"mode {worst + 1}: {number(found['samples'][worst], 3)}, data {number(found['data'][worst], 3)}"
-    return card("Largest mode error", number(float(gaps[worst]), 3), note, count(len(gaps), "mode"))
 
 
 def _cost_card(run: Run) -> Html | None:
@@ -372,34 +320,29 @@ def other_metrics(run: Run) -> Html:
 # -------------------------------------------------------------------------------------------- numbers
 
 
-def modes(run: Run) -> Html:
-    """Every mode's weight among samples against the data."""
-    found = run.modes
-    if not found:
-        return Html()
-    data, samples, error = found.get("data", []), found["samples"], found.get("std_error")
-    drawing = plots.mode_weights("modes", data, DATA, [plots.Weights("samples", samples, MODEL, error)])
-    keys = [key("data", DATA, "block")] if data else []
-    keys.append(key("samples ± 2 s.e." if error else "samples", MODEL, "dot"))
-    drawn = picture("Share of each mode", drawing, "", keys)
-    return pictures([drawn, _mode_table(data, samples, error)] if len(samples) <= _MOST_MODES else [drawn])
-
-
-def _mode_table(data: list[float], samples: list[float], error: list[float] | None) -> Html:
-    head = ["mode", *(["data"] if data else []), "samples", *(["difference"] if data else [])]
-    rows = []
-    for i, weight in enumerate(samples):
-        row: list[Any] = [tag("td", i + 1), *([number_cell(data[i])] if data else [])]
-        row.append(number_cell(weight, plus_minus(weight, error[i]) if error else None))
-        rows.append(
-            row
-            + ([number_cell(weight - data[i], f"{weight - data[i]:+.3f}".replace("-", "−"))] if data else [])
-        )
-    return table(head, rows, class_="numbers")
-
-
 def scores(run: Run) -> Html:
     """Named numbers of the summary."""
     found = mapping(run.summary.get("scores"))
-    rows = [(tag("td", sentence(label(name))), number_cell(value)) for name, value in found.items()]
+    return _numbers({name: value for name, value in found.items() if "/" not in name})
+
+
+def _numbers(found: dict[str, Any]) -> Html:
+    rows = [
+        (tag("td", sentence(label(name))), number_cell(value) if is_number(value) else tag("td", str(value)))
+        for name, value in found.items()
+    ]
     return table((), rows, class_="numbers narrow") if rows else Html()
+
+
+def registered(run: Run) -> list[Html]:
+    """Numbers of sections that somebody registered (`metastable.summary.register`), a table for each."""
+    both = {**run.evaluation, **mapping(run.summary.get("scores"))}
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in both.items():
+        if "/" in name:
+            own, what = name.split("/", 1)
+            tables.setdefault(own, {})[what] = value
+    return [
+        section(f"own-{i}", sentence(label(own)), _numbers(found))
+        for i, (own, found) in enumerate(tables.items())
+    ]

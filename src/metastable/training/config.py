@@ -191,10 +191,10 @@ class TrainerConfig:
         if self.batch_size is not None:
             require_count("trainer.batch_size", self.batch_size)
         for name in ("data_noise", "data_noise_final"):
-            value = getattr(self, name)
+            value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
         for name in ("log_every", "checkpoint_every", "keep"):
-            require_count(f"trainer.{name}", getattr(self, name))
+            require_count(f"trainer.{name}", vars(self)[name])
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)
         if self.clip_grad_norm is not None:
             require_positive("trainer.clip_grad_norm", self.clip_grad_norm)

@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from metastable.core.denormals import flushed
 from metastable.core.errors import CheckpointError, ConfigError, InputError
+from metastable.core.protocols import Following, output_scale_of, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
 from metastable.core.units import Coordinates
@@ -143,7 +144,7 @@ class Trainer:
         self.ema = self._averaged(config.ema)
         self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep)
         self.recorder = Recorder(folder, config.tensorboard)
-        self.guard = Guard(config.energy_limit * getattr(energy, "output_scale", 1.0), seed)
+        self.guard = Guard(config.energy_limit * (output_scale_of(energy) or 1.0), seed)
         self.gather = Gather()
         self.state: Any = None
         self.seconds = 0.0
@@ -493,7 +494,7 @@ def _norm_name(player: str) -> str:
 
 def _followers(module: nn.Module) -> list[Callable[[], None]]:
     """What parts of a module want to do after each of its optimiser steps (`after_step`)."""
-    return [m.after_step for m in module.modules() if hasattr(m, "after_step")]  # pyright: ignore
+    return [m.after_step for m in module.modules() if provides(m, Following)]  # pyright: ignore
 
 
 def _plain(tree: dict[str, Any]) -> dict[str, Any]:

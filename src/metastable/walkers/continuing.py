@@ -21,7 +21,7 @@ from metastable.core.errors import InputError, require_count
 from metastable.core.random import uniform_rows
 from metastable.core.resampling import require_weights, resample_indices
 from metastable.core.types import Energy, Walkers, per_row
-from metastable.kernels import MALA, ChainState, StepKernel, run_chain
+from metastable.kernels import MALA, StepKernel, run_chain
 
 from .population import principal_scores
 
@@ -97,37 +97,27 @@ def continue_walkers(
     require_count("steps", steps, 0)
     rows = drawn_side_by_side(walkers, n, rng)
     x = walkers.x[rows]
-    state = _standing(energy, x)
+    state = MALA().init(energy, x)
+    bad = int((~state.energy.isfinite()).sum())
+    if bad:  # from where there is no density nothing can move
+        raise InputError(
+            f"walkers: {bad} of {len(x)} walkers of positive weight stand where the energy is infinite or not a "
+            "number; they are no samples of this energy"
+        )
     if step_size is None:
         some = torch.linspace(0, n - 1, min(n, WARM_UP_WALKERS), device=x.device).round().long()
         sizes = find_step_range(MALA(FIRST_STEP), energy, x[some], rng)
     else:
         sizes = StepRange(step_size, step_size)
-    kernel = MALA(sizes.middle)
-    x, acceptance = _go_on(kernel, energy, state, sizes, steps, rng)
-    info = {"kernel": kernel, "step_sizes": tuple(sizes), "acceptance": acceptance, "start_ess": walkers.ess}
-    return Walkers.equal(x, info={**info, **_origin(walkers, rows)})
-
-
-def _standing(energy: Energy, x: Tensor) -> ChainState:
-    """The walkers with their energies, which must be finite: from where there is no density nothing can move."""
-    state = MALA().init(energy, x)
-    bad = int((~state.energy.isfinite()).sum())
-    if bad:
-        raise InputError(
-            f"walkers: {bad} of {len(x)} walkers of positive weight stand where the energy is infinite or not a "
-            "number; they are no samples of this energy"
-        )
-    return state
-
-
-def _go_on(
-    kernel: MALA, energy: Energy, state: ChainState, sizes: StepRange, steps: int, rng: torch.Generator
-) -> tuple[Tensor, float]:
-    """Positions after `steps` moves, each walker with a step size of its own, and the mean acceptance."""
-    x, total = state.x, state.x.new_zeros(())
+    kernel, accepted = MALA(sizes.middle), x.new_zeros(())
     for _ in range(steps):
-        h = sizes.draw(x, rng)
+        h = sizes.draw(state.x, rng)  # of each walker its own
         state, info = run_chain(kernel, energy, state, 1, rng, step_size=h)[:2]
-        total = total + info.acceptance.mean()
-    return state.x, float(total) / max(steps, 1)
+        accepted = accepted + info.acceptance.mean()
+    said = {
+        "kernel": kernel,
+        "step_sizes": tuple(sizes),
+        "acceptance": float(accepted) / max(steps, 1),
+        "start_ess": walkers.ess,
+    }
+    return Walkers.equal(state.x, info=said | _origin(walkers, rows))

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.parts import home_of
+from metastable.core.protocols import StepwiseSolved, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.weights import ess_fraction, log_mean_exp, require_weight, spread_of_log_mean
@@ -55,8 +57,8 @@ def importance_walkers(energy: Energy, proposal: Proposal, n: int, seed: int = 0
 @torch.no_grad()
 def _weighted(energy: Energy, proposal: Any, n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draws, always the same ones for a seed, and their log-weights, in float64."""
-    rng = generator(derive(seed, "importance"), _device(proposal))
-    if hasattr(proposal, "with_steps"):  # one ODE instead of two
+    rng = generator(derive(seed, "importance"), home_of(proposal).device)
+    if provides(proposal, StepwiseSolved):  # one ODE instead of two
         x, log_q = proposal.sample_and_log_prob(n, rng)
     else:
         x = proposal.sample(n, rng)
@@ -89,7 +91,7 @@ def ode_shift(proposal: Any, log_weights: Callable[[Any], Tensor]) -> OdeShift |
     Returns:
         Numbers for each of `(…)`; None where no ODE is solved.
     """
-    if not hasattr(proposal, "with_steps"):
+    if not provides(proposal, StepwiseSolved):
         return None
     finer = proposal.with_steps(2 * proposal.steps, 2 * proposal.scored)
     here, there = (log_weights(q) for q in (proposal, finer))
@@ -133,9 +135,3 @@ def importance_log_partition(walkers: Walkers) -> LogPartition:
     return LogPartition(
         float(log_mean_exp(per_group)), error, share * len(walkers), groups - 1, tuple(warnings)
     )
-
-
-def _device(proposal: Any) -> torch.device:
-    """Where a proposal draws: where its tensors are."""
-    tensors = [t for name in ("buffers", "parameters") for t in getattr(proposal, name, list)()]
-    return tensors[0].device if tensors else torch.device("cpu")

@@ -57,6 +57,37 @@ class Population(NamedTuple):
         """`(G·n, …)` viewed as `(G, n, …)`."""
         return values.view(self.groups, -1, *values.shape[1:])
 
+    def take(self, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`x`, `log_weight`, `energy` and `grad` of the walkers that move: all, or those in `rows`.
+
+        Gradients are kept of those that move only, and are returned as they are.
+        """
+        if rows is None:
+            return self.x, self.log_weight, self.energy, self.grad
+        x, log_weight, energy = (v.index_select(0, rows) for v in (self.x, self.log_weight, self.energy))
+        return x, log_weight, energy, self.grad
+
+    def put(
+        self, rows: Tensor | None, x: Tensor, log_weight: Tensor, energy: Tensor, grad: Tensor
+    ) -> Population:
+        """The walkers that `take` gave, where they are now; every other one is untouched."""
+        if rows is None:
+            return self._replace(x=x, log_weight=log_weight, energy=energy, grad=grad)
+        return self._replace(
+            x=self.x.index_copy(0, rows, x),
+            log_weight=self.log_weight.index_copy(0, rows, log_weight),
+            energy=self.energy.index_copy(0, rows, energy),
+            grad=grad,
+        )
+
+    def reweigh(self, energy: Tensor) -> Population:
+        """A += U_k − U_{k+1} where every walker stands; `energy` is U_{k+1} there, `(G·n,)`."""
+        return self._replace(log_weight=self.log_weight + (self.energy - energy), energy=energy)
+
+    def comparable_log_weight(self) -> Tensor:
+        """Log-weights that say what walkers count for across populations, `(G·n,)`."""
+        return (self.by_group(self.log_weight) + self.log_z[:, None]).flatten()
+
     def ess(self) -> Tensor:
         """Effective sample size of each population as a fraction, `(G,)`."""
         return ess_fraction(self.by_group(self.log_weight))

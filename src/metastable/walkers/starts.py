@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from metastable.core.random import generator
 from metastable.core.types import per_row
 
 
@@ -52,6 +53,12 @@ def random_rows(total: int, n: int, rng: torch.Generator, device: torch.device) 
     if n < total:
         return torch.randperm(total, generator=rng, device=device)[:n]
     return torch.randint(total, (n,), generator=rng, device=device)
+
+
+def some_rows(rows: Tensor, most: int, seed: int = 0) -> Tensor:
+    """All rows, in order, or `most` of them at random where there are more: the first ones may be of one class."""
+    chosen = random_rows(len(rows), min(most, len(rows)), generator(seed, rows.device), rows.device)
+    return rows[chosen]
 
 
 def from_data(data: Tensor, n: int, rng: torch.Generator) -> Tensor:

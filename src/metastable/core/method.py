@@ -1,0 +1,230 @@
+"""The one idea: every method lowers the energy of data and raises the energy of weighted negatives.
+
+A method is a frozen set of choices with a few pure pieces, called by the trainer at an update's moments:
+
+1. `negatives` draws the weighted negatives of the update, once, for all players;
+2. `loss` gives each player its surrogate loss on data and negatives, and the trainer steps that player's
+   optimiser;
+3. `advance` follows the parameters **after** the step: weights, buffers, frozen copies;
+4. each of them returns metrics, tensors that nobody waits for.
+
+What a method carries from one update to the next is its state, a tuple of tensors that a checkpoint keeps.
+Modules that a method needs beside the energy (a second player, a noise model, a frozen copy) are its
+`companions`; a checkpoint keeps them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .types import Energy, LogPartition, Proposal, Walkers
+
+Metrics = dict[str, Tensor]
+State = TypeVar("State")
+
+
+@dataclass
+class Context:
+    """What a method may look at during training.
+
+    Attributes:
+        energy: the energy in training.
+        players: every module of the run by name: `energy`, and the method's companions.
+        data: the training data, `(n, *event)`, on the device.
+        given: the label or context of each of them, where the method needs those.
+        noise: a normalised density around the data, for starts from noise.
+        rng: the method's own random numbers.
+        step: the number of updates made so far.
+        engine: how chains run, `eager` or `compile`.
+        data_scale: the data's spread, which distances are measured in.
+        slopes: whether chains also report the mean of ‖∇E‖ along their path, as `gradient_magnitude`.
+        views: what a method last made of this context, which it may find there again.
+    """
+
+    energy: Energy
+    players: Mapping[str, nn.Module]
+    data: Tensor
+    noise: Proposal
+    rng: torch.Generator
+    step: int = 0
+    engine: str = "eager"
+    data_scale: float = field(default=1.0)
+    slopes: bool = False
+    given: Tensor | None = None
+    views: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def seeing(self, energy: Energy) -> Context:
+        """The same context with another energy in the place of the one in training."""
+        return replace(self, energy=energy)
+
+
+class Negatives(NamedTuple):
+    """Weighted negatives.
+
+    Attributes:
+        x: positions, `(N, *event)`.
+        log_weight: raw log-weights `(N,)`, or None for equal weights.
+        log_prob: log-density `(N,)` of the noise that drew them, where a method needs it.
+    """
+
+    x: Tensor
+    log_weight: Tensor | None = None
+    log_prob: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The average of one value per negative, `(N,)`, under their weights."""
+        if self.log_weight is None:
+            return values.mean()
+        weights = torch.softmax(self.log_weight, 0).to(values.dtype)
+        return torch.dot(weights, values)  # autocast would round what `@` is given
+
+
+class Nothing(NamedTuple):
+    """The state of a method that carries nothing."""
+
+
+@dataclass(frozen=True)
+class Method(Generic[State]):
+    """Base of all methods: what the rest of the library asks of one, with what it is told where nothing is said.
+
+    A method that needs labels or contexts gets batches, and data in `companions`, as `Pairs` in the place of a
+    tensor. What a diagnosis and a report ask are the members of `core.traits.Traits`.
+    """
+
+    name: ClassVar[str] = ""
+    """What settings, logs and tables call it."""
+    needs: ClassVar[str] = ""
+    """`labels` or `given` (contexts) where events must come with those, `given?` where they may have contexts."""
+    timed: ClassVar[bool] = False
+    """Whether its energies have a time as well, E(x, given, t)."""
+    title: ClassVar[str] = ""
+    """Its name in words, for the middle of a sentence; the name itself where it is left out."""
+    gap_vanishes: ClassVar[bool] = True
+    """Whether negatives are meant to follow the model, so that the energy gap ends at zero."""
+    sees_mode_weights: ClassVar[bool] = True
+    """Whether it can learn how much mass each of several separated modes has."""
+    mode_weights_advice: ClassVar[str] = ""
+    """What to try where modes have the wrong mass; longer chains where it is left out."""
+    weighs: ClassVar[bool] = False
+    """Whether the logged `objective` is −log(K + 1) where energy and proposal are both the data's law."""
+    keeps_walkers: ClassVar[bool] = False
+    """Whether it goes on with its walkers from one update to the next."""
+    draws_itself: ClassVar[bool] = False
+    """Whether samples are those of its own `sample`, so that no chain is needed."""
+    sources: ClassVar[tuple[Method, ...]] = ()
+    """The methods whose negatives it uses, where they come from others."""
+    chain_kernel: ClassVar[Any] = None
+    """The kernel that moves its chains, of several sources the first one's; None where nothing moves."""
+    fresh_steps: ClassVar[int | None] = None
+    """Steps of chains that begin afresh at every update; None where it has none of these."""
+
+    def with_sources(self, sources: Sequence[Method]) -> Method:
+        """The same method on other sources, as many as it has."""
+        return self
+
+    def source_states(self, state: State) -> tuple[Any, ...]:
+        """What each of the sources carries, in their order."""
+        return ()
+
+    def moving(self, batch: int, rows: int) -> int:
+        """Negatives of one update on `batch` of `rows` data: what a backward pass has to hold beside them."""
+        return vars(self).get("walkers") or batch
+
+    def stored(self, batch: int, rows: int) -> int:
+        """Walkers that are held between updates."""
+        return self.moving(batch, rows)
+
+    def companions(self, energy: nn.Module, data: Any, noise: Proposal, seed: int) -> dict[str, nn.Module]:
+        """Modules of the method's own, by name; those with trainable parameters become players.
+
+        They are built from the shape of `data` and from `seed`, and a checkpoint holds everything that
+        training or the data put into them: a finished run is read back with other data of the same shape.
+        """
+        return {}
+
+    def rate(self, player: str) -> float:
+        """What the learning rate is multiplied with for this player."""
+        return 1.0
+
+    def rate_factor(self, state: State) -> Tensor | None:
+        """What the energy's learning rate is multiplied with in the next update, `()`; None for nothing.
+
+        It stays on the device: the trainer does not wait for it.
+        """
+        return None
+
+    def start(self, context: Context) -> State:
+        """The state before the first update."""
+        raise NotImplementedError
+
+    def turns(self, context: Context) -> Sequence[str | tuple[str, ...]]:
+        """Which players are stepped in this update, in order.
+
+        A tuple of players shares one loss and one backward pass; `loss` is asked for the first of them.
+        """
+        return ("energy",)
+
+    def updates(self, context: Context, player: str, steps: int) -> int:
+        """In how many of the first `steps` updates this player has a turn; its learning rate follows these."""
+        return steps
+
+    def negatives(
+        self, context: Context, state: State, batch: Any
+    ) -> tuple[Negatives | None, State, Metrics]:
+        """The weighted negatives of this update, shared by all players; None for a method without any."""
+        return None, state, {}
+
+    def loss(
+        self, context: Context, state: State, player: str, batch: Any, negatives: Any
+    ) -> tuple[Tensor, Metrics]:
+        """The surrogate whose gradient is this player's update."""
+        raise NotImplementedError
+
+    def advance(self, context: Context, state: State) -> tuple[State, Metrics]:
+        """Follow the parameters after the step."""
+        return state, {}
+
+    def evaluations(self, context: Context, batch: int) -> int | None:
+        """Energies of single events that one update evaluates, one with its gradient counting as one.
+
+        None where a method does not say; then it cannot be given a budget of evaluations.
+        """
+        return None
+
+    def power(self, step: int) -> float:
+        """P, where what the method learns in update `step` is exp(−P·E): 1, unless it says otherwise."""
+        return 1.0
+
+    def current_walkers(self, context: Context, state: State) -> Walkers | None:
+        """The weighted walkers of exp(−P·E) that the method holds now, where it holds any."""
+        return None
+
+    def log_partition(self, context: Context, state: State) -> LogPartition | None:
+        """log Z of exp(−P·E) with the energy as it is now, where the method gives it."""
+        return None
+
+    def sample(self, players: Mapping[str, Any], n: int, rng: torch.Generator) -> Walkers | None:
+        """`n` samples of a trained model that draws for itself; None for the way of all others, chains."""
+        return None
+
+    def sample_given(
+        self, players: Mapping[str, Any], n: int, given: Tensor, rng: torch.Generator, **options: Any
+    ) -> Walkers | None:
+        """`n` samples of a trained conditional model for each context, `(B, n, *event)`.
+
+        None for the way of all others: what the energy draws itself where it can, else chains from the proposal.
+        """
+        return None
+
+    def save(self, state: State) -> dict[str, Any]:
+        """The state as a tree of tensors and numbers."""
+        return state._asdict()  # pyright: ignore
+
+    def load(self, tree: dict[str, Any]) -> State:
+        """The inverse of `save`."""
+        raise NotImplementedError

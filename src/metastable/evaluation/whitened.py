@@ -1,0 +1,104 @@
+"""Coordinates in which a reference has unit scales, so that one step size serves every direction."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.types import (
+    Energy,
+    EnergyGrad,
+    Proposal,
+    energy_and_grad,
+    row_sum,
+)
+from metastable.proposals import Gaussian
+
+
+class Place(NamedTuple):
+    """Where walkers live."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Whitened:
+    """Energy and reference in coordinates z with x = m + Lz, in which the reference has unit scales.
+
+    log Z is the same in both, since E_z(z) = E(m + Lz) − log|det L|, but one step size then serves every
+    direction. A Gaussian reference brings its own m and L; any other is scaled by its draws.
+    """
+
+    def __init__(self, energy: Energy, reference: Proposal, place: Place, rng: torch.Generator):
+        gaussian = isinstance(reference, Gaussian)
+        centre, scale = (reference.mean, reference.scale) if gaussian else _scales(reference, rng)
+        self.full = gaussian and reference.full
+        self.centre, self.scale = centre.to(**place._asdict()), scale.to(**place._asdict())
+        diagonal = self.scale.diagonal() if self.full else self.scale
+        self.log_det = diagonal.double().log().sum().to(place.dtype)
+        self.energy = _WhiteEnergy(energy, self)
+        self.reference: Proposal = (
+            _Standard(torch.zeros_like(self.centre)) if gaussian else _WhiteReference(reference, self)
+        )
+
+    def to_model(self, z: Tensor) -> Tensor:
+        """x = m + Lz."""
+        return self.centre + ((z.flatten(1) @ self.scale.T).view(z.shape) if self.full else z * self.scale)
+
+    def to_white(self, x: Tensor) -> Tensor:
+        """z = L⁻¹(x − m)."""
+        centred = x - self.centre
+        if not self.full:
+            return centred / self.scale
+        return torch.linalg.solve_triangular(self.scale, centred.flatten(1).T, upper=False).T.reshape(x.shape)
+
+    def pull_back(self, grad: Tensor) -> Tensor:
+        """∇_z = Lᵀ∇_x."""
+        return (grad.flatten(1) @ self.scale).view(grad.shape) if self.full else grad * self.scale
+
+
+def _scales(reference: Proposal, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        draws = reference.sample(4096, rng)
+    return draws.mean(0), draws.std(0)
+
+
+class _WhiteEnergy:
+    """E(m + Lz) − log|det L|."""
+
+    def __init__(self, energy: Energy, coordinates: Whitened):
+        self.energy, self.coordinates = energy, coordinates
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.energy(self.coordinates.to_model(z)) - self.coordinates.log_det
+
+    def value_and_grad(self, z: Tensor) -> EnergyGrad:
+        """Gradients through the energy's own, where it has one."""
+        values, grad = energy_and_grad(self.energy, self.coordinates.to_model(z))
+        return EnergyGrad(values - self.coordinates.log_det, self.coordinates.pull_back(grad))
+
+
+class _WhiteReference:
+    """q(m + Lz)·|det L|."""
+
+    def __init__(self, reference: Proposal, coordinates: Whitened):
+        self.inner, self.coordinates = reference, coordinates
+        self.event_shape = reference.event_shape
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        with torch.no_grad():
+            return self.coordinates.to_white(self.inner.sample(n, rng).to(self.coordinates.centre))
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return self.inner.log_prob(self.coordinates.to_model(x)) + self.coordinates.log_det
+
+
+class _Standard(Gaussian):
+    """N(0, I), with the gradient of −log q written out."""
+
+    def value_and_grad(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """½|z|² + ½d·log 2π, and z."""
+        return 0.5 * row_sum(z.square()) + 0.5 * self.mean.numel() * math.log(2 * math.pi), z

@@ -1,0 +1,43 @@
+"""What the data were: columns with their units, and what about them has no density."""
+
+from __future__ import annotations
+
+from ..formatting import number
+from ..markup import Html, join, number_cell, table, tag
+from ..read import Run, mapping, sequence
+
+_UNITS = {
+    "scale": "Training saw every number in its column's standard deviation.",
+    "whiten": "Training saw standard deviations of the columns, with their correlations undone.",
+    "none": "Training saw the data as they are.",
+}
+_NOTES = {
+    "constant": "constant: no density",
+    "few values": "few values: spikes, no density",
+    "far outliers": "values far out",
+}
+_MOST = 60
+
+
+def data(run: Run) -> Html:
+    """The columns of a table, and the units that training measured them in; nothing for events of other shapes."""
+    columns = [mapping(column) for column in sequence(run.config.get("columns"))]
+    if not columns:
+        return Html()
+    words = _UNITS.get(str(run.config.get("units", "none")), "")
+    spread = (
+        " Columns of few values were spread between their neighbours." if run.config.get("dequantise") else ""
+    )
+    said = tag("p", f"{words}{spread} Everything on this page is in the columns' own units.", class_="note")
+    head = ("column", "mean", "unit (standard deviation)", "least", "greatest", "different values", "")
+    rows = [
+        [
+            tag("td", column.get("name")),
+            *(number_cell(column.get(key)) for key in ("mean", "scale", "low", "high", "distinct")),
+            tag("td", _NOTES.get(str(column.get("note")), "")),
+        ]
+        for column in columns[:_MOST]
+    ]
+    more = len(columns) - len(rows)
+    rest = tag("p", f"And {number(more)} more columns.", class_="note") if more else None
+    return join([said, table(head, rows, class_="numbers"), rest])

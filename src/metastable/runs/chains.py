@@ -1,0 +1,15 @@
+"""A method at work: what `evaluate` and a run that is read back ask of it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from metastable.methods import Context, Method
+
+
+class Chains(NamedTuple):
+    """A method at the end of training, with what its chains see and where they are."""
+
+    method: Method
+    context: Context
+    state: Any

@@ -1,0 +1,147 @@
+"""Reading a run back: its modules, its method and its chains, as they were at its newest good checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.configure import build_tagged
+from metastable.core.errors import InputError
+from metastable.core.random import derive, generator
+from metastable.core.types import Pairs, events
+from metastable.core.units import Coordinates
+from metastable.data import Dataset
+from metastable.energies.build import ENERGIES
+from metastable.methods import Context, Method
+from metastable.training.checkpoints import CheckpointStore, on_device
+from metastable.training.engine import Engine
+
+from .chains import Chains
+from .folder import read_config, read_history, require_run_folder
+from .resolve import built, power_of, reloaded, resolve_method
+from .rows import noise_around, training_rows
+from .run import Run
+
+
+def read_run(
+    folder: str | Path,
+    energy: nn.Module | None = None,
+    *,
+    method: Method | None = None,
+    device: str = "cpu",
+) -> tuple[Run, int]:
+    """A run from its folder, without what it was found to be worth, and the update that its weights are of."""
+    folder = require_run_folder(folder)
+    config = read_config(folder)
+    method, context, state = chains_of(folder, config, energy, method, device)
+    run = Run(
+        energy=context.energy,
+        players=dict(context.players),
+        method=method.name,
+        trained_with=method,
+        history=read_history(folder),
+        walkers=method.current_walkers(context, state),
+        log_partition=method.log_partition(context, state),
+        config=config,
+        folder=folder,
+        power=power_of(method, context.step),
+    )
+    return run.outward(Coordinates.from_json(config.get("coordinates"))), context.step
+
+
+def load_chains(run: Run, train: Dataset) -> Chains:
+    """The chains of a run at its newest good checkpoint, as they were in training.
+
+    Args:
+        run: from its folder, by `load_run`.
+        train: the rows that it was trained on.
+    """
+    assert run.folder is not None
+    home = run._home
+    device, trainer = str(home.device), run.config["trainer"]
+    own = run.config["energy"]["name"] == "custom"
+    energy = run.energy if own else run.within().energy
+    method, context, state = chains_of(run.folder, run.config, energy, run.trained_with, device)
+    rows = training_rows(
+        train, method, Engine(device, trainer["precision"]), run.coordinates, run.config["seed"]
+    )
+    x = events(rows)
+    given = rows.given if isinstance(rows, Pairs) else None
+    context = dataclasses.replace(context, data=x, given=given, noise=noise_around(context.energy, x))
+    return Chains(method, context, state)
+
+
+def chains_of(
+    folder: Path, config: dict[str, Any], energy: Any, method: Method | None, device: str
+) -> Chains:
+    """Method, modules and state at the newest good checkpoint, in a context without the run's data."""
+    checkpoint = CheckpointStore(folder / "checkpoints").load()
+    if checkpoint is None:
+        raise InputError(f"run: {folder} holds no checkpoint")
+    if energy is None:
+        energy = _rebuilt_energy(config, folder)
+    method = resolve_method(_method_settings(config["method"])) if method is None else method
+    energy = cast(nn.Module, reloaded(energy, config, method))
+    context = _reread(energy, method, config, checkpoint.weights, device)
+    context.step = checkpoint.step
+    return Chains(method, context, method.load(on_device(checkpoint.state["method"], context.data.device)))
+
+
+def _reread(
+    energy: nn.Module, method: Method, config: dict[str, Any], weights: Mapping[str, Any], device: str
+) -> Context:
+    """Every module of a run with its weights, in a context whose data are not the run's, but of their shape."""
+    dtype = next(iter(weights["energy"].values())).dtype
+    rows = _probe(config, dtype)
+    probe = events(rows)
+    noise = noise_around(energy, probe)
+    players = {
+        "energy": energy,
+        **method.companions(
+            energy, rows if method.needs else probe, noise, derive(config["seed"], "companions")
+        ),
+    }
+    for name, module in players.items():
+        try:
+            module.to(dtype=dtype).load_state_dict(dict(weights[name]))
+        except RuntimeError as error:
+            own = "energy=" if name == "energy" else "method="
+            raise InputError(
+                f"run: its {name!r} does not fit the module made for it; pass your own, load_run({own}…): {error}"
+            ) from error
+        module.to(device).eval()
+    rng = generator(derive(config["seed"], "method"), torch.device(device))
+    given = rows.given.to(device) if isinstance(rows, Pairs) else None
+    return Context(energy, players, probe.to(device), noise.to(device), rng, given=given)
+
+
+def _method_settings(described: dict[str, Any]) -> dict[str, Any]:
+    """Settings that a file can hold: without the empty ones, and without objects of the user's own (`<name>`)."""
+    own = {k for k, v in described.items() if isinstance(v, str) and v.startswith("<")}
+    return {k: v for k, v in described.items() if v is not None and k not in own}
+
+
+def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
+    if config["energy"]["name"] == "custom":
+        raise InputError(
+            f"energy: the run in {folder} trained your own {config['energy']['class']}; pass an instance, "
+            "load_run(folder, energy=...)"
+        )
+    settings = build_tagged(ENERGIES, config["energy"], "energy")
+    return built(settings, _probe(config), config["seed"])
+
+
+def _probe(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Tensor | Pairs:
+    """A few rows of the shape of a run's data, with labels or contexts where the run had those."""
+    rng = generator(0)
+    x = torch.randn((8, *config["event_shape"]), generator=rng).to(dtype)
+    if "classes" in config:
+        return Pairs(x, (config["classes"] - 1 - torch.arange(8)).clamp(min=0))
+    if "context_shape" in config:
+        return Pairs(x, torch.randn((8, *config["context_shape"]), generator=rng).to(dtype))
+    return x

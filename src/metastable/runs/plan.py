@@ -1,0 +1,181 @@
+"""What is settled before training begins: rows in their units, energy, method, trainer and players, as one value.
+
+`fit`, `train --dry-run` and reading a run back all ask this file, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor, nn
+
+from metastable.core.configure import describe
+from metastable.core.errors import InputError, UnsupportedError
+from metastable.core.random import derive
+from metastable.core.traits import Traits
+from metastable.core.types import Pairs, events
+from metastable.core.units import Coordinates, require_kind
+from metastable.data import Dataset
+from metastable.data.columns import columns_settings
+from metastable.evaluation.rays import bare_network_words
+from metastable.methods import Method
+from metastable.proposals import Gaussian, Signs
+from metastable.training.config import TrainerConfig
+from metastable.training.engine import Engine
+
+from .resolve import check_discrete, check_fits, on_mixture, power_of, resolve_energy
+from .rows import (
+    as_seen,
+    beside_settings,
+    coordinates_for,
+    needed_beside,
+    noise_around,
+    smoothed_rows,
+    training_rows,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One training, settled.
+
+    Attributes:
+        dataset: all rows, in the data's own units.
+        train: those to train on.
+        validation: those for scores; all of `train` where none are held out.
+        method: the method.
+        trainer: its settings, with everything that depends on the data filled in.
+        engine: device and precision.
+        coordinates: the units of training; None where they are the data's own.
+        rows: what training sees, in those units, on the device.
+        energy: the energy as training sees it.
+        energy_settings: its description.
+        noise: a normalised density around the rows.
+        seed: of every random number.
+        held_out: share of the rows kept from training.
+        doubt: why the energy cannot hold a density, in words, where it cannot.
+    """
+
+    dataset: Dataset
+    train: Dataset
+    validation: Dataset
+    method: Method
+    trainer: TrainerConfig
+    engine: Engine
+    coordinates: Coordinates | None
+    rows: Tensor | Pairs
+    energy: Any
+    energy_settings: Any
+    noise: Gaussian | Signs
+    seed: int
+    held_out: float
+    doubt: str | None = None
+
+    @property
+    def units(self) -> str:
+        """The kind of units that events are trained in."""
+        return "none" if self.coordinates is None else self.coordinates.events.kind
+
+    @property
+    def power(self) -> float:
+        """P of exp(−P·E), which is what the method will have learned in the end."""
+        return power_of(self.method, self.trainer.steps or 0)
+
+    def validation_rows(self) -> Tensor | Pairs:
+        """Rows for scores, as training sees rows."""
+        if self.validation is self.train:
+            return self.rows
+        return training_rows(self.validation, self.method, self.engine, self.coordinates, self.seed)
+
+    def settings(self, version: str) -> dict[str, Any]:
+        """Everything as `config.json` holds it."""
+        kept = None if self.coordinates is None else self.coordinates.as_json()
+        return {
+            "version": version,
+            "seed": self.seed,
+            "held_out": self.held_out,
+            "event_shape": list(self.dataset.event_shape),
+            **beside_settings(self.rows, self.dataset),
+            "data": {
+                "source": self.dataset.name,
+                "rows": len(self.dataset),
+                "sha256": self.dataset.digest,
+            },
+            "units": self.units,
+            **({} if kept is None else {"coordinates": kept}),
+            **columns_settings(self.train),
+            "energy": self.energy_settings,
+            "method": describe(self.method),
+            "traits": vars(Traits.of(self.method)),
+            "trainer": describe(self.trainer) | {"device": str(self.engine.device)},
+        }
+
+
+def make_plan(
+    energy: Any,
+    dataset: Dataset,
+    method: Method,
+    trainer: TrainerConfig,
+    *,
+    seed: int = 0,
+    held_out: float = 0.0,
+    units: str = "auto",
+    reference: str | None = None,
+    smoothing: float = 0.0,
+) -> Plan:
+    """Settle everything, or raise an error that names what does not fit."""
+    require_kind(units)
+    if dataset.given is not None and not method.needs.startswith("given"):
+        raise UnsupportedError(
+            f"given: {method.name!r} does not look at contexts; use one that does, such as 'ranking-nce'"
+        )
+    engine = Engine(trainer.device, trainer.precision)
+    train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
+    needed_beside(train, method)
+    mixture = not smoothing and on_mixture(energy, train, method)
+    trainer = trainer.resolved(len(train), train.x[0].numel(), mixture)
+    coordinates = coordinates_for(units, energy, train, method, trainer.noise_at(0), seed)
+    rows = training_rows(train, method, engine, coordinates, seed)
+    if smoothing:
+        rows = smoothed_rows(rows, smoothing, seed)
+    seen = as_seen(rows, trainer.noise_at(0), coordinates, seed)
+    power = power_of(method, trainer.steps or 0)
+    module, energy_settings = resolve_energy(
+        energy, seen, seed, method, dataset, coordinates, power, reference
+    )
+    if isinstance(module, nn.Module):
+        engine.place_module(module)
+    check_fits(module, method, rows)
+    check_discrete(module, method)
+    noise = noise_around(module, events(seen))
+    doubt = None
+    if not isinstance(rows, Pairs) and callable(module):
+        doubt = bare_network_words(module, rows)
+    return Plan(
+        dataset,
+        train,
+        validation,
+        method,
+        trainer,
+        engine,
+        coordinates,
+        rows,
+        module,
+        energy_settings,
+        noise,
+        seed,
+        held_out,
+        doubt,
+    )
+
+
+def players_of(plan: Plan) -> dict[str, nn.Module]:
+    """The energy, and the modules that the method brings."""
+    if not isinstance(plan.energy, nn.Module):
+        raise InputError(
+            "energy: to be trained it must be an nn.Module with parameters; a plain function can be sampled "
+            "(ms.sample) and normalised (ms.log_partition)"
+        )
+    companions = plan.method.companions(plan.energy, plan.rows, plan.noise, derive(plan.seed, "companions"))
+    return {"energy": plan.energy} | {name: plan.engine.place_module(m) for name, m in companions.items()}

@@ -1,0 +1,175 @@
+"""Rows as training sees them: in its units, alone or with the labels or contexts that a method needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import InputError, UnsupportedError, require
+from metastable.core.random import derive, generator, normal_like
+from metastable.core.types import Pairs, Proposal, events, is_discrete
+from metastable.core.units import Coordinates, Units, default_kind, rounded
+from metastable.data import Dataset
+from metastable.data.smoothing import smoothed
+from metastable.energies import AsEnergy, as_energy
+from metastable.energies.build import ENERGIES
+from metastable.methods import ChainMethod, Density, Method, Objective
+from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
+from metastable.training.engine import Engine
+
+
+def coordinates_for(
+    kind: str, energy: Any, train: Dataset, method: Method, noise: float, seed: int
+) -> Coordinates | None:
+    """The units to train in; None for the data's own. They are fitted to what training sees, noise included."""
+    beside = "" if train.given is None and method.needs == "given?" else method.needs.rstrip("?")
+    kind = _kind_of_units(kind, energy, train, method, beside)
+    if kind == "none":
+        return None
+    rows = train.x.detach().cpu().double()
+    if noise:
+        rng = generator(derive(seed, "units"))
+        rows = rows + noise * torch.randn(rows.shape, generator=rng, dtype=torch.float64)
+    given = None
+    if beside == "given" and train.given is not None:
+        given = Units.fit(train.given, "scale" if train.given.dim() == 2 else "none")
+    return Coordinates(Units.fit(rows, kind), given)
+
+
+def _kind_of_units(kind: str, energy: Any, train: Dataset, method: Method, beside: str) -> str:
+    """What `auto` means here; a kind that this energy cannot be trained in is refused."""
+    why = _without_units(energy, method, beside)
+    if kind == "auto":
+        still = is_own(energy) and not isinstance(method, (ChainMethod, Objective))  # nothing to move
+        if why or still or beside == "labels":
+            return "none"
+        found = default_kind(train.event_shape)
+        return "scale" if beside == "given" and found == "whiten" else found
+    if kind != "none" and why:
+        raise UnsupportedError(f"units: must be 'none' for {why}, got {kind!r}")
+    return kind
+
+
+def _without_units(energy: Any, method: Method, beside: str) -> str:
+    """Why an energy has to be trained in the data's own units; empty where it need not."""
+    if _has_own_parts(method):
+        return "a method with modules of your own, which expect the data's units"
+    settings = ENERGIES.get(energy if isinstance(energy, str) else "")
+    if isinstance(energy, Mapping):
+        settings = ENERGIES.get(str(energy.get("name")))
+    if is_discrete(energy) or is_discrete(settings):
+        return "units coded −1 and +1"
+    if not is_own(energy):
+        return ""
+    if isinstance(as_energy(energy), AsEnergy) or isinstance(method, Density):
+        return "a density of your own, which expects the data's units"
+    if beside:
+        return f"an energy of your own with {'contexts' if beside == 'given' else 'classes'}"
+    return ""
+
+
+def _has_own_parts(method: Any) -> bool:
+    """Whether a method, or the source of its negatives, holds a module or a function of the user's own."""
+    for field in dataclasses.fields(method):
+        value = vars(method)[field.name]
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(_has_own_parts(part) if isinstance(part, Method) else _is_density(part) for part in parts):
+            return True
+    return False
+
+
+def _is_density(part: Any) -> bool:
+    return isinstance(part, (nn.Module, Proposal)) and not isinstance(part, type)
+
+
+def is_own(energy: Any) -> bool:
+    """Whether an energy is the user's own module, and not settings of a built-in one."""
+    config = dataclasses.is_dataclass(energy) and hasattr(energy, "build")
+    return not (energy is None or isinstance(energy, (str, Mapping)) or config)
+
+
+def training_rows(
+    dataset: Dataset,
+    method: Method,
+    engine: Engine,
+    coordinates: Coordinates | None = None,
+    seed: int = 0,
+) -> Tensor | Pairs:
+    """The rows as training sees them: in its units, alone, or with the labels or contexts that the method needs."""
+    x, beside = dataset.x, needed_beside(dataset, method)
+    if coordinates is not None:
+        x = coordinates.events.enter(x, derive(seed, "still columns"))
+    x = engine.place(x)
+    if beside is None:
+        return x
+    if method.needs == "labels":
+        return Pairs(x, beside.to(x.device))
+    if coordinates is not None and coordinates.given is not None:
+        beside = rounded(coordinates.given.forward(beside))
+    return Pairs(x, engine.place(beside))
+
+
+def smoothed_rows(rows: Tensor | Pairs, smoothing: float, seed: int) -> Tensor:
+    """Rows blurred by `smoothing`, which must be vectors alone."""
+    require(0 <= smoothing < 1, "smoothing", "at least 0 and below 1", smoothing)
+    if isinstance(rows, Pairs) or rows.dim() != 2:
+        raise UnsupportedError("smoothing: is for vectors without labels or contexts; use data_noise")
+    return smoothed(rows, smoothing, derive(seed, "smoothing"))
+
+
+def as_seen(rows: Tensor | Pairs, noise: float, coordinates: Coordinates | None, seed: int) -> Tensor | Pairs:
+    """The rows with the noise of the first update, for whatever is fitted to them."""
+    if not noise:
+        return rows
+    x = events(rows)
+    drawn = normal_like(x, generator(derive(seed, "seen noise"), x.device))
+    x = x + noise * (drawn if coordinates is None else coordinates.events.turn(drawn))
+    return Pairs(x, rows.given) if isinstance(rows, Pairs) else x
+
+
+def needed_beside(dataset: Dataset, method: Method) -> Tensor | None:
+    """The labels or contexts that the method needs, which the rows must have; None where it needs neither."""
+    if not method.needs or (method.needs == "given?" and dataset.given is None):
+        return None
+    beside = dataset.labels if method.needs == "labels" else dataset.given
+    if beside is None:
+        name, what = ("labels", "class") if method.needs == "labels" else ("given", "context")
+        kind = "integers" if name == "labels" else "numbers"
+        why = dataset.unlabelled if name == "labels" else ""
+        none = f"holds an array that was not taken ({why})" if why else "has none"
+        raise InputError(
+            f"{method.needs}: {method.name!r} needs the {what} of each row, and {dataset.name} {none}; fit with "
+            f"{name}=…, or give an .npz file with an array {name!r} of {kind} beside the rows"
+        )
+    return beside
+
+
+def beside_settings(rows: Tensor | Pairs, dataset: Dataset) -> dict[str, Any]:
+    """What a run's settings keep of labels or contexts, so that its modules can be built again."""
+    if not isinstance(rows, Pairs):
+        return {}
+    if not rows.given.is_floating_point():
+        return {"classes": classes_of(dataset)}
+    return {"context_shape": list(rows.given.shape[1:])}
+
+
+def classes_of(dataset: Dataset) -> int:
+    """One more than the largest label of all rows: those of a rare class may all be held out."""
+    assert dataset.labels is not None
+    return int(dataset.labels.max()) + 1
+
+
+def kind_of(rows: Tensor | Pairs) -> str:
+    """What rows have beside events: nothing, `labels` or contexts (`given`)."""
+    if not isinstance(rows, Pairs):
+        return ""
+    return "given" if rows.given.is_floating_point() else "labels"
+
+
+def noise_around(energy: Any, x: Tensor) -> Gaussian | Signs:
+    """Noise around the data: Gaussian, or independent units with the data's means for a discrete energy."""
+    return fit_signs(x) if is_discrete(energy) else fit_gaussian(x)

@@ -1,0 +1,193 @@
+"""The one judge of runs: it runs the sections that apply, and says what they found in words, numbers and files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from metastable.core.errors import InputError
+from metastable.core.types import Pairs, events
+from metastable.core.units import Coordinates
+from metastable.data import Dataset, ToySet
+from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
+from metastable.runs.run import Run, outward_scores
+
+from .classifier import Classifier
+from .contexts import Contexts
+from .density import Density, Exact
+from .folder import write_training
+from .likelihood import Likelihood
+from .modes import Modes
+from .negatives import Histograms
+from .samples import SCORES_OF_ROWS, Samples
+from .section import Judged, Section
+from .units import toy_within
+
+SECTIONS: list[Section] = [
+    Likelihood(),
+    Modes(),
+    Samples(),
+    Density(),
+    Histograms(),
+    Contexts(),
+    Classifier(),
+]
+"""In the order in which they are measured: each may read what those before it found."""
+_OWN = frozenset(section.name for section in (*SECTIONS, Exact()))
+
+
+def register(section: Section) -> Section:
+    """Add a section of your own to every judgement, or put it in the place of the registered one of its name.
+
+    Its numbers stand in `run.scores` and in the report under `name/number`, in a table of its own.
+    """
+    if not section.name or section.name in _OWN or "/" in section.name:
+        raise InputError(
+            f"section.name: must be a name without / other than {', '.join(sorted(_OWN))}, got {section.name!r}"
+        )
+    SECTIONS[:] = [known for known in SECTIONS if known.name != section.name] + [section]
+    return section
+
+
+def judge(judged: Judged, sections: Sequence[Section] | None = None) -> dict[str, Any]:
+    """Measure every section that applies, into `judged.found`; returns all their numbers."""
+    for section in SECTIONS if sections is None else sections:
+        if section.applies(judged):
+            judged.found[section.name] = section.measure(judged)
+    return _all(judged, "numbers")
+
+
+def _all(judged: Judged, what: str) -> dict[str, Any]:
+    """Numbers or arrays of all sections; those of registered ones with the section's name in front."""
+    merged: dict[str, Any] = {}
+    for name, measured in judged.found.items():
+        front = "" if name in _OWN else f"{name}/"
+        merged |= {front + key: value for key, value in getattr(measured, what).items()}
+    return merged
+
+
+def _diagnosis(judged: Judged) -> list[Finding]:
+    """What the log and everything measured say, the worst first."""
+    run, facts = judged.run, {}
+    for measured in judged.found.values():
+        facts |= measured.facts
+    log = run.kept_history
+    known = Facts(
+        method=run.trained_with or run.method,
+        negatives_per_datum=run.config.get("method", {}).get("negatives_per_datum"),
+        steps=int(log[-1]["step"]) if log else None,
+        **facts,
+    )
+    own = [finding for measured in judged.found.values() for finding in measured.findings]
+    return sorted([*diagnose(log, known), *own], key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def judge_training(
+    run: Run,
+    train: Tensor | Pairs,
+    rows: Tensor | Pairs,
+    toy: ToySet | None,
+    *,
+    seed: int,
+    chains: Any = None,
+    coordinates: Coordinates | None = None,
+) -> Run:
+    """What a run is worth when training has ended, in the data's units, written to its folder where it has one.
+
+    Everything is found in the units of training, where no column counts for more than another, and then told in the
+    data's own.
+
+    Args:
+        run: what training gave, in its own units.
+        train: the rows it was trained on, likewise.
+        rows: those for scores, likewise.
+        toy: where the rows were drawn from, if that is known, in the data's units.
+        seed: of every random number.
+        chains: the method as training left it, for a look at its negatives.
+        coordinates: the units of training; None where they are the data's own.
+    """
+    judged = Judged(
+        run,
+        rows,
+        seed,
+        train,
+        after_training=True,
+        toy=toy_within(toy, coordinates),
+        chains=chains,
+        coordinates=coordinates,
+    )
+    run.scores = judge(judged)
+    run.diagnosis = _diagnosis(judged)
+    run = run.outward(coordinates)
+    if run.folder is not None:
+        units = None if coordinates is None else coordinates.events
+        x = events(train)
+        write_training(run, x if units is None else units.inverse(x), _all(judged, "arrays"), seed)
+    return run
+
+
+def judge_again(
+    run: Run,
+    dataset: Dataset,
+    *,
+    seed: int = 0,
+    log_z: bool = False,
+    outsiders: Mapping[str, Tensor] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scores of a run on some rows, as `evaluation.json` holds them, and the arrays behind their pictures.
+
+    Scores that need samples or log Z that there are not are None.
+
+    Args:
+        run: as `load_run` gives it.
+        dataset: the rows, in the data's units.
+        seed: of every random number.
+        log_z: estimate log Z where that takes minutes too (events of many dimensions).
+        outsiders: rows of another kind by name, for a classifier to tell apart.
+    """
+    judged = _asked(run, dataset, seed)
+    judged.log_z_asked, judged.outsiders = log_z, outsiders or {}
+    numbers = judge(judged)
+    if run.coordinates is not None:
+        numbers = outward_scores(numbers, run.coordinates.events.log_det)
+    if run.conditional:
+        return {"rows": len(dataset), **numbers}, _all(judged, "arrays")
+    z, modes = judged.run.log_partition, judged.run.modes
+    columns = {"data": "data", "model": "samples", "std_error": "std_error"}
+    result = {
+        "rows": len(dataset),
+        "samples": judged.samples_from,
+        "power": run.power,
+        "log_partition": None if z is None else z.as_json(),
+        **dict.fromkeys(("log_likelihood", "log_likelihood_se", *SCORES_OF_ROWS)),
+        **{name: value for name, value in numbers.items() if name in SCORES_OF_ROWS or "/" in name},
+        "mode_weights": None if modes is None else {k: modes[name] for k, name in columns.items()},
+    }
+    names = ("log_likelihood", "log_likelihood_se", "classifier")
+    return result | {name: numbers[name] for name in names if name in numbers}, _all(judged, "arrays")
+
+
+def _asked(run: Run, dataset: Dataset, seed: int) -> Judged:
+    """A run on other rows, in the units of its training."""
+    inner, coordinates, home = run.within(), run.coordinates, run._home
+    x, given = dataset.x, dataset.given
+    if coordinates is not None:
+        x = coordinates.events.forward(x)
+        given = given if coordinates.given is None or given is None else coordinates.given.forward(given)
+    x = x.to(home)
+    if run.conditional and given is None:
+        raise InputError("data: this is a conditional run; give an .npz file with the arrays x and given")
+    return Judged(
+        # what is found on these rows is not the run's own
+        dataclasses.replace(inner, modes=None),
+        Pairs(x, given.to(home)) if run.conditional and given is not None else x,
+        seed,
+        toy=toy_within(dataset.toy, coordinates),
+        coordinates=coordinates,
+        labels=None if dataset.labels is None else dataset.labels.to(home.device),
+        classes=dataset.classes,
+        before=(run, dataset.x.to(home)),
+    )

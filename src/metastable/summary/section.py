@@ -1,0 +1,119 @@
+"""What a section of a judgement is given and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from metastable.core.random import derive
+from metastable.core.types import Pairs, events
+from metastable.core.units import Coordinates
+from metastable.data import ToySet
+from metastable.evaluation.diagnosis import Finding
+from metastable.runs.run import Run
+
+COSTLY_ROWS = 1000
+"""Rows behind scores where each energy is an ODE solved."""
+
+
+@dataclass
+class Judged:
+    """A run with the rows it is judged by, all in the units of its training, where no column outweighs another.
+
+    Attributes:
+        run: what is judged. Sections may improve its log Z and its walkers; everything else they give back.
+        rows: those for scores, `(n, *event)`, or pairs of a conditional run.
+        seed: of every random number.
+        train: the rows it was trained on, where they are known; else `rows` again.
+        after_training: whether training has just ended, rather than somebody asking later about other rows.
+        toy: where the rows were drawn from, if that is known.
+        chains: the method as training left it, for a look at its negatives.
+        coordinates: the units of training; None where they are the data's own.
+        labels: the class of each row, `(n,)`, where there are any.
+        classes: names of the classes.
+        outsiders: rows of another kind for a classifier to tell apart, by name, in the data's units.
+        log_z_asked: whether log Z is wanted where it takes minutes too.
+        before: the run and its rows in the data's units, where they came so.
+        samples_from: in words, where the walkers came from.
+        found: what sections have measured so far, by name.
+    """
+
+    run: Run
+    rows: Tensor | Pairs
+    seed: int
+    train: Tensor | Pairs | None = None
+    after_training: bool = False
+    toy: ToySet | None = None
+    chains: Any = None
+    coordinates: Coordinates | None = None
+    labels: Tensor | None = None
+    classes: Sequence[str] = ()
+    outsiders: Mapping[str, Tensor] = field(default_factory=dict)
+    log_z_asked: bool = False
+    before: tuple[Run, Tensor] | None = None
+    samples_from: str = ""
+    found: dict[str, Measured] = field(default_factory=dict)
+
+    @property
+    def x(self) -> Tensor:
+        """Events of the rows for scores."""
+        return events(self.rows)
+
+    @property
+    def trained_on(self) -> Tensor:
+        """Events that the run was trained on, or those for scores where nobody knows."""
+        return events(self.rows if self.train is None else self.train)
+
+    @property
+    def costly(self) -> bool:
+        """Whether one energy is an ODE solved: scores do with fewer rows then, and pictures with fewer points."""
+        return bool(getattr(self.run.energy, "costly", False))
+
+    def in_data_units(self) -> tuple[Run, Tensor]:
+        """The run and the events it was trained on in the data's units."""
+        if self.before is not None:
+            return self.before
+        units = None if self.coordinates is None else self.coordinates.events
+        x = self.trained_on
+        return self.run.outward(self.coordinates), x if units is None else units.inverse(x)
+
+    def stream(self, name: str) -> int:
+        """A seed for one use; of an evaluation that somebody asks for, the seed itself."""
+        return derive(self.seed, name) if self.after_training else self.seed
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a section found.
+
+    Attributes:
+        numbers: scores by name, log-densities in the units of training.
+        arrays: for pictures, by name, in the data's units.
+        facts: fields of `evaluation.diagnosis.Facts`, for its checks.
+        findings: of the section's own.
+    """
+
+    numbers: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
+
+
+class Section(Protocol):
+    """One thing that is looked at in a run, with a `name` of its own."""
+
+    @property
+    def name(self) -> str:
+        """Under which the report draws it, and in front of the numbers of a section that was registered."""
+        ...
+
+    def applies(self, judged: Judged) -> bool:
+        """Whether there is something to measure."""
+        ...
+
+    def measure(self, judged: Judged) -> Measured:
+        """Measure it."""
+        ...

@@ -14,30 +14,22 @@ from metastable.cli.settings import method_of as method_from_settings
 from metastable.cli.settings import read_settings
 from metastable.experiments import jem_stability as stability
 from metastable.experiments.base import reproduce
-from metastable.experiments.jem_stability import CLASSIFIER, IN_SMALL, PUBLISHED, Course, Scenario
-from metastable.methods import Robust
+from metastable.experiments.jem_stability import CLASSIFIER, IN_SMALL, PUBLISHED, Scenario
+from metastable.experiments.trials import Arm, Curves, Trial
+from metastable.methods import JEM, Robust
 
 
-def course(accuracies: list[float], stopped: int | None = None, beta_o: float = 0.0) -> Course:
-    made = Course(beta_o, 0, stopped=stopped)
-    made.history = [
-        {
-            "step": 10 * (k + 1),
-            "test_accuracy": a,
-            "grad_scale": 0.7,
-            "negatives_ignored": 0.25,
-            "energy_gap": -4e4,
-        }
-        for k, a in enumerate(accuracies)
-    ]
-    return made
+def trial(accuracies: list[float], stopped: int | None = None, grad_scale: float = 0.7) -> Trial:
+    usual = {"grad_scale": grad_scale, "negatives_ignored": 0.25, "energy_gap": -4e4}
+    lines = [{"step": 10 * (k + 1), "test_accuracy": a, **usual} for k, a in enumerate(accuracies)]
+    return Trial(Arm("", JEM()), 0, Curves(lines), stopped=stopped)
 
 
 def test_accuracy_is_that_of_the_end_or_the_best_before_a_stop():
-    assert course([0.1] * 8 + [0.9, 0.8]).accuracy == pytest.approx(0.85)
-    assert course([0.1, 0.7, 0.2], stopped=30).accuracy == pytest.approx(0.7)
-    assert course([], stopped=3).accuracy == 0.0
-    assert course([0.95] + [0.2] * 9).best == 0.95
+    assert stability.accuracy(trial([0.1] * 8 + [0.9, 0.8])) == pytest.approx(0.85)
+    assert stability.accuracy(trial([0.1, 0.7, 0.2], stopped=30)) == pytest.approx(0.7)
+    assert stability.accuracy(trial([], stopped=3)) == 0.0
+    assert stability.best(trial([0.95] + [0.2] * 9)) == 0.95
 
 
 class Bench:
@@ -50,10 +42,10 @@ class Bench:
 @pytest.fixture
 def courses():
     return {
-        ("digits", 2, CLASSIFIER): [course([0.95] * 5)] * 5,
-        ("digits", 2, 0.0): [course([0.6, 0.9], stopped=200)] * 4 + [course([0.94] + [0.92] * 4)],
-        ("digits", 2, 0.5): [course([0.945] * 5)] * 5,
-        ("digits", 2, 2.0): [course([0.93] * 5)] * 4 + [course([0.2], stopped=5)],
+        ("digits", 2, CLASSIFIER): [trial([0.95] * 5)] * 5,
+        ("digits", 2, 0.0): [trial([0.6, 0.9], stopped=200)] * 4 + [trial([0.94] + [0.92] * 4)],
+        ("digits", 2, 0.5): [trial([0.945] * 5)] * 5,
+        ("digits", 2, 2.0): [trial([0.93] * 5)] * 4 + [trial([0.2], stopped=5)],
     }
 
 
@@ -86,14 +78,11 @@ def failing(courses, beta_o, made) -> list[str]:
 
 
 def test_a_stop_with_β_or_a_loss_of_accuracy_or_a_dead_density_fails(courses):
-    assert failing(dict(courses), 0.5, [course([0.95], stopped=100)] * 5) == ["stopped"]
-    assert failing(dict(courses), 0.5, [course([0.91] * 5)] * 5) == [
-        "accuracy_lost"
-    ]  # 0.04 to the classifier
-    assert failing(dict(courses), 0.0, [course([0.96, 0.1], stopped=9)] * 5) == ["accuracy_lost"]  # to plain
-    assert failing(dict(courses), 0.0, [course([0.9] * 5)] * 5) == ["stopped"]
-    dead = [course([0.945] * 5)]
-    dead[0].history = [{**row, "grad_scale": 0.0025} for row in dead[0].history]
+    assert failing(dict(courses), 0.5, [trial([0.95], stopped=100)] * 5) == ["stopped"]
+    assert failing(dict(courses), 0.5, [trial([0.91] * 5)] * 5) == ["accuracy_lost"]  # 0.04 to the classifier
+    assert failing(dict(courses), 0.0, [trial([0.96, 0.1], stopped=9)] * 5) == ["accuracy_lost"]  # to plain
+    assert failing(dict(courses), 0.0, [trial([0.9] * 5)] * 5) == ["stopped"]
+    dead = [trial([0.945] * 5, grad_scale=0.0025)]
     assert failing(dict(courses), 0.5, dead * 5) == ["grad_scale"]
 
 

@@ -15,15 +15,14 @@ from metastable.experiments.rbm_exact import (
     METHODS,
     annealed,
     body,
-    completion_rate,
     exact_kl,
     independent_kl,
-    letters,
     marginal,
     relaxation_time,
     target_boltzmann,
     target_rbm,
 )
+from metastable.experiments.rbm_memory import completion_rate, letters
 from metastable.kernels import Gibbs
 from metastable.proposals import Signs
 from metastable.proposals.signs import states

@@ -9,118 +9,26 @@ long, from the same start and from one far away, where it gets no signal.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from torch import Tensor, nn
+from torch import Tensor
 
 from metastable.core.random import derive, generator
-from metastable.energies import MLP, GaussianMixture
+from metastable.energies import MLP
 from metastable.evaluation.distances import wasserstein_1d
 from metastable.methods import ExactDraws, FDivergence, rejection_sample
-from metastable.methods.divergences import Divergence, divergence_of
 from metastable.report.figures import palette, picture
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .febm_exact import Bell, divergence_named, exact_divergence, f_and_alpha, log_model, optimum, target
 from .trials import Arm, Line, Problem, Trial, Trials, by_scale
-
-LOG_2PI = math.log(2 * math.pi)
-BOX, POINTS = (-14.0, 16.0), 12_001
-"""The grid of every integral; at its ends all densities here are below e⁻³⁰."""
-
-
-def target() -> GaussianMixture:
-    """p, normalised."""
-    means, scales = torch.tensor([[-1.0], [2.0]]), torch.tensor([0.25, math.sqrt(2)])
-    return GaussianMixture(means, scales, torch.tensor([0.33, 0.67]).log()).double()
-
-
-class Bell(nn.Module):
-    """½((x−μ)/σ)², with μ and log σ as parameters; it draws its own exact samples.
-
-    >>> Bell(0.0, 2.0)(torch.tensor([[2.0], [4.0]]))
-    tensor([0.5000, 2.0000], grad_fn=<MulBackward0>)
-    """
-
-    def __init__(self, mu: float, sigma: float):
-        super().__init__()
-        self.mu = nn.Parameter(torch.tensor(mu))
-        self.log_sigma = nn.Parameter(torch.tensor(math.log(sigma)))
-        self.event_shape = (1,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 0.5 * ((x[:, 0] - self.mu) * torch.exp(-self.log_sigma)).square()
-
-    @torch.no_grad()
-    def sample(self, n: int, rng: torch.Generator) -> Tensor:
-        """`n` exact draws."""
-        noise = torch.randn(n, 1, generator=rng, device=self.mu.device, dtype=self.mu.dtype)
-        return self.mu + self.log_sigma.exp() * noise
-
-    @property
-    def place(self) -> tuple[float, float]:
-        """(μ, σ)."""
-        return self.mu.item(), math.exp(self.log_sigma.item())
-
-
-# ---- the exact answers
-
-
-@cache
-def _grid() -> tuple[Tensor, Tensor]:
-    x = torch.linspace(*BOX, POINTS, dtype=torch.float64)
-    return x, -target()(x[:, None])
-
-
-def log_model(x: Tensor, mu: float, sigma: float) -> Tensor:
-    """log q(x), `(n,)`."""
-    return -0.5 * ((x - mu) / sigma).square() - math.log(sigma) - 0.5 * LOG_2PI
-
-
-def exact_divergence(f: Divergence, mu: float, sigma: float) -> float:
-    """D_f(p‖q) by the trapezoid rule: q f(p/q) = p f′ − q f*(f′), functions of log p/q."""
-    x, log_p = _grid()
-    log_q = log_model(x, mu, sigma)
-    ratio = log_p - log_q
-    integrand = log_p.exp() * f.slope(ratio) - log_q.exp() * f.conjugate(ratio)
-    return float(torch.trapezoid(integrand, x))
-
-
-@cache
-def optimum(name: str) -> tuple[float, float]:
-    """(μ*, σ*), the minimum of D_f(p‖q) over all normal q.
-
-    >>> [round(v, 3) for v in optimum("kl")]  # the mean and standard deviation of the data
-    [1.01, 1.83]
-    """
-    f = divergence_named(name)
-    found = minimize(
-        lambda at: exact_divergence(f, at[0], math.exp(at[1])),
-        (1.3, math.log(1.7)),
-        method="Nelder-Mead",
-        options={"xatol": 1e-7, "fatol": 1e-12},
-    )
-    return float(found.x[0]), math.exp(float(found.x[1]))
-
-
-def divergence_named(name: str) -> Divergence:
-    """`kl`, …, or `alpha=-0.5`."""
-    return divergence_of(*_f_and_alpha(name))
-
-
-def _f_and_alpha(name: str) -> tuple[str, float | None]:
-    f, _, alpha = name.partition("=")
-    return f, float(alpha) if alpha else None
-
 
 # ---- training
 
@@ -184,7 +92,7 @@ def arm_of(
     steps: int | None = None,
 ) -> Arm:
     """Algorithm 1 with `batch` exact draws of the model, and as many rows of data or more, in each update."""
-    setting, (f, alpha) = SETTINGS[name], _f_and_alpha(name)
+    setting, (f, alpha) = SETTINGS[name], f_and_alpha(name)
     seed = derive(bench.seed, name, label, estimator) % 2**31
     method = FDivergence(
         source=ExactDraws(walkers=bench.batch),

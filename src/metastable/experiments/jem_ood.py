@@ -16,14 +16,12 @@ The images are not part of the package: `METASTABLE_DATA` names the folder that 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
-from metastable.api import fit, sample
+from metastable.api import sample
 from metastable.core.random import derive
-from metastable.data import Dataset, load_images
+from metastable.data import load_images
 from metastable.energies import ConvNet, JointEnergy
 from metastable.evaluation.classifier import ClassifierSummary, class_samples, classifier_summary
 from metastable.kernels import ULA
@@ -35,6 +33,7 @@ from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .trials import Arm, Problem, Trial, Trials, by_scale
 
 OUTSIDE = "Fashion-MNIST"
 TARGETS = {"accuracy": (">=", 0.98), "calibration_error": ("<=", 0.03), "auroc/log_density": (">=", 0.95)}
@@ -66,25 +65,6 @@ def method(bench: Bench, generative: float) -> JEM:
     return JEM(source=robust, generative=generative / bench.output_scale)
 
 
-def train(bench: Bench, data: Dataset, generative: float) -> Run:
-    """One network on all labelled digits."""
-    return fit(
-        energy(bench),
-        data,
-        method(bench, generative),
-        steps=bench.steps,
-        seed=bench.seed,
-        units="none",
-        batch_size=bench.batch_size,
-        optimiser=Adam(bench.learning_rate),
-        schedule=Schedule("cosine", warmup=bench.warmup, final=0.01),
-        data_noise=bench.data_noise,
-        device=bench.device,
-        log_every=50,
-        evaluate=False,
-    )
-
-
 def numbers(found: ClassifierSummary) -> dict[str, float]:
     """The scalars of a summary by the names of this experiment's rows."""
     values = {
@@ -114,18 +94,36 @@ def body(bench: Bench) -> list[Row]:
     inside = load_images("mnist", split="test", n=bench.tested, seed=bench.seed)
     outside = load_images("fashion-mnist", split="test", n=bench.tested, seed=bench.seed)
     rows: list[Row] = []
-    for name, generative in (("jem", bench.generative), ("classifier", 0.0)):
-        run = train(bench, data, generative)
+
+    def keep(trial: Trial, at: Problem, run: Run) -> None:
+        name = trial.arm.name
         place: Tensor = run.energy.network.head.weight  # pyright: ignore
         assert inside.labels is not None
         found = classifier_summary(
             run.energy, inside.x.to(place), inside.labels, {OUTSIDE: outside.x.to(place)}, seed=bench.seed
         )
-        rows += [row(bench, name, metric, value) for metric, value in numbers(found).items()]
+        rows.extend(row(bench, name, metric, value) for metric, value in numbers(found).items())
         bench.say(f"{name}: " + ", ".join(f"{r.metric} {r.value:.4f}" for r in rows[-5:]))
         draw(bench, name, found)
         if name == "jem":
             draw_classes(bench, run)
+
+    settings = {
+        "steps": bench.steps,
+        "batch_size": bench.batch_size,
+        "optimiser": Adam(bench.learning_rate),
+        "schedule": Schedule("cosine", warmup=bench.warmup, final=0.01),
+        "data_noise": bench.data_noise,
+        "log_every": 50,
+    }
+    arms = [Arm("jem", method(bench, bench.generative)), Arm("classifier", method(bench, 0.0))]
+    Trials(
+        arms,
+        lambda arm, seed: Problem(energy(bench), data),
+        settings,
+        seed=lambda bench, arm, repeat: bench.seed,
+        keep=keep,
+    ).run(bench)
     return rows + gains(rows)
 
 
@@ -162,56 +160,25 @@ def draw_classes(bench: Bench, run: Run) -> None:
     (bench.folder / "class-samples.png").write_bytes(picture)
 
 
-COMMON: dict[str, Any] = {
-    "output_scale": 20_000.0,
-    "beta_o": 1.0,
-    "batch_size": 64,
-    "buffer": 2000,
-    "data_noise": 0.03,
-    "shown": 600,
-    "sample_steps": 100,
-    "judged": True,
-}
+COMMON = {"output_scale": 20_000.0, "beta_o": 1.0, "batch_size": 64, "data_noise": 0.03}
 
 EXPERIMENT = Experiment(
     name="jem-ood",
     title="A classifier of digits that knows what is no digit: MNIST inside, Fashion-MNIST outside",
     paper="Grathwohl and others, ICLR 2020, with the objective of the β paper",
-    scales={
-        "smoke": COMMON
-        | {
-            "steps": 60,
-            "rows": 2000,
-            "tested": 500,
-            "chain_steps": 3,
-            "shown": 50,
-            "sample_steps": 3,
-            "generative": 0.3,
-            "learning_rate": 1e-3,
-            "warmup": 20,
-            "judged": False,
-        },
-        "cpu": COMMON
-        | {
-            "steps": 4000,
-            "rows": None,
-            "tested": None,
-            "chain_steps": 5,
-            "generative": 0.1,
-            "learning_rate": 1e-3,
-            "warmup": 200,
-        },
-        "gpu": COMMON
-        | {
-            "steps": 20_000,
-            "rows": None,
-            "tested": None,
-            "chain_steps": 20,
-            "generative": 1.0,
-            "learning_rate": 3e-4,
-            "warmup": 500,
-            "buffer": 10_000,
-        },
-    },
+    scales=by_scale(
+        COMMON,
+        steps=(60, 4000, 20_000),
+        rows=(2000, None, None),
+        tested=(500, None, None),
+        chain_steps=(3, 5, 20),
+        buffer=(2000, 2000, 10_000),
+        shown=(50, 600, 600),
+        sample_steps=(3, 100, 100),
+        generative=(0.3, 0.1, 1.0),
+        learning_rate=(1e-3, 1e-3, 3e-4),
+        warmup=(20, 200, 500),
+        judged=(False, True, True),
+    ),
     body=body,
 )

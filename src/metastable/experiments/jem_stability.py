@@ -17,24 +17,25 @@ there is to lose; the mean weight of the negatives at the end says whether there
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from torch import Tensor
 
-from metastable.api import fit
-from metastable.core.errors import DivergenceError, InputError
+from metastable.core.errors import InputError
 from metastable.core.random import derive
 from metastable.data import Dataset, load_array, load_images
 from metastable.energies import JointEnergy, WideResNet
 from metastable.methods import JEM, PersistentCD, Robust
+from metastable.report.figures import palette, picture, save_image_rows
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .trials import Arm, Line, Problem, Trial, Trials, by_scale, draw_curves, mean
 
 TAIL = 0.2
 """Accuracies are means over this share of a training's last lines: one line is one lucky batch."""
@@ -111,45 +112,20 @@ class Task:
     test: Dataset
 
 
-@dataclass
-class Course:
-    """One training, to its end or to where the guard stopped it.
+def late(trial: Trial, name: str) -> float:
+    """A metric's mean over the end of the training."""
+    values = trial.curves[name]
+    return float(values[-max(1, round(TAIL * len(values))) :].mean())
 
-    Attributes:
-        beta_o: β·o; `CLASSIFIER` for cross-entropy only.
-        seed: of the training.
-        history: its lines of metrics, with the test accuracy as `test_accuracy`.
-        stopped: the update at which the guard stopped it.
-        buffer: the chains as they were left, `(n, *event)`.
-    """
 
-    beta_o: float
-    seed: int
-    history: list[dict[str, Any]] = field(default_factory=list)
-    stopped: int | None = None
-    buffer: Tensor | None = None
+def best(trial: Trial) -> float:
+    """The best test accuracy that it ever had."""
+    return float(trial.curves["test_accuracy"].max(initial=0.0))
 
-    def column(self, name: str) -> np.ndarray:
-        """One number for each line; NaN where a line has none."""
-        return np.array([row.get(name, math.nan) for row in self.history])
 
-    @property
-    def accuracy(self) -> float:
-        """Test accuracy at the end; of a run that was stopped, the best that it had before."""
-        if self.stopped is not None:
-            return self.best
-        values = self.column("test_accuracy")
-        return float(values[-max(1, round(TAIL * len(values))) :].mean())
-
-    @property
-    def best(self) -> float:
-        """The best test accuracy that it ever had."""
-        return float(self.column("test_accuracy").max(initial=0.0))
-
-    def share(self, name: str) -> float:
-        """A metric's mean over the end of the training."""
-        values = self.column(name)
-        return float(values[-max(1, round(TAIL * len(values))) :].mean())
+def accuracy(trial: Trial) -> float:
+    """Test accuracy at the end; of a run that was stopped, the best that it had before."""
+    return late(trial, "test_accuracy") if trial.stopped is None else best(trial)
 
 
 # ---- data
@@ -202,39 +178,49 @@ def method_of(bench: Bench, scenario: Scenario, beta_o: float) -> JEM:
     return JEM(source=robust, generative=scenario.generative / scenario.output_scale)
 
 
-def train(bench: Bench, task: Task, scenario: Scenario, beta_o: float, seed: int) -> Course:
-    """One training."""
-    course = Course(beta_o, seed)
-    shape, classes = task.train.event_shape, 10
-    network = WideResNet(shape, bench.depth, bench.width, classes, derive(seed, "network") % 2**31)
-    energy = JointEnergy(network, scenario.output_scale)
+def trials(bench: Bench, task: Task, scenario: Scenario, betas: Sequence[float]) -> Trials:
+    """An arm for each β·o; test pictures are classified at each line of the log, and the last chains kept."""
     assert task.test.labels is not None
     x, labels = task.test.x.to(bench.device), task.test.labels.to(bench.device)
 
-    def record(row: dict[str, Any]) -> None:
-        course.history.append({**row, "test_accuracy": accuracy_of(energy, x, labels)})
+    def problem(arm: Arm, seed: int) -> Problem:
+        seed = derive(seed, "network") % 2**31
+        network = WideResNet(task.train.event_shape, bench.depth, bench.width, 10, seed)
+        return Problem(JointEnergy(network, scenario.output_scale), task.train)
 
-    try:
-        run = fit(
-            energy,
-            task.train,
-            method_of(bench, scenario, beta_o),
-            bench.steps,
-            seed=seed,
-            units="none",
-            batch_size=bench.batch,
-            optimiser=Adam(bench.rate / scenario.slower),
-            schedule=schedule_of(bench),
-            data_noise=0.03,
-            log_every=max(1, bench.steps // LINES),
-            device=bench.device,
-            evaluate=False,
-            progress=record,
-        )
-        course.buffer = None if run.walkers is None else run.walkers.x.cpu()
-    except DivergenceError as error:
-        course.stopped = error.step
-    return course
+    def watch(at: Problem, line: Line) -> Line:
+        gap = (
+            -line.get("energy_gap", np.nan) / scenario.output_scale
+        )  # f = −E, in units of o: what the paper draws
+        return {"test_accuracy": accuracy_of(at.model, x, labels), "gap": gap}
+
+    settings = {
+        "steps": bench.steps,
+        "batch_size": bench.batch,
+        "optimiser": Adam(bench.rate / scenario.slower),
+        "schedule": schedule_of(bench),
+        "data_noise": 0.03,
+        "log_every": max(1, bench.steps // LINES),
+    }
+    return Trials(
+        [Arm(name_of(task, scenario.number, b), method_of(bench, scenario, b), about=b) for b in betas],
+        problem,
+        settings,
+        bench.seeds,
+        seed=lambda bench, arm, repeat: bench.seed + repeat,
+        watch=watch,
+        keep=lambda trial, at, run: None if run.walkers is None else run.walkers.x.cpu(),
+        may_stop=True,
+        words=lambda t: (
+            f"{'finished' if t.stopped is None else f'stopped at {t.stopped}'}, {accuracy(t):.3f}"
+        ),
+    )
+
+
+def name_of(task: Task, number: int, beta_o: float) -> str:
+    """Of the arm."""
+    label = "classifier alone" if beta_o == CLASSIFIER else f"β·o = {beta_o:g}"
+    return f"{task.name}, scenario {number}, {label}"
 
 
 def schedule_of(bench: Bench) -> Schedule:
@@ -255,92 +241,77 @@ def accuracy_of(energy: JointEnergy, x: Tensor, labels: Tensor, rows: int = 500)
 
 # ---- what comes out
 
-Courses = dict[tuple[str, int, float], list[Course]]
+Found = dict[tuple[str, int, float], list[Trial]]
 
 
 def body(bench: Bench) -> list[Row]:
     """Every data set, scenario, β and seed."""
-    found, courses = tasks(bench), Courses()
-    for task in found:
-        alone: dict[float, list[Course]] = {}  # by learning rate: of a scenario nothing else matters to it
+    read, found = tasks(bench), Found()
+    for task in read:
+        alone: dict[float, list[Trial]] = {}  # by learning rate: of a scenario nothing else matters to it
         for number in bench.data[task.name]:
             scenario = scenario_of(bench, task.name, number)
-            if scenario.slower not in alone:
-                alone[scenario.slower] = every_seed(bench, task, scenario, CLASSIFIER)
-            courses[task.name, number, CLASSIFIER] = alone[scenario.slower]
-            for beta_o in betas_of(bench, number):
-                courses[task.name, number, beta_o] = every_seed(bench, task, scenario, beta_o)
-        _draw(bench, task, courses)
-        _draw_buffers(bench, task, courses)
-    return rows_of(bench, [task.name for task in found], courses)
+            known = scenario.slower in alone
+            betas = betas_of(bench, number) if known else (CLASSIFIER, *betas_of(bench, number))
+            for made in trials(bench, task, scenario, betas).run(bench).values():
+                found[task.name, number, made[0].arm.about] = made
+            alone.setdefault(scenario.slower, found.get((task.name, number, CLASSIFIER), []))
+            found[task.name, number, CLASSIFIER] = alone[scenario.slower]
+        _draw(bench, task, found)
+        _draw_buffers(bench, task, found)
+    return rows_of(bench, [task.name for task in read], found)
 
 
-def every_seed(bench: Bench, task: Task, scenario: Scenario, beta_o: float) -> list[Course]:
-    """One training after the other."""
-    made = [train(bench, task, scenario, beta_o, bench.seed + i) for i in range(bench.seeds)]
-    bench.say(f"{task.name}, scenario {scenario.number}, {_label(beta_o)}: {_summary(made)}")
-    return made
-
-
-def _summary(courses: Sequence[Course]) -> str:
-    stops = [c.stopped for c in courses if c.stopped is not None]
-    where = f" at {', '.join(map(str, stops))}" if stops else ""
-    return f"{len(stops)} of {len(courses)} stopped{where}; accuracy {mean_accuracy(courses):.3f}"
-
-
-def _label(beta_o: float) -> str:
-    return "classifier alone" if beta_o == CLASSIFIER else f"β·o = {beta_o:g}"
-
-
-def mean_accuracy(courses: Sequence[Course]) -> float:
+def mean_accuracy(trials: Sequence[Trial]) -> float:
     """Over seeds."""
-    return _mean(course.accuracy for course in courses)
+    return mean(accuracy(trial) for trial in trials)
 
 
-def stopped_share(courses: Sequence[Course]) -> float:
+def stopped_share(trials: Sequence[Trial]) -> float:
     """Of the seeds, those that the guard stopped."""
-    return _mean(course.stopped is not None for course in courses)
+    return mean(trial.stopped is not None for trial in trials)
 
 
-def rows_of(bench: Bench, names: Sequence[str], courses: Courses) -> list[Row]:
+def rows_of(bench: Bench, names: Sequence[str], found: Found) -> list[Row]:
     """Who was stopped, what it cost in accuracy, and whether negatives still count; then what data there were."""
     rows = []
     for name in names:
         for number in bench.data[name]:
-            of = {b: courses[name, number, b] for b in (CLASSIFIER, *betas_of(bench, number))}
+            of = {b: found[name, number, b] for b in (CLASSIFIER, *betas_of(bench, number))}
             scenario = scenario_of(bench, name, number)
             rows += _rows(bench, f"{name}/scenario_{number}", scenario, of)
     return rows + [Row(f"data_found/{name}", float(name in names), ">=", 1.0) for name in bench.data]
 
 
-def _rows(bench: Bench, where: str, scenario: Scenario, of: dict[float, list[Course]]) -> list[Row]:
+def _rows(bench: Bench, where: str, scenario: Scenario, of: dict[float, list[Trial]]) -> list[Row]:
     plain, robust = of[0.0], of[bench.stated]
     at = f"beta_o={bench.stated:g}"
     published = PAPER[scenario.number] if bench.published else {}
+    least = (None, None) if bench.least_grad_scale is None else (">=", bench.least_grad_scale)
     rows = [
         Row(f"stopped/{where}/beta_o=0", stopped_share(plain), ">=", bench.plain_stopped),
         Row(f"stopped/{where}/{at}", stopped_share(robust), "<=", 0.0),
         *_lost(bench, where, of),
-        _late(where, at, "grad_scale", robust, bench.least_grad_scale),
-        _late(where, at, "negatives_ignored", robust),
-        Row(f"gap/{where}/{at}", -_mean(c.share("energy_gap") for c in robust) / scenario.output_scale),
+        Row(f"grad_scale/{where}/{at}", mean(late(t, "grad_scale") for t in robust), *least),
+        Row(f"negatives_ignored/{where}/{at}", mean(late(t, "negatives_ignored") for t in robust)),
+        Row(f"gap/{where}/{at}", -mean(late(t, "energy_gap") for t in robust) / scenario.output_scale),
         Row(f"accuracy/{where}/classifier", mean_accuracy(of[CLASSIFIER])),
         Row(f"accuracy/{where}/beta_o=0", mean_accuracy(plain), paper=published.get("plain")),
         Row(f"accuracy/{where}/{at}", mean_accuracy(robust), paper=published.get("robust")),
     ]
     stops = [c.stopped for c in plain if c.stopped is not None]
     if stops:
-        rows.append(Row(f"updates_made/{where}/beta_o=0", _mean(stops)))
+        rows.append(Row(f"updates_made/{where}/beta_o=0", mean(stops)))
     for beta_o in bench.more.get(scenario.number, ()):
         rows.append(Row(f"stopped/{where}/beta_o={beta_o:g}", stopped_share(of[beta_o])))
         rows.append(Row(f"accuracy/{where}/beta_o={beta_o:g}", mean_accuracy(of[beta_o])))
     return rows
 
 
-def _lost(bench: Bench, where: str, of: dict[float, list[Course]]) -> list[Row]:
+def _lost(bench: Bench, where: str, of: dict[float, list[Trial]]) -> list[Row]:
     """What others have more: plain training on its best line, and the classifier alone after as many updates."""
     at, kept = f"beta_o={bench.stated:g}", mean_accuracy(of[bench.stated])
-    to_plain = _mean(course.best for course in of[0.0]) - kept
+    to_plain = mean(best(trial) for trial in of[0.0]) - kept
     to_classifier = mean_accuracy(of[CLASSIFIER]) - kept
     judged = (None, None) if bench.tolerance is None else ("<=", bench.tolerance)
     return [
@@ -349,62 +320,36 @@ def _lost(bench: Bench, where: str, of: dict[float, list[Course]]) -> list[Row]:
     ]
 
 
-def _late(where: str, at: str, name: str, courses: Sequence[Course], least: float | None = None) -> Row:
-    """A metric over the end of the trainings."""
-    value = _mean(course.share(name) for course in courses)
-    return Row(f"{name}/{where}/{at}", value, None if least is None else ">=", least)
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
 # ---- pictures
 
-PANELS = (
-    ("gap", "data − negatives, log Σ eʰ"),
-    ("grad_scale", "mean weight"),
-    ("negatives_effective", "negatives that count"),
-    ("test_accuracy", "test accuracy"),
-)
+PANELS = {
+    "gap": "data − negatives, log Σ eʰ",
+    "grad_scale": "mean weight",
+    "negatives_effective": "negatives that count",
+    "test_accuracy": "test accuracy",
+}
 
 
-def _values(course: Course, name: str, scenario: Scenario) -> np.ndarray:
-    if name == "gap":  # f = −E, in units of o: what the paper draws
-        return -course.column("energy_gap") / scenario.output_scale
-    return course.column(name)
-
-
-def _draw(bench: Bench, task: Task, courses: Courses) -> None:
+def _draw(bench: Bench, task: Task, found: Found) -> None:
     """Figures 3 and 16: a column for each scenario; gap, weights and accuracy over updates, a line for a seed."""
-    from metastable.report.figures import new_figure, save_figure
-
     numbers = bench.data[task.name]
-    columns = len(numbers)
-    figure = new_figure(1.2 + 2.7 * columns, 7.2)
-    axes = figure.subplots(len(PANELS), columns, squeeze=False, sharex=True, sharey="row")
-    for j, number in enumerate(numbers):
-        of = {beta_o: courses[task.name, number, beta_o] for beta_o in betas_of(bench, number)}
-        _draw_scenario(axes[:, j], scenario_of(bench, task.name, number), of)
-        axes[-1, j].set(xlabel="update", xlim=(0, 1.02 * bench.steps))
-    for i, (_, label) in enumerate(PANELS):
-        axes[i, 0].set_ylabel(label)
-    _symmetric_log(axes[0])
-    axes[1, 0].set_ylim(-0.05, 1.1)
-    axes[3, 0].set_ylim(0, 1.02)
-    most = max(range(columns), key=lambda j: len(betas_of(bench, numbers[j])))
-    axes[3, most].legend(fontsize=7, loc="lower right")
-    save_figure(figure, bench.folder / f"stability-{task.name}.png", dpi=110)
-
-
-def _draw_scenario(axes: Any, scenario: Scenario, of: dict[float, list[Course]]) -> None:
-    from metastable.report.figures import palette
-
-    axes[0].set_title(f"scenario {scenario.number}")
-    for axis, (name, _) in zip(axes, PANELS, strict=True):
-        for (beta_o, courses), colour in zip(of.items(), palette, strict=False):
-            for k, course in enumerate(courses):
-                _line(axis, course, _values(course, name, scenario), colour, None if k else beta_o)
+    path, shape = bench.folder / f"stability-{task.name}.png", (len(PANELS), len(numbers))
+    size = 1.2 + 2.7 * len(numbers), 7.2
+    with picture(path, *size, *shape, dpi=110, squeeze=False, sharex=True, sharey="row") as axes:
+        for column, number in zip(axes.T, numbers, strict=True):
+            column[0].set_title(f"scenario {number}")
+            for axis, name in zip(column, PANELS, strict=True):
+                for beta_o, colour in zip(betas_of(bench, number), palette, strict=False):
+                    label = f"β·o = {beta_o:g}"
+                    draw_curves(axis, found[task.name, number, beta_o], name, colour, label, lw=0.9)
+            column[-1].set(xlabel="update", xlim=(0, 1.02 * bench.steps))
+        for axis, label in zip(axes[:, 0], PANELS.values(), strict=True):
+            axis.set_ylabel(label)
+        _symmetric_log(axes[0])
+        axes[1, 0].set_ylim(-0.05, 1.1)
+        axes[3, 0].set_ylim(0, 1.02)
+        most = max(range(len(numbers)), key=lambda j: len(betas_of(bench, numbers[j])))
+        axes[3, most].legend(fontsize=7, loc="lower right")
 
 
 def _symmetric_log(axes: Any) -> None:
@@ -412,8 +357,6 @@ def _symmetric_log(axes: Any) -> None:
 
     The axes share their limits, which hold the lines of all of them.
     """
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     for axis in axes:
         axis.set_yscale("symlog", linthresh=1.0)
     shown = axes[0].yaxis
@@ -424,95 +367,41 @@ def _symmetric_log(axes: Any) -> None:
     axes[0].set_ylim(min(-3.0, 3 * ends[:, 0].min()), max(3.0, 3 * ends[:, 1].max()))
 
 
-def _line(axis: Any, course: Course, values: np.ndarray, colour: str, beta_o: float | None) -> None:
-    label = None if beta_o is None else f"β·o = {beta_o:g}"
-    steps = course.column("step")
-    axis.plot(steps, values, color=colour, lw=0.9, alpha=0.8, label=label)
-    if course.stopped is not None and len(values):
-        axis.plot(steps[-1], values[-1], "x", color=colour, ms=5, mew=1.5)
-
-
-def _draw_buffers(bench: Bench, task: Task, courses: Courses, count: int = 10) -> None:
+def _draw_buffers(bench: Bench, task: Task, found: Found, count: int = 10) -> None:
     """Figure 4: chains of the buffer at the end, a row for each scenario and β, and data for comparison."""
-    from metastable.report.figures import new_figure, save_figure
-
-    lines = [("data", task.train.x[:count])]
+    rows = {"data": task.train.x[:count]}
     for number in bench.data[task.name]:
         for beta_o in betas_of(bench, number):
-            buffer = next(
-                (c.buffer for c in courses[task.name, number, beta_o] if c.buffer is not None), None
-            )
-            if buffer is not None:
-                lines.append((f"scenario {number}, β·o = {beta_o:g}", buffer[:count]))
-    figure = new_figure(0.6 * count + 1.6, 0.66 * len(lines))
-    axes = figure.subplots(len(lines), count, squeeze=False)
-    for (label, images), row in zip(lines, axes, strict=True):
-        for image, axis in zip(images, row, strict=True):
-            shown = image.clamp(-1, 1).add(1).div(2).permute(1, 2, 0)
-            axis.imshow(shown if shown.shape[2] == 3 else shown[..., 0], cmap="gray", vmin=0, vmax=1)
-            axis.set(xticks=[], yticks=[])
-            axis.grid(False)
-            axis.spines[:].set_visible(False)
-        row[0].set_ylabel(label, rotation=0, ha="right", va="center")
-    save_figure(figure, bench.folder / f"chains-{task.name}.png")
+            buffers = [t.kept for t in found[task.name, number, beta_o] if t.kept is not None]
+            if buffers:
+                rows[f"scenario {number}, β·o = {beta_o:g}"] = buffers[0][:count]
+    save_image_rows(bench.folder / f"chains-{task.name}.png", rows)
 
-
-SMALL = {
-    "published": False,
-    "data": {"digits": (1, 2, 6), "mnist": (1, 2, 6)},
-    "test_share": 0.2,
-    "size": 8,
-    "train_rows": 5000,
-    "test_rows": 1000,
-    "depth": 10,
-    "width": 1,
-    "batch": 32,
-    "buffer": 1000,
-    "rate": 1e-3,
-    "warmup": 0,
-    "drops": (0.8, 0.9),
-    "stated": 0.5,
-    "more": {2: (2.0,)},
-    "plain_stopped": 0.8,
-    "tolerance": 0.03,
-    "least_grad_scale": 0.1,
-}
 
 EXPERIMENT = Experiment(
     name="jem-stability",
     title="A classifier that is a density: plain training diverges, with β it does not (Fig. 3, 16, 20, 24)",
     paper="Energy-based model training objective robust to inaccurate SGLD samples, ICLR 2025 submission, App. M",
-    scales={
-        "smoke": SMALL
-        | {
-            "data": {"digits": (1,)},
-            "seeds": 1,
-            "steps": 300,
-            "plain_stopped": 1.0,
-            "tolerance": 0.05,
-        },
-        "cpu": SMALL | {"seeds": 5, "steps": 400},
-        "gpu": SMALL
-        | {
-            "published": True,
-            "data": {"cifar10": (2,)},
-            "size": None,
-            "train_rows": 45_000,
-            "test_rows": 10_000,
-            "depth": 28,
-            "width": 10,
-            "batch": 64,
-            "buffer": 10_000,
-            "rate": 1e-4,
-            "warmup": 1000,
-            "drops": (),
-            "more": {},
-            "seeds": 1,
-            "steps": 3 * 703,
-            "plain_stopped": 1.0,
-            "tolerance": None,
-            "least_grad_scale": None,
-        },
-    },
+    scales=by_scale(
+        {"test_share": 0.2, "stated": 0.5},
+        published=(False, False, True),
+        data=({"digits": (1,)}, {"digits": (1, 2, 6), "mnist": (1, 2, 6)}, {"cifar10": (2,)}),
+        size=(8, 8, None),
+        train_rows=(5000, 5000, 45_000),
+        test_rows=(1000, 1000, 10_000),
+        depth=(10, 10, 28),
+        width=(1, 1, 10),
+        batch=(32, 32, 64),
+        buffer=(1000, 1000, 10_000),
+        rate=(1e-3, 1e-3, 1e-4),
+        warmup=(0, 0, 1000),
+        drops=((0.8, 0.9), (0.8, 0.9), ()),
+        more=({2: (2.0,)}, {2: (2.0,)}, {}),
+        seeds=(1, 5, 1),
+        steps=(300, 400, 3 * 703),
+        plain_stopped=(1.0, 0.8, 1.0),
+        tolerance=(0.05, 0.03, None),
+        least_grad_scale=(0.1, 0.1, None),
+    ),
     body=body,
 )

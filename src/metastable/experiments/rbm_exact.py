@@ -16,7 +16,7 @@ from torch import Tensor
 from metastable.core.random import derive, generator
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.data.toy import bars_and_stripes
-from metastable.energies import RBM, BoltzmannMachine, Hopfield
+from metastable.energies import RBM, BoltzmannMachine
 from metastable.evaluation.discrete import counting_noise, total_variation
 from metastable.kernels import Flips, Gibbs, Kernel, MetropolisHastings, run_chain
 from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD
@@ -27,20 +27,12 @@ from metastable.training.config import Adam, Schedule
 from metastable.walkers.smc import ais
 
 from .base import Bench, Experiment, Row
+from .rbm_memory import draw_memory, memory_rows, sheet
 from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves
 
 VISIBLE, HIDDEN = 12, 8
 COUPLING = 0.4
 """Standard deviation of the target's weights: strong enough that units are far from independent."""
-LETTERS = {
-    "T": "####### ####### ..###.. ..###.. ..###.. ..###.. ..###.. ..###..",
-    "L": "##..... ##..... ##..... ##..... ##..... ##..... ####### #######",
-    "O": ".#####. ##...## ##...## ##...## ##...## ##...## ##...## .#####.",
-    "X": "##...## ##...## .##.##. ..###.. ..###.. .##.##. ##...## ##...##",
-    "H": "##...## ##...## ##...## ####### ####### ##...## ##...## ##...##",
-    "C": ".###### ##..... ##..... ##..... ##..... ##..... ##..... .######",
-    "Z": "####### .....## ....##. ...##.. ..##... .##.... ##..... #######",
-}
 
 
 # --- targets ------------------------------------------------------------------------------------------------
@@ -237,28 +229,6 @@ def bars(bench: Bench) -> dict[str, Trial]:
     return learn(bench, bench.bars_methods, data, truth, bench.bars_hidden, bench.bars_steps)
 
 
-# --- memory -------------------------------------------------------------------------------------------------
-
-
-def completion_rate(
-    rule: str, units: int, load: float, repeats: int, seed: int, beta: float | None = None
-) -> float:
-    """Share of random patterns that half of their units bring back, at `load`·`units` stored ones."""
-    found, count = 0.0, max(1, round(load * units))
-    for k in range(repeats):
-        patterns = Signs.uniform(units).sample(count, generator(derive(seed, "patterns", units, load, k)))
-        known = torch.rand(patterns.shape, generator=generator(derive(seed, "known", k))) < 0.5
-        back = Hopfield(patterns, rule).complete(patterns, known, beta=beta, seed=k)
-        found += float(((back * patterns).mean(1) >= 0.95).double().mean())
-    return found / repeats
-
-
-def letters() -> Tensor:
-    """Letters as patterns `(7, 8, 7)`, far from independent of each other."""
-    rows = [[[1.0 if c == "#" else -1.0 for c in line] for line in text.split()] for text in LETTERS.values()]
-    return torch.tensor(rows)
-
-
 # --- the experiment -----------------------------------------------------------------------------------------
 
 
@@ -283,12 +253,12 @@ def body(bench: Bench) -> list[Row]:
     _draw_marginals(bench, found)
     _draw_log_z(bench, estimates)
     _draw_training(bench, trained, alone, on_bars)
-    _draw_memory(bench)
+    draw_memory(bench)
     return [
         *_marginal_rows(bench, found),
         *_log_z_rows(estimates),
         *_training_rows(bench, trained, alone, on_bars),
-        *_memory_rows(bench),
+        *memory_rows(bench),
     ]
 
 
@@ -326,19 +296,6 @@ def _training_rows(
     return rows + [Row(f"kl_exact/bars-and-stripes/{name}", t.kept.kl) for name, t in on_bars.items()]
 
 
-def _memory_rows(bench: Bench) -> list[Row]:
-    rows = []
-    for load in bench.loads:
-        for rule in ("hebbian", "pseudo-inverse"):
-            rate = completion_rate(rule, bench.units, load, bench.repeats, bench.seed)
-            required = (
-                (">=", 0.95) if load <= 0.06 or (rule == "pseudo-inverse" and load <= 0.1) else (None, None)
-            )
-            rows.append(Row(f"completion_rate/{rule}/load={load:g}", rate, *required))
-    rate = completion_rate("hebbian", bench.units, bench.loads[0], bench.repeats, bench.seed, beta=6.0)
-    return [*rows, Row(f"completion_rate/hebbian/load={bench.loads[0]:g}/beta=6", rate, ">=", 0.95)]
-
-
 # --- pictures -----------------------------------------------------------------------------------------------
 
 
@@ -373,9 +330,10 @@ def _draw_log_z(bench: Bench, estimates: dict[str, Estimates]) -> None:
 
 def _draw_training(bench: Bench, trained: dict[str, Trial], alone: float, on_bars: dict[str, Trial]) -> None:
     """Exact KL along training, and exact draws of the machines that learned bars and stripes."""
-    count = len(on_bars)
-    widths: Any = {"width_ratios": [1.8, *[1] * count]}
-    with picture(bench.folder / "training.png", 4.6 + 2.4 * count, 3.2, 1, 1 + count, **widths) as all_axes:
+    count, widths = len(on_bars), [1.8, *[1] * len(on_bars)]
+    with picture(
+        bench.folder / "training.png", 4.6 + 2.4 * count, 3.2, 1, 1 + count, width_ratios=widths
+    ) as all_axes:
         left, *panels = all_axes
         for (name, trial), colour in zip(trained.items(), palette, strict=False):
             draw_curves(left, [trial], "kl", colour, name)
@@ -384,35 +342,8 @@ def _draw_training(bench: Bench, trained: dict[str, Trial], alone: float, on_bar
         left.legend(fontsize=7)
         for axes, (name, trial) in zip(panels, on_bars.items(), strict=True):
             x = trial.kept.student.sample(64, generator(derive(bench.seed, "shown")))
-            axes.imshow(_sheet(x[:, 0], 8, 0.3), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
+            axes.imshow(sheet(x[:, 0], 8, 0.3), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
             axes.set_title(f"bars and stripes, {name}\nKL {trial.kept.kl:.2f}", fontsize=8)
-            axes.set_axis_off()
-
-
-def _sheet(images: Tensor, columns: int, frame: float) -> Tensor:
-    """Pictures `(n, H, W)` side by side, with grey lines between."""
-    framed = torch.nn.functional.pad(images, (1, 1, 1, 1), value=frame)
-    rows = [torch.cat(list(framed[k : k + columns]), 1) for k in range(0, len(framed), columns)]
-    return torch.cat(rows, 0)
-
-
-def _draw_memory(bench: Bench) -> None:
-    """Letters, what is shown of them, and what each rule makes of it."""
-    patterns = letters()
-    known = torch.zeros_like(patterns, dtype=torch.bool)
-    known[:, :4] = True
-    shown = torch.where(known, patterns, torch.zeros_like(patterns))
-    sheets = {
-        "stored": patterns,
-        "shown (grey: unknown)": shown,
-        "Hebbian": Hopfield(patterns).complete(patterns, known),
-        "pseudo-inverse": Hopfield(patterns, "pseudo-inverse").complete(patterns, known),
-    }
-    with picture(bench.folder / "completion.png", 7.0, 1.2 * len(sheets), len(sheets)) as panels:
-        for axes, (title, images) in zip(panels, sheets.items(), strict=True):
-            look = {"cmap": "gray_r", "vmin": -1, "vmax": 1, "interpolation": "nearest"}
-            axes.imshow(_sheet(images, len(images), -0.6), **look)
-            axes.set_title(title, fontsize=8)
             axes.set_axis_off()
 
 

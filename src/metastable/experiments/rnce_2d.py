@@ -39,10 +39,12 @@ from metastable.methods.ranking import ImplicitBC, RankingNCE
 from metastable.proposals import Diffusion, DiffusionEnergy
 from metastable.proposals.cnf import InterpolantFlow
 from metastable.proposals.encoders import Standardise
+from metastable.report.figures import MUTED, density_colours, picture
 from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
+from .trials import by_scale
 
 SETS = ("pinwheel", "spiral")
 """Conditional toy sets, without the suffix `-given`."""
@@ -370,33 +372,27 @@ TITLES: Mapping[str, str] = {
 
 def _draw_samples(bench: Bench, name: str, outcomes: Iterable[Outcome], truth: list[Tensor]) -> None:
     """Two-dimensional histograms of 64 bins, a row for each context and a column for each model, as Table 1."""
-    from metastable.report.figures import MUTED, density_colours, new_figure, save_figure
-
     toy = toy_of(name)
     samples = {o.job.model: o.samples for o in outcomes if o.job.repeat == 0}
     samples[TRUTH] = np.stack(truth)
-    figure = new_figure(1.55 * len(TITLES), 1.62 * len(toy.values))
-    axes = figure.subplots(len(toy.values), len(TITLES), squeeze=False)
-    edges = np.linspace(-4, 4, 65)
-    for column, (model, title) in enumerate(TITLES.items()):
-        for row, value in enumerate(toy.values):
-            ax = axes[row, column]
-            counts, *_ = np.histogram2d(*samples[model][row].T, bins=(edges, edges))
-            top = np.quantile(counts[counts > 0], 0.98)
-            ax.imshow(
-                counts.T, origin="lower", extent=(-4, 4, -4, 4), vmin=0, vmax=top, cmap=density_colours()
-            )
-            ax.set(xticks=[], yticks=[])
-            if row == 0:
-                ax.set_title(title)
-            if column == 0:
-                ax.set_ylabel(f"{value:g}")
-    figure.supylabel("spokes" if name == "pinwheel" else "degrees", fontsize="medium", color=MUTED)
-    save_figure(figure, bench.folder / f"samples-{name}.png")
+    shape = len(toy.values), len(TITLES)
+    path, edges = bench.folder / f"samples-{name}.png", np.linspace(-4, 4, 65)
+    look = {"origin": "lower", "extent": (-4, 4, -4, 4), "vmin": 0, "cmap": density_colours()}
+    with picture(path, 1.55 * shape[1], 1.62 * shape[0], *shape, squeeze=False) as axes:
+        for column, (model, title) in zip(axes.T, TITLES.items(), strict=True):
+            for ax, found in zip(column, samples[model], strict=True):
+                counts, *_ = np.histogram2d(*found.T, bins=(edges, edges))
+                ax.imshow(counts.T, vmax=np.quantile(counts[counts > 0], 0.98), **look)
+                ax.set(xticks=[], yticks=[])
+            column[0].set_title(title)
+        for ax, value in zip(axes[:, 0], toy.values, strict=True):
+            ax.set_ylabel(f"{value:g}")
+        words = "spokes" if name == "pinwheel" else "degrees"
+        axes[0, 0].figure.supylabel(words, fontsize="medium", color=MUTED)
 
 
 SHARED = {
-    "rows": 50_000,
+    "turns": (1, 1),
     "batch": 128,
     "rate": 3e-3,
     "schedule": "cosine",
@@ -410,7 +406,6 @@ SHARED = {
     "t_low": 0.5,
     "step_size": 1e-3,
     "box": 8.0,
-    "points": 401,
     "z_error": 0.004,
     "most_draws": 2**17,
 }
@@ -420,63 +415,24 @@ EXPERIMENT = Experiment(
     name="rnce-2d",
     title="Conditional densities in the plane: R-NCE beside flows, diffusions and IBC (Tables 1 and 2)",
     paper="Singh, Tu, Sindhwani, TMLR 2024, Section 7.2 and Appendix B.2",
-    scales={
-        "smoke": SHARED
-        | {
-            "workers": 1,
-            "rows": 10_000,
-            "density_steps": 300,
-            "energy_steps": 60,
-            "interpolating_steps": 60,
-            "turns": (1, 1),
-            "ode": {"steps": 8, "scored": 5},
-            "ibc_negatives": 9,
-            "repeats": 2,
-            "samples": 512,
-            "heun_steps": 24,
-            "z_ode": (16, 9),
-            "chain_steps": 60,
-            "tested": 200,
-            "draws": 2048,
-            "points": 201,
-            "least_bc": None,
-        },
-        "cpu": SHARED
-        | {
-            "workers": 2,
-            "density_steps": 16_000,
-            "energy_steps": 4000,
-            "interpolating_steps": 10_000,
-            "turns": (1, 1),
-            "ode": {"steps": 12, "scored": 7},
-            "ibc_negatives": 63,
-            "repeats": 3,
-            "samples": 4096,
-            "heun_steps": 128,
-            "z_ode": (48, 32),
-            "chain_steps": 1000,
-            "tested": 2000,
-            "draws": 8192,
-            "least_bc": 0.97,
-        },
-        "gpu": SHARED
-        | {
-            "workers": 12,
-            "density_steps": 20_000,
-            "energy_steps": 20_000,
-            "interpolating_steps": 20_000,
-            "turns": (1, 1),
-            "ode": {"steps": 16, "scored": 9},
-            "ibc_negatives": 255,
-            "repeats": 3,
-            "samples": 8192,
-            "heun_steps": 512,
-            "z_ode": (64, 64),
-            "chain_steps": 1000,
-            "tested": 4096,
-            "draws": 16384,
-            "least_bc": 0.985,
-        },
-    },
+    scales=by_scale(
+        SHARED,
+        workers=(1, 2, 12),
+        rows=(10_000, 50_000, 50_000),
+        density_steps=(300, 16_000, 20_000),
+        energy_steps=(60, 4000, 20_000),
+        interpolating_steps=(60, 10_000, 20_000),
+        ode=({"steps": 8, "scored": 5}, {"steps": 12, "scored": 7}, {"steps": 16, "scored": 9}),
+        ibc_negatives=(9, 63, 255),
+        repeats=(2, 3, 3),
+        samples=(512, 4096, 8192),
+        heun_steps=(24, 128, 512),
+        z_ode=((16, 9), (48, 32), (64, 64)),
+        chain_steps=(60, 1000, 1000),
+        tested=(200, 2000, 4096),
+        draws=(2048, 8192, 16384),
+        points=(201, 401, 401),
+        least_bc=(None, 0.97, 0.985),
+    ),
     body=body,
 )

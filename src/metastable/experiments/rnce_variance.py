@@ -15,17 +15,20 @@ concave in θ and a few Newton steps find its maximum; all repeats are solved to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy.stats import kstest
 from torch import Tensor
 
 from metastable.core.errors import MetastableError
 from metastable.core.random import derive, generator
+from metastable.report.figures import INK, draw_level, palette, picture
 
 from .base import Bench, Experiment, Row
+from .trials import by_scale
 
 DIM = 2
 COUNTS = (1, 4, 16)
@@ -183,8 +186,6 @@ def kl_to_truth(theta: Tensor) -> Tensor:
 
 def ks_p_value(values: Tensor, degrees: int) -> float:
     """How likely values this far from χ² are under it, by the test of Kolmogorov and Smirnov."""
-    from scipy.stats import kstest
-
     return float(kstest(values.numpy(), "chi2", args=(degrees,)).pvalue)
 
 
@@ -252,64 +253,40 @@ def _draw(
     mismatched: dict[tuple[str, int], tuple[Tensor, Tensor]],
 ) -> None:
     """n·variance against K beside the theory, and the quantiles of n·KL beside those of χ²."""
-    from metastable.report.figures import INK, new_figure, palette, save_figure
+    with picture(bench.folder / "variance.png", 10, 3.9, columns=2) as (left, right):
+        grid = torch.logspace(0, 1.3, 60)
+        left.plot(grid, 1 + 1 / grid, color=palette.blue, lw=1.4, label="p_ξ = p: 1 + 1/K (Theorem 4.12)")
+        draw_level(left, 1.0, lw=0.9, label="likelihood: 1")
+        _draw_found(left, kept, bench.n, fmt="o", color=palette.blue, label="kept negatives")
+        _draw_found(left, fresh, bench.n, fmt="o", color=palette.green, label="fresh negatives at every step")
+        for name, colour in (("wide", palette.vermillion), ("shifted", palette.purple)):
+            theory = [float(V.trace()) / DIM for V in asymptotic_variance(MISMATCHED[name], CURVE)]
+            left.plot(CURVE, theory, color=colour, lw=1.2, ls=":")
+            own = {K: theta for (other, K), (theta, _) in mismatched.items() if other == name}
+            _draw_found(left, own, bench.n_mismatched, fmt="s", color=colour, label=f"{name} proposal")
+        left.set(xscale="log", xlabel="negatives for each datum, K", ylabel="n × variance")
+        left.set_title("variance of the mean")
+        left.set_xticks(COUNTS, [str(K) for K in COUNTS])
+        left.legend(fontsize=7.5)
+        _draw_quantiles(right, kept, bench.n)
 
-    figure = new_figure(10, 3.9)
-    left, right = figure.subplots(1, 2)
-    grid = torch.logspace(0, 1.3, 60)
-    left.plot(grid, 1 + 1 / grid, color=palette.blue, lw=1.4, label="p_ξ = p: 1 + 1/K (Theorem 4.12)")
-    left.axhline(1.0, color=INK, lw=0.9, ls="--", label="likelihood: 1")
-    error = math.sqrt(2 / (DIM * bench.repeats))
-    marks: list[tuple[Any, str, str, Callable[..., Any]]] = [
-        (kept, palette.blue, "kept negatives", lambda K: (kept[K], bench.n)),
-        (fresh, palette.green, "fresh negatives at every step", lambda K: (fresh[K], bench.n)),
-    ]
-    for group, colour, label, of in marks:
-        values = [_spread(*of(K)) for K in group]
-        left.errorbar(
-            list(group), values, [2 * error * v for v in values], fmt="o", ms=5, color=colour, label=label
-        )
-    for name, colour in (("wide", palette.vermillion), ("shifted", palette.purple)):
-        counts = [K for other, K in mismatched if other == name]
-        values = [_spread(mismatched[name, K][0], bench.n_mismatched) for K in counts]
-        theory = [float(V.trace()) / DIM for V in asymptotic_variance(MISMATCHED[name], CURVE)]
-        left.plot(CURVE, theory, color=colour, lw=1.2, ls=":")
-        left.errorbar(
-            counts,
-            values,
-            [2 * error * v for v in values],
-            fmt="s",
-            ms=5,
-            color=colour,
-            label=f"{name} proposal",
-        )
-    left.set(
-        xscale="log",
-        xlabel="negatives for each datum, K",
-        ylabel="n × variance",
-        title="variance of the mean",
-    )
-    left.set_xticks(COUNTS, [str(K) for K in COUNTS])
-    left.legend(fontsize=7.5)
-    _draw_quantiles(right, kept, bench.n)
-    save_figure(figure, bench.folder / "variance.png")
+
+def _draw_found(axes: Any, found: dict[int, Tensor], n: int, **look: Any) -> None:
+    """n·variance at each K, ± two standard errors."""
+    values = [_spread(theta, n) for theta in found.values()]
+    errors = [2 * math.sqrt(2 / theta.numel()) * v for theta, v in zip(found.values(), values, strict=True)]
+    axes.errorbar(list(found), values, errors, ms=5, **look)
 
 
 def _draw_quantiles(axes: Any, kept: dict[int, Tensor], n: int) -> None:
-    from metastable.report.figures import INK, palette
-
-    for (K, theta), colour in zip(
-        kept.items(), (palette.vermillion, palette.orange, palette.blue), strict=True
-    ):
+    colours = (palette.vermillion, palette.orange, palette.blue)
+    for (K, theta), colour in zip(kept.items(), colours, strict=True):
         scaled = (2 * n * kl_to_truth(theta) / (1 + 1 / K)).sort().values
         level = (torch.arange(len(scaled)) + 0.5) / len(scaled)
         axes.plot(-2 * torch.log1p(-level), scaled, ".", ms=3, color=colour, label=f"K = {K}")
     axes.axline((0, 0), slope=1, color=INK, lw=0.9, ls="--")
-    axes.set(
-        title="2n·KL/(1 + 1/K) and its limit, χ² with 2 degrees (4.12)",
-        xlabel="quantile of χ²",
-        ylabel="quantile found",
-    )
+    axes.set(xlabel="quantile of χ²", ylabel="quantile found")
+    axes.set_title("2n·KL/(1 + 1/K) and its limit, χ² with 2 degrees (4.12)")
     axes.legend(fontsize=8)
 
 
@@ -317,9 +294,6 @@ EXPERIMENT = Experiment(
     name="rnce-variance",
     title="The variance of ranking NCE, and the χ² law of its divergence (Theorems 4.10, 4.12)",
     paper="Singh, Tu, Sindhwani, TMLR 2024, Sections 4.2, 4.3.1 and 4.5",
-    scales={
-        "smoke": {"repeats": 2000, "n": 200, "n_mismatched": 400, "fresh_steps": 20},
-        "cpu": {"repeats": 2000, "n": 800, "n_mismatched": 1600, "fresh_steps": 40},
-    },
+    scales=by_scale({"repeats": 2000}, n=(200, 800), n_mismatched=(400, 1600), fresh_steps=(20, 40)),
     body=body,
 )

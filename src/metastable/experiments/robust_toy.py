@@ -35,6 +35,7 @@ from metastable.methods import robust_loss
 
 from .base import Bench, Experiment, Row
 from .batched_nets import BatchedNets, OneNet
+from .trials import by_scale
 
 SIZES, SLOPE = (2, 32, 64, 64, 64), 0.05
 """ToyNet: hidden layers, and the leaky ReLU."""
@@ -439,23 +440,21 @@ def body(bench: Bench) -> list[Row]:
     return rows_of(scores, bench.variant_ratio)
 
 
-FULL = {"samples": 2000, "everything": True, "variant_ratio": TENTH}
-
 EXPERIMENT = Experiment(
     name="robust-toy",
     title="Eight modes and four circles from chains that do not arrive: β and its variants (Fig. 2, 5-11)",
     paper="Energy-based model training objective robust to inaccurate SGLD samples, Section 4.1, Appendix K",
-    scales={
-        "smoke": {
-            "updates": 1500,
-            "learning_rate": 1e-3,
-            "repeats": 1,
-            "samples": 1000,
-            "everything": False,
-            "variant_ratio": 0.25,  # one seed, and the variants have not gone astray as far as they will
-        },
-        "cpu": {"updates": 10_000, "learning_rate": 2e-4, "repeats": 3, **FULL},
-        "gpu": {"updates": 100_000, "learning_rate": 1e-4, "repeats": 3, **FULL},
-    },
+    scales=by_scale(
+        updates=(1500, 10_000, 100_000),
+        learning_rate=(1e-3, 2e-4, 1e-4),
+        repeats=(1, 3, 3),
+        samples=(1000, 2000, 2000),
+        everything=(False, True, True),
+        variant_ratio=(
+            0.25,
+            TENTH,
+            TENTH,
+        ),  # with one seed the variants have not gone astray as far as they will
+    ),
     body=body,
 )

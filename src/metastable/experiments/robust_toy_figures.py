@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metastable.evaluation.quadrature import grid_density
+from metastable.report.figures import density_colours, picture
 
 from .base import Bench
 from .robust_toy import BETAS, DEFAULT, TOYS, VARIANTS, Score, Scores, Student, Toy
@@ -75,17 +76,15 @@ def _key(line: Line, student: Student) -> tuple[str, str, Student]:
 
 def _draw_figure(bench: Bench, name: str, lines: Sequence[Line], scores: Scores) -> None:
     """Columns: data, then for each student p_θ and SGLD(p_θ), those of the first seed."""
-    from metastable.report.figures import new_figure, save_figure
-
     columns = 1 + 2 * max(len(line.students) for line in lines)
-    figure = new_figure(1.25 * columns + 0.5, 2.6 * len(lines) + 0.3)
-    axes = figure.subplots(2 * len(lines), columns, squeeze=False)
-    for a in axes.flat:
-        a.set_axis_off()
-    for i, line in enumerate(lines):
-        shown = [(label, scores[_key(line, s)][0]) for label, s in line.students.items()]
-        _draw_line(axes[2 * i : 2 * i + 2], line, shown)
-    save_figure(figure, bench.folder / f"{name}.png", dpi=90)
+    size = 1.25 * columns + 0.5, 2.6 * len(lines) + 0.3
+    path = bench.folder / f"{name}.png"
+    with picture(path, *size, 2 * len(lines), columns, dpi=90, squeeze=False) as axes:
+        for a in axes.flat:
+            a.set_axis_off()
+        for i, line in enumerate(lines):
+            shown = [(label, scores[_key(line, s)][0]) for label, s in line.students.items()]
+            _draw_line(axes[2 * i : 2 * i + 2], line, shown)
 
 
 def _draw_line(axes: Any, line: Line, students: Sequence[tuple[str, Score]]) -> None:
@@ -117,8 +116,6 @@ def smoothed(toy: Toy, samples: Tensor) -> Tensor:
 
 def _draw_pair(pair: Any, toy: Toy, density: Tensor, top: float) -> None:
     """A density above, in colours up to `top` at most; its logarithm below, from its own maximum down."""
-    from metastable.report.figures import density_colours
-
     log_density = density.clamp(min=1e-300).log()
     extent = (-toy.half_width, toy.half_width) * 2
     colours = density_colours().resampled(LEVELS)

@@ -18,6 +18,7 @@ import torch
 from metastable.core.random import derive
 
 from ..base import Bench, Experiment, Row
+from ..trials import by_scale
 from .first import first_command
 from .samples import branch_weights, interpolated_widths, left_mass, widths
 from .scales import likelihoods_in_two_units, log_z_at
@@ -257,35 +258,19 @@ EXPERIMENT = Experiment(
     name="right-by-default",
     title="Default settings on data nobody prepared: units, scales, mode weights, contexts, log Z, tables",
     paper="Ours: what an error bar promises, and scikit-learn's estimators",
-    scales={
-        "smoke": {
-            "rows": 300,
-            "mixture_seeds": 4,
-            "context_samples": 1000,
-            "coverage_seeds": 1,
-            "least_coverage": 0.0,
-            "least_trusted": 0.0,
-            "sweep_runs": 8,
-            "sweep_steps": 20,
-            "sweep_walkers": 2048,
-            "tables": ("iris",),
-            "splits": 1,
-            "least_ahead": 0,
-        },
-        "cpu": {
-            "rows": 1000,
-            "mixture_seeds": 24,
-            "context_samples": 4000,
-            "coverage_seeds": 100,
-            "least_coverage": 0.9,
-            "least_trusted": 0.9,
-            "sweep_runs": 200,
-            "sweep_steps": 60,
-            "sweep_walkers": 4096,
-            "tables": tuple(TABLES),
-            "splits": 5,
-            "least_ahead": 2,
-        },
-    },
+    scales=by_scale(
+        rows=(300, 1000),
+        mixture_seeds=(4, 24),
+        context_samples=(1000, 4000),
+        coverage_seeds=(1, 100),
+        least_coverage=(0.0, 0.9),
+        least_trusted=(0.0, 0.9),
+        sweep_runs=(8, 200),
+        sweep_steps=(20, 60),
+        sweep_walkers=(2048, 4096),
+        tables=(("iris",), tuple(TABLES)),
+        splits=(1, 5),
+        least_ahead=(0, 2),
+    ),
     body=body,
 )

@@ -28,6 +28,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py
 	$(BIN)/basedpyright --level error src
 
 docs: setup

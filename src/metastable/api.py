@@ -23,7 +23,6 @@ from metastable.evaluation.log_partition import SPREAD
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
 from metastable.kernels import Kernel
 from metastable.methods import Context, Method
-from metastable.progress import TrainingBar
 from metastable.report import write_report
 from metastable.runs.chains import Chains
 from metastable.runs.folder import open_folder, write_json
@@ -34,6 +33,7 @@ from metastable.runs.run import Run
 from metastable.runs.sampling import continue_sampling, sample, starts_of
 from metastable.summary import judge_training, keep_histograms, load_summary, step_check
 from metastable.training.config import TrainerConfig
+from metastable.training.progress import TrainingBar
 from metastable.training.trainer import OnRow, Outcome, Trainer
 
 __all__ = ["continue_sampling", "fit", "load_run", "log_partition", "sample"]

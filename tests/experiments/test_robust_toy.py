@@ -13,6 +13,7 @@ from torch import Tensor
 from metastable.core.random import generator
 from metastable.evaluation.quadrature import kl_on_grid
 from metastable.experiments import EXPERIMENTS, TITLES
+from metastable.experiments import robust_students as kit
 from metastable.experiments import robust_toy as toy
 from metastable.experiments import robust_toy_figures as figures
 from metastable.experiments.base import reproduce
@@ -57,7 +58,7 @@ def test_every_network_is_alone_in_its_batch():
 
 
 def test_equal_seeds_are_equal_networks_with_the_weights_of_linear_layers():
-    batch = BatchedNets((4, 4, 5), toy.SIZES, toy.SLOPE)
+    batch = BatchedNets((4, 4, 5), kit.SIZES, kit.SLOPE)
     for p in batch.parameters():
         assert torch.equal(p[0], p[1])
         assert not torch.equal(p[0], p[2])
@@ -69,10 +70,10 @@ def test_equal_seeds_are_equal_networks_with_the_weights_of_linear_layers():
 # ---- the sets
 
 
-@over("name", toy.TOYS)
+@over("name", kit.TOYS)
 def test_draws_follow_the_density(name):
     """E log p of draws is minus the entropy, which the KL of the uniform density gives by quadrature."""
-    each = toy.TOYS[name]
+    each = kit.TOYS[name]
     x = each.draw((40_000,), generator(0)).double()
     entropy = math.log((2 * each.half_width) ** 2) - each.kl_of_uniform()
     mean, error = mean_and_error(each.log_density(x))
@@ -85,31 +86,31 @@ def test_draws_follow_the_density(name):
 
 def test_modes_and_rings_have_their_masses():
     n = 40_000
-    x = toy.draw_gaussians((n,), generator(1))
+    x = kit.draw_gaussians((n,), generator(1))
     mode = torch.round(torch.atan2(x[:, 1], x[:, 0]) / (math.pi / 4)).long() % 8
     near = x.norm(dim=1) < 10
     share = torch.bincount(mode[near], minlength=8).double() / n
     mass = torch.arange(1.0, 9.0, dtype=torch.float64) / 36
     # a mode reaches its neighbours' sectors, 2.55 standard deviations away: they exchange about 1 % of its mass
     assert float((share - mass).abs().max()) < 0.006
-    ring = toy.draw_circles((n,), generator(2)).norm(dim=1).round()
+    ring = kit.draw_circles((n,), generator(2)).norm(dim=1).round()
     counts = torch.stack([(ring == k).double().mean() for k in (1, 2, 3, 4)])
     assert_within(counts, 0.25, math.sqrt(0.25 * 0.75 / n) + 1e-3)  # a thousandth lies between two rings
 
 
 def test_the_circles_have_the_entropy_of_equal_rings():
     """3.53453 nats."""
-    assert toy.TOYS["circles"].kl_of_uniform() == pytest.approx(math.log(144) - 3.53453, abs=1e-4)
+    assert kit.TOYS["circles"].kl_of_uniform() == pytest.approx(math.log(144) - 3.53453, abs=1e-4)
 
 
 # ---- chains and updates
 
 
 def students(
-    *wanted: toy.Student, rate: float = 1e-3, steps: int = 3, seeds: tuple[int, ...] = (0, 1)
-) -> toy.Students:
-    setup = toy.Setup("small", toy.TOYS["gaussians"], wanted, negatives=7, steps=steps)
-    return toy.Students(setup, seeds, rate, "cpu")
+    *wanted: kit.Student, rate: float = 1e-3, steps: int = 3, seeds: tuple[int, ...] = (0, 1)
+) -> kit.Students:
+    setup = kit.Setup("small", kit.TOYS["gaussians"], wanted, negatives=7, steps=steps)
+    return kit.Students(setup, seeds, rate, "cpu")
 
 
 @over("power", [1.0, 0.4])
@@ -119,7 +120,7 @@ def test_chains_have_the_temperature_that_the_scores_use(power, monkeypatch):
     It goes to sε²/(1 − r²), which is T/(aκ) but for the size of a step.
     """
     group, kappa, n = (
-        students(toy.Student(0.5), toy.Student(0.5, shifted=True), steps=400, seeds=(0,)),
+        students(kit.Student(0.5), kit.Student(0.5, shifted=True), steps=400, seeds=(0,)),
         0.02,
         400,
     )
@@ -128,15 +129,15 @@ def test_chains_have_the_temperature_that_the_scores_use(power, monkeypatch):
     for k, (student, _) in enumerate(group.each):
         s, start = (10.0, 1 + 0.25) if student.shifted else (1.0, 1.0)  # the start's second moment
         r = 1 - s * power * kappa
-        limit = s * toy.EPSILON**2 / (1 - r**2)
-        assert limit == pytest.approx(toy.TEMPERATURE / (power * kappa), rel=0.12)
+        limit = s * kit.EPSILON**2 / (1 - r**2)
+        assert limit == pytest.approx(kit.TEMPERATURE / (power * kappa), rel=0.12)
         mean, error = mean_and_error(x[k].square().mean(1))
         assert_within(mean, limit + (start - limit) * r ** (2 * n), error)
         assert float(z_scores(mean, 1.2 * limit, error)) > 10
 
 
 def test_the_shifted_start_is_half_as_wide_and_bottom_right():
-    group = students(toy.Student(0.0), toy.Student(0.0, shifted=True), steps=0)
+    group = students(kit.Student(0.0), kit.Student(0.0, shifted=True), steps=0)
     x = group.chains(20_000, 1.0, generator(0))
     shifted = [s.shifted for s, _ in group.each]
     assert shifted == [False, False, True, True]
@@ -146,7 +147,7 @@ def test_the_shifted_start_is_half_as_wide_and_bottom_right():
     assert float(x[2].sub(x[2].mean(0)).std()) == pytest.approx(0.5, abs=0.02)
 
 
-WANTED = (*(toy.Student(b, v) for b in (0.1, 0.9) for v in toy.VARIANTS), toy.Student(0.0))
+WANTED = (*(kit.Student(b, v) for b in (0.1, 0.9) for v in kit.VARIANTS), kit.Student(0.0))
 
 
 def test_one_update_of_all_is_the_update_of_each():
@@ -167,7 +168,7 @@ def test_one_update_of_all_is_the_update_of_each():
             loss, _ = robust_loss(-alone(data[seed]), -alone(x[k]), beta, None, variant)
             return torch.autograd.grad(loss, list(alone.parameters()))
 
-        for ours, truth in zip(got, gradients(student.beta / toy.TEMPERATURE), strict=True):
+        for ours, truth in zip(got, gradients(student.beta / kit.TEMPERATURE), strict=True):
             torch.testing.assert_close(ours[k], truth, rtol=2e-3, atol=2e-4)  # float32, times β/T
         if student.beta:  # weights at the network's own temperature would be another objective
             wrong = gradients(student.beta)
@@ -175,24 +176,24 @@ def test_one_update_of_all_is_the_update_of_each():
 
 
 def test_students_of_a_seed_begin_alike_and_part_ways():
-    few = students(toy.Student(0.0), toy.Student(0.5), seeds=(0,))
+    few = students(kit.Student(0.0), kit.Student(0.5), seeds=(0,))
     initial = few.nets(torch.zeros(2, 1, 2))
     assert torch.equal(initial[0], initial[1])
     for done in range(5):
         few.advance(done, 10)
     learned = few.nets(torch.zeros(2, 1, 2))
     assert not torch.equal(learned[0], learned[1])
-    assert few.adam.param_groups[0]["lr"].item() == pytest.approx(1e-3 * toy.cosine(0.4))
+    assert few.adam.param_groups[0]["lr"].item() == pytest.approx(1e-3 * kit.cosine(0.4))
 
 
 def test_beta_learns_a_density_where_plain_training_does_not():
-    gaussians = toy.TOYS["gaussians"]
-    setup = toy.Setup("small", gaussians, (toy.Student(0.0), toy.Student(0.5)), negatives=20)
-    group = toy.Students(setup, (0,), 5e-4, "cpu")
+    gaussians = kit.TOYS["gaussians"]
+    setup = kit.Setup("small", gaussians, (kit.Student(0.0), kit.Student(0.5)), negatives=20)
+    group = kit.Students(setup, (0,), 5e-4, "cpu")
     for done in range(300):
         group.advance(done, 300)
-    found = toy.score(group, 500, 0)
-    plain, robust = (found["small", "gaussians", toy.Student(b)][0] for b in (0.0, 0.5))
+    found = kit.score(group, 500, 0)
+    plain, robust = (found["small", "gaussians", kit.Student(b)][0] for b in (0.0, 0.5))
     assert robust.kl < gaussians.kl_of_uniform() < 10 < plain.kl
     assert plain.samples.shape == (500, 2)
 
@@ -201,23 +202,23 @@ def test_beta_learns_a_density_where_plain_training_does_not():
 
 
 def test_setups_have_the_papers_shapes():
-    gaussians, circles = toy.TOYS.values()
+    gaussians, circles = kit.TOYS.values()
     assert (gaussians.positives, gaussians.negatives, circles.positives, circles.negatives) == (
         50,
         20,
         100,
         100,
     )
-    restricted, degenerate = toy.restricted_setup(circles), toy.degenerate_setup(gaussians)
+    restricted, degenerate = kit.restricted_setup(circles), kit.degenerate_setup(gaussians)
     assert (restricted.positives, restricted.negatives, restricted.steps) == (100, 3, 3)
     assert (degenerate.negatives, degenerate.steps) == (1, 0)
     assert len(restricted.students) == 1 + 3 * 4  # β = 0 has no variants
-    assert len(toy.default_setup(gaussians).students) == 4 + 4 + 3
-    assert sum(p.numel() for p in BatchedNets((0,), toy.SIZES, toy.SLOPE).parameters()) == 10_593
+    assert len(kit.default_setup(gaussians).students) == 4 + 4 + 3
+    assert sum(p.numel() for p in BatchedNets((0,), kit.SIZES, kit.SLOPE).parameters()) == 10_593
 
 
 def test_a_kernel_density_estimate_is_a_density():
-    gaussians = toy.TOYS["gaussians"]
+    gaussians = kit.TOYS["gaussians"]
     density = figures.smoothed(gaussians, gaussians.draw((500,), generator(0)))
     cell = (2 * gaussians.half_width / (figures.POINTS - 1)) ** 2
     assert float(density.sum() * cell) == pytest.approx(1, abs=1e-3)
@@ -254,8 +255,13 @@ def test_a_small_run_gives_every_row_and_the_figures(tmp_path, monkeypatch):
 def test_everything_is_drawn_where_everything_is_trained():
     setups = [
         make(t)
-        for make in (toy.default_setup, toy.restricted_setup, toy.degenerate_setup, toy.longer_setup)
-        for t in toy.TOYS.values()
+        for make in (
+            kit.default_setup,
+            kit.restricted_setup,
+            kit.degenerate_setup,
+            kit.longer_setup,
+        )
+        for t in kit.TOYS.values()
     ]
     trained = {(s.name, s.toy.name, student) for s in setups for student in s.students}
     for lines in figures.plans().values():

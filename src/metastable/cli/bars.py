@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from metastable.progress import TrainingBar
 from metastable.training.config import TrainerConfig
+from metastable.training.progress import TrainingBar
 from metastable.training.records import Row
 from metastable.training.trainer import OnRow
 

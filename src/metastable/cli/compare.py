@@ -67,14 +67,7 @@ def compare(
     """Train the same energy with several methods at the same cost, or take finished runs; set them side by side."""
     from dataclasses import replace
 
-    from metastable.compare import (
-        compact,
-        compare_methods,
-        methods_for,
-        parse_budget,
-        require_no_contexts,
-        trainer_for,
-    )
+    import metastable.compare as room
     from metastable.core.errors import InputError
     from metastable.methods import METHODS
 
@@ -90,35 +83,26 @@ def compare(
     if data is None:
         raise InputError("data: give --data FILE to train on, or the folders of finished runs")
     names = [name.strip() for name in (methods or METHODS_SHOWN).split(",") if name.strip()]
-    seconds = None if budget is None else parse_budget(budget)
+    seconds = None if budget is None else room.parse_budget(budget)
     tree = with_assignments({}, assign or [])
     own = {name: tree.pop(name) for name in METHODS if name in tree}
     _refuse_method(tree)
-    methods_for(names, own)  # refused before the data are read
+    room.methods_for(names, own)  # refused before the data are read
     flags = {"data": data, "energy": energy, "seed": seed, "trainer.device": device, "held_out": held_out}
     flags |= {"trainer.optimiser.learning_rate": learning_rate}
     settings = with_flags(tree, flags)
     job = resolve(settings)
-    require_no_contexts(job.dataset)
+    room.require_no_contexts(job.dataset)
     if "hidden" not in (tree.get("energy") or {}):
-        job = replace(job, energy=compact(job.energy))
-    chosen = methods_for(names, own)
-    trainer = trainer_for(trainer_of(settings.get("trainer")), steps, seconds, evaluations)
+        job = replace(job, energy=room.compact(job.energy))
+    chosen = room.methods_for(names, own)
+    trainer = room.trainer_for(trainer_of(settings.get("trainer")), steps, seconds, evaluations)
     if dry_run:
         _print_plan(job, chosen, trainer, out)
         return
-    found = compare_methods(
-        job.energy,
-        job.dataset,
-        chosen,
-        out,
-        trainer=trainer,
-        seed=job.seed,
-        held_out=job.held_out,
-        units=job.units,
-        overwrite=overwrite,
-        bar=lambda name, config: training_bar(name, config, progress),
-    )
+    options = {"seed": job.seed, "held_out": job.held_out, "units": job.units, "overwrite": overwrite}
+    options |= {"bar": lambda name, config: training_bar(name, config, progress)}
+    found = room.compare_methods(job.energy, job.dataset, chosen, out, trainer=trainer, **options)
     show(found)
     if found.interrupted:
         raise typer.Exit(STOPPED)

@@ -13,7 +13,7 @@ from metastable.evaluation.quadrature import grid_density
 from metastable.report.figures import density_colours, picture
 
 from .base import Bench
-from .robust_toy import BETAS, DEFAULT, TOYS, VARIANTS, Score, Scores, Student, Toy
+from .robust_students import BETAS, DEFAULT, TOYS, VARIANTS, Score, Scores, Student, Toy
 
 POINTS = 101
 """Of a drawn density along each axis."""

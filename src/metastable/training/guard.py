@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metastable.core.errors import DivergenceError
-from metastable.step_advice import signs_of, why_diverged
+from metastable.core.step_advice import signs_of, why_diverged
 
 from .records import Row
 

@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from metastable.core.denormals import flushed
 from metastable.core.errors import CheckpointError, ConfigError, InputError
-from metastable.core.protocols import Following, output_scale_of, provides
+from metastable.core.protocols import output_scale_of
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
 from metastable.core.units import Coordinates
@@ -31,6 +31,7 @@ from .config import Schedule, TrainerConfig
 from .engine import Engine
 from .guard import Guard
 from .patience import Patience
+from .players import followers, load_weights, norm_name, offsets_of, plain_state, trainable
 from .records import LINE_MEANS, Gather, Recorder, Row
 from .scaled import scaled_step
 
@@ -124,7 +125,7 @@ class Trainer:
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
         units = None if coordinates is None else coordinates.events
         self.batches = Batches(data, config.batch_size, seed, units)
-        self.offsets = {} if units is None else _offsets(units.log_det, power)
+        self.offsets = {} if units is None else offsets_of(units.log_det, power)
         self.context = make_context(
             energy=energy,
             players=self.players,
@@ -137,9 +138,9 @@ class Trainer:
         )
         for module in self.players.values():
             module.eval()
-        self.trainable = {name: _trainable(module) for name, module in self.players.items()}
+        self.trainable = {name: trainable(module) for name, module in self.players.items()}
         self.optimisers = self._optimisers()
-        self.follow = {name: _followers(module) for name, module in self.players.items()}
+        self.follow = {name: followers(module) for name, module in self.players.items()}
         self.schedules = {name: self._schedule(name, o) for name, o in self.optimisers.items()}
         self.ema = self._averaged(config.ema)
         self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep)
@@ -262,7 +263,7 @@ class Trainer:
             parameter.grad = None
         if parameters:
             self.engine.backward(loss, parameters)
-        return {_norm_name(player): self._step(player) for player in stepped}
+        return {norm_name(player): self._step(player) for player in stepped}
 
     def _step(self, player: str) -> Tensor:
         """The player's optimiser step; returns the norm of its gradient."""
@@ -383,7 +384,7 @@ class Trainer:
     def _tree(self) -> dict[str, Any]:
         return {
             "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
-            "schedules": {name: _plain(s.state_dict()) for name, s in self.schedules.items()},
+            "schedules": {name: plain_state(s.state_dict()) for name, s in self.schedules.items()},
             "method": self.method.save(self.state),
             "rng": self.context.rng.get_state(),
             "gather": self.gather.save(),
@@ -422,7 +423,7 @@ class Trainer:
     def _reload(self, checkpoint: Checkpoint) -> Any:
         """The players as they were then; returns the method's state."""
         for name, module in self.players.items():
-            _load_weights(module, checkpoint.weights[name], name)
+            load_weights(module, checkpoint.weights[name], name)
         tree: Any = checkpoint.state
         return self.method.load(on_device(tree["method"], self.engine.device))
 
@@ -476,34 +477,3 @@ class Trainer:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def _offsets(log_det: float, power: float) -> dict[str, float]:
-    """What turns logged energies of the units of training into those of the data's own."""
-    energies = ("energy_data", "energy_negatives", "energy_noisy")
-    return {name: -log_det / power for name in energies} | {"cross_entropy": -log_det}
-
-
-def _trainable(module: nn.Module) -> list[nn.Parameter]:
-    return [p for p in module.parameters() if p.requires_grad]
-
-
-def _norm_name(player: str) -> str:
-    return "grad_norm" if player == "energy" else f"grad_norm_{player}"
-
-
-def _followers(module: nn.Module) -> list[Callable[[], None]]:
-    """What parts of a module want to do after each of its optimiser steps (`after_step`)."""
-    return [m.after_step for m in module.modules() if provides(m, Following)]  # pyright: ignore
-
-
-def _plain(tree: dict[str, Any]) -> dict[str, Any]:
-    """A scheduler's state without the functions it holds, which are made anew on resume."""
-    return {k: v for k, v in tree.items() if not callable(v)}
-
-
-def _load_weights(module: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
-    try:
-        module.load_state_dict(dict(weights))
-    except RuntimeError as error:
-        raise CheckpointError(f"the checkpoint's {name!r} does not fit this module: {error}") from error

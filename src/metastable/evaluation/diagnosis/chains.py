@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from metastable.step_advice import REFUSED, StepSigns, why_refused, why_slow
+from metastable.core.step_advice import REFUSED, StepSigns, why_refused, why_slow
 
 from .facts import Facts
 from .finding import Evidence, Finding

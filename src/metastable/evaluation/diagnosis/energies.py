@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from metastable.step_advice import signs_of, why_diverged
+from metastable.core.step_advice import signs_of, why_diverged
 
 from .density import ON_A_REFERENCE
 from .facts import Facts

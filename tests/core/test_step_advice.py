@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from metastable.core.step_advice import StepSigns, why_diverged, why_refused, why_slow
 from metastable.evaluation.diagnosis import diagnose
-from metastable.step_advice import StepSigns, why_diverged, why_refused, why_slow
 from metastable.training.guard import Guard
 
 CASES = {

@@ -229,7 +229,7 @@ def test_a_kernel_density_estimate_is_a_density():
 
 
 def test_a_small_run_gives_every_row_and_the_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(toy, "POINTS", 161)
+    monkeypatch.setattr(kit, "POINTS", 161)
     small = {
         "updates": 3,
         "learning_rate": 1e-3,

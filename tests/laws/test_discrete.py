@@ -13,7 +13,7 @@ from torch import Tensor
 from metastable.core.errors import ConfigError, InputError
 from metastable.data.toy import bars_and_stripes, toy_set
 from metastable.energies import RBM, BoltzmannMachine, Hopfield, check_energy
-from metastable.energies import discrete as module
+from metastable.energies import couplings as module
 from metastable.evaluation.discrete import (
     counting_noise,
     enumerated_log_weights,

@@ -14,7 +14,6 @@ from conftest import assert_within, z_limit, z_scores
 from torch import Tensor
 
 import metastable as ms
-from metastable.cli.plan import chains
 from metastable.core.configure import describe
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.random import generator
@@ -434,5 +433,5 @@ def test_chains_that_never_reach_the_data_are_diagnosed():
 
 def test_a_plan_counts_every_chain():
     source = Mixed(sources=(PersistentCD(walkers=30), ShortRun()))
-    assert chains(Robust(source=source, beta=(0.1, 0.2)), batch=64, rows=1000) == 2 * (30 + 64)
-    assert chains(PersistentCD(), batch=64, rows=1000) == 1000
+    assert Robust(source=source, beta=(0.1, 0.2)).stored(batch=64, rows=1000) == 2 * (30 + 64)
+    assert PersistentCD().stored(batch=64, rows=1000) == 1000

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import Pairs, bind
 from metastable.evaluation.conditional import log_partition_given
-from metastable.proposals import Diffusion, DiffusionEnergy, Gaussian, VectorField, diffusion
+from metastable.proposals import (
+    Diffusion,
+    DiffusionEnergy,
+    Gaussian,
+    ResidualField,
+    VectorField,
+    diffusion,
+    diffusion_energy,
+)
 from metastable.proposals.diffusion import EDMField, coefficients, noise_levels
 from metastable.proposals.diffusion_energy import ResidualPotential
 from metastable.proposals.fields import PlainField
@@ -223,7 +231,9 @@ def test_a_relative_likelihood_without_the_skip_term_is_seen(monkeypatch):
     model = DiffusionEnergy(2, potential=law.phi).double()
     x = law.sample(200, rng(10))
     right = coefficients
-    monkeypatch.setattr(diffusion, "coefficients", lambda s, d: right(s, d)._replace(skip=torch.ones_like(s)))
+    monkeypatch.setattr(
+        diffusion_energy, "coefficients", lambda s, d: right(s, d)._replace(skip=torch.ones_like(s))
+    )
     off = -model(x) - law.log_prob(x, 0.0)
     assert float(off.max() - off.min()) > 1
 
@@ -272,7 +282,7 @@ class Wavy(VectorField):
 
 @pytest.mark.parametrize("inner", ["wavy", "residual", "potential"])
 def test_velocity_and_divergence_are_those_of_the_denoiser(inner):
-    network: VectorField = Wavy() if inner == "wavy" else diffusion.ResidualField(3, width=8, layers=4)
+    network: VectorField = Wavy() if inner == "wavy" else ResidualField(3, width=8, layers=4)
     network = ResidualPotential(3, width=8, layers=4) if inner == "potential" else network
     field = EDMField(network.double(), SIGMA_DATA)
     _shake(field)

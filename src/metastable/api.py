@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.core.errors import CheckpointError, DivergenceError
-from metastable.core.protocols import event_shape_of
+from metastable.core.protocols import event_shape_of, output_scale_of
 from metastable.core.types import Energy, LogPartition, Proposal, as_shape, events, is_discrete
 from metastable.data import Dataset, load_array
 from metastable.data.columns import dequantised
@@ -181,7 +181,7 @@ def _write_failure(
     run = Run(trainer.energy, method.name, trainer.recorder.history, None, None, config=settings)
     run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
     run.power = power_of(method, trainer.context.step)
-    o = getattr(run.learned_energy, "output_scale", None)
+    o = output_scale_of(run.learned_energy)
     run.diagnosis = diagnose(run.history, Facts(method=method, power=run.power, output_scale=o))
     missing = _keep_last_good(folder, trainer, plan)
     write_json(folder / "summary.json", run.summary() | {"message": str(error), "no_negatives": missing})

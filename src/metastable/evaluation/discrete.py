@@ -28,13 +28,13 @@ from metastable.walkers.path import Schedule
 from metastable.walkers.pilot import find_schedule
 from metastable.walkers.smc import reverse_ais, smc
 
+from .log_z_search import PILOT_WALKERS
 from .log_z_words import contradictions, pilot_words, run_words
 
 MOST_WORK = 1 << 26
 """States times units up to which listing them takes about a second, and is what `log_partition` does."""
 DRAWN = 4096
 """Exact draws that an exact log Z comes with."""
-PILOT_WALKERS = 512
 UNEASY = 0.2
 """Populations whose log Z have a larger standard deviation than this walk again, on a finer path."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
+from metastable.core.protocols import event_shape_of
 from metastable.core.types import (
     Energy,
     LogPartition,
@@ -27,15 +28,13 @@ from metastable.walkers.anneal import STEP_JITTER, Annealed
 from metastable.walkers.path import Schedule
 from metastable.walkers.smc import default_kernel, reverse_ais, smc
 
-from .discrete import Settings, discrete_log_partition
+from .discrete import UNEASY, Settings, discrete_log_partition
 from .log_z_search import SPREAD, Job, Start, begin
 from .log_z_words import Walked, contradictions, drift_words, outside_words, run_words
 from .stationarity import Drift, find_drift
 from .whitened import Place
 
 RUNAWAY_WALKERS = 32
-UNEASY = 0.2
-"""Populations whose log Z have a larger standard deviation than this walk again, on a finer path."""
 FINER_STEP, FINER_JITTER = 0.5, 0.8
 """Steps of that path: half as long, and spread wider, for regions narrower than those that the pilot saw."""
 
@@ -282,7 +281,7 @@ def _event_shape(
     known = {
         "dim": None if dim is None else (dim,),
         "event_shape": event_shape,
-        "energy.event_shape": getattr(energy, "event_shape", None),
+        "energy.event_shape": event_shape_of(energy),
         "reference.event_shape": None if reference is None else reference.event_shape,
         "data": None if data is None else data.shape[1:],
         "samples": None if samples is None else samples.shape[1:],

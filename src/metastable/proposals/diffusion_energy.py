@@ -15,10 +15,10 @@ from metastable.core.plain import plain_layers
 from .diffusion import Diffusion, coefficients
 from .encoders import Encoder
 from .fields import (
+    PlainField,
     ResidualField,
     VectorField,
     _silu_and_slope,
-    require_encodable,
     require_no_encoder,
 )
 
@@ -36,26 +36,11 @@ class Potential(VectorField):
             return torch.func.grad(lambda y: self.potential(y, code, clock).sum())(x)
 
 
-class PlainPotential(Potential):
+class PlainPotential(Potential, PlainField):
     """Any callable `φ(y, given, t)` to `(…)`: y `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`.
 
     With an encoder as of `PlainField`.
     """
-
-    def __init__(
-        self,
-        function: Callable[..., Tensor],
-        encoder: Encoder | None = None,
-        context_shape: Sequence[int] | None = None,
-    ):
-        super().__init__()
-        self.function, self.encoder = function, encoder
-        if encoder is not None:
-            require_encodable(encoder, context_shape)
-
-    def encode(self, given: Tensor) -> Tensor:
-        """`(B, *context)` to `(B, c)`."""
-        return super().encode(given) if self.encoder is None else self.encoder(given)
 
     def potential(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         """φ, `(…)`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metastable.core import protocols
 from metastable.core.configure import describe
 from metastable.core.parts import in_parts
 from metastable.core.random import derive, generator
@@ -32,7 +33,7 @@ class Classifier:
 
     def applies(self, judged: Judged) -> bool:
         """There must be a classifier to judge, and labels to judge it by; when somebody asks."""
-        able = hasattr(judged.run.energy, "logits") and judged.labels is not None
+        able = protocols.provides(judged.run.energy, protocols.Classifier) and judged.labels is not None
         return able and not judged.after_training
 
     def measure(self, judged: Judged) -> Measured:

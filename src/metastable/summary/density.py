@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.parts import energies_of
+from metastable.core.protocols import Classifier, provides, reference_of
 from metastable.core.random import generator
 from metastable.core.types import is_discrete
 from metastable.data import ToySet
@@ -111,9 +112,9 @@ def _density_facts(judged: Judged) -> dict[str, Any]:
     if is_discrete(run.energy) or run.normalised or judged.costly:
         return {}
     facts: dict[str, Any] = {"dimensions": train[0].numel()}
-    if not hasattr(run.energy, "logits"):  # a classifier's density is a by-product
+    if not provides(run.energy, Classifier):  # a classifier's density is a by-product
         facts["rays_down"] = holds_density(run.learned_energy, train).share_bad
-        facts["bare"] = getattr(run.energy, "reference", None) is None
+        facts["bare"] = reference_of(run.energy) is None
     z = run.log_partition
     if z is None:
         return facts

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.parts import energies_of
+from metastable.core.protocols import output_scale_of
 from metastable.core.random import derive
 from metastable.core.types import LogPartition, Walkers, is_discrete
 from metastable.evaluation.diagnosis import Finding
@@ -59,7 +60,7 @@ class Likelihood:
         numbers = _log_likelihood(judged)
         if "log_partition" in run.players:  # a method that learns log Z beside the energy
             numbers["log_z_learned"] = float(run.players["log_partition"]().detach())  # pyright: ignore
-        scale = getattr(run.learned_energy, "output_scale", None)
+        scale = output_scale_of(run.learned_energy)
         facts = {"power": run.power, "output_scale": scale, **_held_out(judged)}
         z = run.log_partition
         if z is not None and z.warnings:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from metastable.core.protocols import is_costly
 from metastable.core.random import derive
 from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates
@@ -70,7 +71,7 @@ class Judged:
     @property
     def costly(self) -> bool:
         """Whether one energy is an ODE solved: scores do with fewer rows then, and pictures with fewer points."""
-        return bool(getattr(self.run.energy, "costly", False))
+        return is_costly(self.run.energy)
 
     def in_data_units(self) -> tuple[Run, Tensor]:
         """The run and the events it was trained on in the data's units."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -59,12 +58,3 @@ def likelihoods_in_two_units(rows: int, seed: int, **options: Any) -> tuple[floa
     both = [fit(None, t, seed=seed, held_out=0.2, **options) for t in (table, table * factor + shift)]
     first, second = (run.scores["log_likelihood"] for run in both)
     return first, second + float(np.log(factor).sum())
-
-
-def largest_errors(found: list[dict[str, float]]) -> tuple[float, float, float]:
-    """Largest error in nats and in standard errors, and the share that is trusted."""
-    return (
-        max(f["error"] for f in found),
-        max(f["errors"] for f in found),
-        math.fsum(f["trusted"] for f in found) / len(found),
-    )

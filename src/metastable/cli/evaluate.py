@@ -80,7 +80,7 @@ def say_scores(run: Run, dataset: Dataset, result: dict[str, Any]) -> None:
         say(f"log Z: {warning}")
     if result["log_partition"] is None:
         say(f"log Z was not estimated: {why_costly(run.learned_energy, dataset.x)}; ask for it with --log-z")
-    if hasattr(run.energy, "logits") and "classifier" not in result:
+    if run.is_classifier and "classifier" not in result:
         say(f"not judged as a classifier: {dataset.unlabelled or 'the data have no labels'}")
     say_classifier(result.get("classifier"))
 
@@ -117,7 +117,7 @@ def look_at_negatives(run: Run, data: str | None, seed: int) -> None:
 
 def classifies(run: Run, dataset: Dataset) -> bool:
     """Whether there is a classifier to judge, and labels to judge it by."""
-    return hasattr(run.energy, "logits") and dataset.labels is not None
+    return run.is_classifier and dataset.labels is not None
 
 
 def outsiders(run: Run, dataset: Dataset, sources: list[str]) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ def outsiders(run: Run, dataset: Dataset, sources: list[str]) -> dict[str, Tenso
 
     if sources and not classifies(run, dataset):
         without = dataset.unlabelled or "the data have no labels"
-        lack = without if hasattr(run.energy, "logits") else "its energy has no logits"
+        lack = without if run.is_classifier else "its energy has no logits"
         raise InputError(f"ood: needs a run of a classifier that is an energy model (jem), and {lack}")
     return {source: rows_for(run, source, "ood")[0].x for source in sources}
 

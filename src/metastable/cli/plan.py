@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.core.types import Energy, Pairs, bind, events
+from metastable.core.batch import Beside
+from metastable.core.types import Energy, bind
 from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
 from metastable.runs.plan import make_plan
@@ -34,10 +35,11 @@ def print_plan(job: Job, folder: Path) -> None:
         held_out=job.held_out,
         units=job.units,
     )
-    rows, energy, x = plan.rows, plan.energy, events(plan.rows)
-    paired = isinstance(rows, Pairs)
-    seen = bind(energy, rows.given[:PROBE]) if paired and job.method.needs != "labels" else energy
-    if paired and job.method.needs == "labels":
+    rows, energy, x = plan.rows, plan.energy, plan.rows.x
+    seen = energy
+    if rows.kind is Beside.CONTEXTS:
+        seen = bind(energy, rows.conditions[:PROBE])
+    elif rows.kind is Beside.LABELS:
         check_joint(energy, rows.given)
     say(json.dumps(job.described() | {"units": plan.units}, indent=2), "")
     if columns := columns_of(plan.train):

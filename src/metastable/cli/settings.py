@@ -18,6 +18,7 @@ from typing import Any
 from metastable._version import __version__
 from metastable.core.configure import build, build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, nearest, refuse_newer, require
+from metastable.core.protocols import reference_of
 from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
@@ -200,7 +201,7 @@ def resolve(settings: Mapping[str, Any]) -> Job:
 
 def _still_pixels(dataset: Dataset, energy: Any) -> tuple[str, ...]:
     """A note where pixels hardly change: on a Gaussian fitted to them any ordinary step is far too long."""
-    if len(dataset.event_shape) != 3 or getattr(energy, "reference", "none") == "none":
+    if len(dataset.event_shape) != 3 or reference_of(energy) in (None, "none"):
         return ()
     sd = dataset.x.std(0)
     still = int((sd < STILL * sd.square().mean().sqrt()).sum())

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .batch import Batch
 from .types import Energy, LogPartition, Proposal, Walkers
 
 Metrics = dict[str, Tensor]
@@ -92,7 +93,7 @@ class Nothing(NamedTuple):
 class Method(Generic[State]):
     """Base of all methods: what the rest of the library asks of one, with what it is told where nothing is said.
 
-    A method that needs labels or contexts gets batches, and data in `companions`, as `Pairs` in the place of a
+    A method that needs labels or contexts gets batches, and data in `companions`, as a `Batch` in the place of a
     tensor. What a diagnosis and a report ask are the members of `core.traits.Traits`.
     """
 
@@ -122,6 +123,10 @@ class Method(Generic[State]):
     """The kernel that moves its chains, of several sources the first one's; None where nothing moves."""
     fresh_steps: ClassVar[int | None] = None
     """Steps of chains that begin afresh at every update; None where it has none of these."""
+
+    def takes(self, batch: Batch) -> Any:
+        """A batch as the method is given it: events alone, `(B, *event)`, where it needs nothing beside them."""
+        return batch if self.needs else batch.x
 
     def with_sources(self, sources: Sequence[Method]) -> Method:
         """The same method on other sources, as many as it has."""

@@ -281,6 +281,28 @@ class Flowing(Protocol):
 # ---- asking
 
 
+# ---- settings of an energy
+
+
+class Settling(Protocol):
+    """Settings that leave something to the data."""
+
+    def settled(self, x: Tensor) -> Any:
+        """The same settings, with what they leave to the data decided: a run records what it was."""
+        ...
+
+
+# ---- transitions
+
+
+class NoiseDrawing(Protocol):
+    """A transition of `MetropolisHastings` whose draws are not made of normal noise of the event's shape."""
+
+    def noise(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """What `draw(x, noise)` is handed; standard normal, of the shape of `x`, where it is left out."""
+        ...
+
+
 @cache
 def members(kind: type) -> tuple[str, ...]:
     """The names of a protocol's members."""
@@ -318,9 +340,19 @@ def is_costly(energy: Any) -> bool:
     return bool(getattr(energy, "costly", False))
 
 
+def is_enumerable(energy: Any) -> bool:
+    """Whether an energy that sums over its states can; it can where it says nothing."""
+    return bool(getattr(energy, "enumerable", True))
+
+
 def is_biased(proposal: Any) -> bool:
     """Whether a proposal says that its log-density is an estimate."""
     return bool(getattr(proposal, "biased", False))
+
+
+def is_symmetric(noise: Any) -> bool:
+    """Whether conditional noise says that p(y given x) = p(x given y)."""
+    return bool(getattr(noise, "symmetric", False))
 
 
 def has_time(energy: Any, default: bool | None = None) -> bool | None:

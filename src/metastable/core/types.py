@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from .batch import Batch as Batch
 from .errors import EnergyError, InputError, need
 from .protocols import Encoding, event_shape_of, has_time, provides
 from .protocols import is_discrete as is_discrete
@@ -40,37 +41,6 @@ class Proposal(Protocol):
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log-density, `(B, *event)` to `(B,)`."""
         ...
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Events with what each of them is given: a label, or a context.
-
-    Attributes:
-        x: events, `(B, *event)`.
-        given: labels, int64 `(B,)`, or contexts, `(B, *context)`.
-    """
-
-    x: Tensor
-    given: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.x) != len(self.given):
-            raise InputError(
-                f"given: must be one for each of the {len(self.x)} events, got {len(self.given)} of shape "
-                f"{tuple(self.given.shape[1:])}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, rows: Any) -> Pairs:
-        return Pairs(self.x[rows], self.given[rows])
-
-
-def events(batch: Tensor | Pairs) -> Tensor:
-    """The events of a batch, whether or not they are given something."""
-    return batch.x if isinstance(batch, Pairs) else batch
 
 
 def precise(values: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch
 from metastable.core.errors import EnergyError, InputError
 from metastable.core.protocols import has_time
-from metastable.core.types import Bound, Energy, Pairs, bind, is_discrete
+from metastable.core.types import Bound, Energy, bind, is_discrete
 from metastable.proposals.signs import require_signs
 
 
@@ -63,7 +64,7 @@ def _check(energy: Any, example: Tensor, walls: bool) -> None:
     _check_rows(energy, x.detach(), values.detach())
 
 
-def check_conditional(energy: Any, example: Pairs) -> Any:
+def check_conditional(energy: Any, example: Batch) -> Any:
     """Like `check_energy`, for a conditional energy E(x | given) and events with their contexts.
 
     It must take events `(B, K, *event)`, K for each of the contexts `(B, *context)`, and return `(B, K)`. One with
@@ -72,10 +73,12 @@ def check_conditional(energy: Any, example: Pairs) -> Any:
     _check_kind(energy)
     few = example[:2]
     x = torch.stack([few.x.detach()] * 3, 1)
-    _call(bind(energy, few.given), x.flatten(0, 1))  # which checks that there is one value for each event
+    _call(
+        bind(energy, few.conditions), x.flatten(0, 1)
+    )  # which checks that there is one value for each event
     if _has_time(energy):
-        _call_at_a_time(bind(energy, few.given, 0.5), x)
-    check_energy(bind(energy, few.given[:1]), few.x[:1])
+        _call_at_a_time(bind(energy, few.conditions, 0.5), x)
+    check_energy(bind(energy, few.conditions[:1]), few.x[:1])
     return energy
 
 

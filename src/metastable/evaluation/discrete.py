@@ -112,7 +112,7 @@ def _placed(reference: Proposal, like: Tensor) -> Proposal:
 
 def _work(energy: Any, event_shape: tuple[int, ...]) -> float:
     units = math.prod(event_shape)
-    return 2.0 ** getattr(energy, "listed_units", units) * units
+    return 2.0 ** (energy.listed_units if provides(energy, Listed) else units) * units  # pyright: ignore
 
 
 def exact_log_partition(energy: Any, event_shape: tuple[int, ...], like: Tensor, seed: int) -> LogPartition:

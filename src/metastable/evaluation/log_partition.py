@@ -20,13 +20,13 @@ from metastable.core.types import (
     LogPartition,
     Proposal,
     Walkers,
-    is_discrete,
 )
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.walkers.anneal import STEP_JITTER, Annealed
 from metastable.walkers.path import Schedule
-from metastable.walkers.smc import default_kernel, reverse_ais, smc
+from metastable.walkers.smc import reverse_ais, smc
+from metastable.walkers.space import space_of
 
 from .discrete import UNEASY, Settings, discrete_log_partition
 from .log_z_search import SPREAD, Job, Start, begin
@@ -109,8 +109,9 @@ def log_partition(
         None if rows is None else rows.detach().to(**place._asdict()) for rows in (data, samples)
     )
     shape = _event_shape(energy, dim, event_shape, reference, data, samples)
-    kernel = default_kernel(energy) if kernel is None else kernel
-    if is_discrete(energy):
+    space = space_of(energy)
+    kernel = space.annealer if kernel is None else kernel
+    if not space.has_volume:
         settings = Settings(
             kernel, walkers, populations, steps, conditional_ess, refinements, _checked_seed(seed)
         )

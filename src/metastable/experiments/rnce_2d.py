@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from metastable.api import fit
+from metastable.core.batch import Batch
 from metastable.core.random import derive, generator
-from metastable.core.types import Energy, Pairs, bind
+from metastable.core.types import Energy, bind
 from metastable.data import ConditionalToySet, Dataset, conditional_toy_set
 from metastable.energies.conditional import ConditionalNet
 from metastable.evaluation.bhattacharyya import least_overlap
@@ -89,9 +90,9 @@ def toy_of(name: str) -> ConditionalToySet:
     return conditional_toy_set(f"{name}-given")
 
 
-def build(job: Job, pairs: Pairs) -> tuple[nn.Module, Method]:
+def build(job: Job, pairs: Batch) -> tuple[nn.Module, Method]:
     """The model, on the data's moments, and the method that trains it."""
-    shape, context = tuple(pairs.x.shape[1:]), tuple(pairs.given.shape[1:])
+    shape, context = tuple(pairs.x.shape[1:]), tuple(pairs.conditions.shape[1:])
     if job.model in DENSITIES:
         return _density(job, shape, context, pairs), Density()
     width = job.width if job.model == IBC else job.energy_width
@@ -116,7 +117,7 @@ def build(job: Job, pairs: Pairs) -> tuple[nn.Module, Method]:
     return energy, InterpolatingNCE(times=job.times, **settings)
 
 
-def _density(job: Job, shape: tuple[int, ...], context: tuple[int, ...], pairs: Pairs) -> nn.Module:
+def _density(job: Job, shape: tuple[int, ...], context: tuple[int, ...], pairs: Batch) -> nn.Module:
     layers = {"width": job.width, "layers": 8, "seed": job.seed}
     if job.model == "nf":
         encoder = Standardise(context, pairs.given)
@@ -137,7 +138,7 @@ def updates(job: Job) -> int:
     return steps // energy * (proposal + energy)
 
 
-def train(job: Job, pairs: Pairs) -> Run:
+def train(job: Job, pairs: Batch) -> Run:
     """The model after its training, on the job's device."""
     model, method = build(job, pairs)
     return fit(

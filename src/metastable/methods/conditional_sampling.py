@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_count
-from metastable.core.protocols import JointlyScored, Sampled, provides
+from metastable.core.protocols import Flowing, JointlyScored, Sampled, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, Walkers, bind, energy_and_grad
 from metastable.kernels import HMC, MALA, ULA, Kernel
@@ -193,9 +193,7 @@ def follow_sde(
     if not isinstance(eta, Tensor):
         _require_eta(eta)
     dt = (1 - t_low) / max(steps, 1)
-    once = (
-        flow.velocity_given(target.given) if hasattr(flow, "velocity_given") else None
-    )  # contexts encoded once
+    once = flow.velocity_given(target.given) if provides(flow, Flowing) else None  # contexts encoded once
     each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
     noise = (2 * each * dt).sqrt()
     finite_for = torch.zeros(y.shape[:2], dtype=torch.long, device=y.device)

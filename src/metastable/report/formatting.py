@@ -38,7 +38,8 @@ _WORDS = {
     "se": "s.e.",
 }
 
-_ABBREVIATIONS = {"cd", "pcd", "nce", "fce", "ace", "ibc", "jem", "dsm", "ssm", "brm", "ebm", "r", "i"}
+SHORT_WORDS = frozenset({"run", "my", "own", "new", "on", "of", "the"})
+"""Parts of a name that are short without being abbreviations."""
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -140,10 +141,11 @@ def label(name: str) -> str:
 def method_title(name: str) -> str:
     """A method's name for a heading: first letter raised, abbreviations in capitals.
 
-    >>> [method_title(name) for name in ("jarzynski", "pcd", "adaptive-nce", "PersistentCD")]
-    ['Jarzynski', 'PCD', 'Adaptive-NCE', 'PersistentCD']
+    >>> [method_title(name) for name in ("jarzynski", "pcd", "adaptive-nce", "short-run", "PersistentCD")]
+    ['Jarzynski', 'PCD', 'Adaptive-NCE', 'Short-run', 'PersistentCD']
     """
-    return sentence("-".join(part.upper() if part in _ABBREVIATIONS else part for part in name.split("-")))
+    parts = name.split("-")
+    return sentence("-".join(p.upper() if len(p) <= 3 and p not in SHORT_WORDS else p for p in parts))
 
 
 def sentence(text: str) -> str:

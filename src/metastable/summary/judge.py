@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from metastable.core.batch import Batch
 from metastable.core.errors import InputError
-from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
@@ -65,7 +65,7 @@ def _all(judged: Judged, what: str) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name, measured in judged.found.items():
         front = "" if name in _OWN else f"{name}/"
-        merged |= {front + key: value for key, value in getattr(measured, what).items()}
+        merged |= {front + key: value for key, value in vars(measured)[what].items()}
     return merged
 
 
@@ -87,8 +87,8 @@ def _diagnosis(judged: Judged) -> list[Finding]:
 
 def judge_training(
     run: Run,
-    train: Tensor | Pairs,
-    rows: Tensor | Pairs,
+    train: Batch,
+    rows: Batch,
     toy: ToySet | None,
     *,
     seed: int,
@@ -124,7 +124,7 @@ def judge_training(
     run = run.outward(coordinates)
     if run.folder is not None:
         units = None if coordinates is None else coordinates.events
-        x = events(train)
+        x = train.x
         write_training(run, x if units is None else units.inverse(x), _all(judged, "arrays"), seed)
     return run
 
@@ -183,7 +183,7 @@ def _asked(run: Run, dataset: Dataset, seed: int) -> Judged:
     return Judged(
         # what is found on these rows is not the run's own
         dataclasses.replace(inner, modes=None),
-        Pairs(x, given.to(home)) if run.conditional and given is not None else x,
+        Batch(x, given.to(home) if run.conditional and given is not None else None),
         seed,
         toy=toy_within(dataset.toy, coordinates),
         coordinates=coordinates,

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from metastable.core.batch import Batch
 from metastable.core.protocols import is_costly
 from metastable.core.random import derive
-from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import Finding
@@ -43,9 +43,9 @@ class Judged:
     """
 
     run: Run
-    rows: Tensor | Pairs
+    rows: Batch
     seed: int
-    train: Tensor | Pairs | None = None
+    train: Batch | None = None
     after_training: bool = False
     toy: ToySet | None = None
     chains: Any = None
@@ -61,12 +61,12 @@ class Judged:
     @property
     def x(self) -> Tensor:
         """Events of the rows for scores."""
-        return events(self.rows)
+        return self.rows.x
 
     @property
     def trained_on(self) -> Tensor:
         """Events that the run was trained on, or those for scores where nobody knows."""
-        return events(self.rows if self.train is None else self.train)
+        return (self.rows if self.train is None else self.train).x
 
     @property
     def costly(self) -> bool:

@@ -17,11 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.denormals import flushed
 from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import derive, generator
-from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
+from metastable.core.types import LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates
 from metastable.core.waiting import unwatched
 
@@ -46,6 +47,7 @@ LOOK_EVERY = 97
 class TrainableMethod(Protocol):
     """What the trainer needs of a method (`metastable.methods.base.Method` is one)."""
 
+    def takes(self, batch: Batch) -> Any: ...
     def rate(self, player: str) -> float: ...
     def rate_factor(self, state: Any) -> Tensor | None: ...
     def start(self, context: Any) -> Any: ...
@@ -86,7 +88,7 @@ class Trainer:
         players: the modules of the run, by name, `energy` among them; those with trainable parameters get an
             optimiser each. All of them stay in eval mode: a density needs one fixed energy, which dropout or
             batch statistics would make a random one.
-        data: `(n, *event)`, on the engine's device; `Pairs` where the method needs what its events are given.
+        data: `(n, *event)`, on the engine's device, or a `Batch` where the method needs what its events are given.
         method: a training method.
         config: how training runs.
         noise: a normalised density around the data.
@@ -105,7 +107,7 @@ class Trainer:
         self,
         energy: Callable[[Tensor], Tensor],
         players: Mapping[str, nn.Module],
-        data: Tensor | Pairs,
+        data: Rows,
         method: TrainableMethod,
         config: TrainerConfig,
         *,
@@ -115,11 +117,12 @@ class Trainer:
         seed: int = 0,
         folder: Path | None = None,
         on_row: OnRow | None = None,
-        held_out: Tensor | Pairs | None = None,
+        held_out: Rows | None = None,
         coordinates: Coordinates | None = None,
         power: float = 1.0,
     ):
-        x = events(data)
+        data = as_batch(data)
+        x = data.x
         config = config.resolved(len(x), x[0].numel())
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
@@ -130,7 +133,7 @@ class Trainer:
             energy=energy,
             players=self.players,
             data=x,
-            given=data.given if isinstance(data, Pairs) else None,
+            given=data.given,
             noise=noise,
             rng=generator(derive(seed, "method"), x.device),
             engine=config.engine,
@@ -156,11 +159,14 @@ class Trainer:
         self.kept: int | None = None
         self._interrupted = False
 
-    def _patience(self, held_out: Tensor | Pairs | None, power: float) -> Patience | None:
-        if held_out is None or isinstance(held_out, Pairs) or self.config.patience is None:
+    def _patience(self, held_out: Rows | None, power: float) -> Patience | None:
+        if held_out is None or self.config.patience is None:
+            return None
+        held_out = as_batch(held_out)
+        if held_out.given is not None:
             return None
         assert self.config.steps is not None
-        return Patience(held_out, power, self.config.steps, self.config.patience)
+        return Patience(held_out.x, power, self.config.steps, self.config.patience)
 
     def _optimisers(self) -> dict[str, Optimizer]:
         unknown = set(self.config.optimisers) - set(self.players)
@@ -227,7 +233,7 @@ class Trainer:
     def _update(self) -> None:
         """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
         method, context = self.method, self.context
-        batch = self.batches.at(context.step, self.config.noise_at(context.step))
+        batch = method.takes(self.batches.at(context.step, self.config.noise_at(context.step)))
         hasty = context.step % LOOK_EVERY != 0
         with self.engine.autocast(), unwatched(hasty):
             negatives, self.state, averaged = method.negatives(context, self.state, batch)

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import UnsupportedError
+from metastable.core.protocols import ClosedForm, Tempering, provides
 from metastable.core.types import Energy, EnergyGrad, Proposal, energy_and_grad, is_discrete
 from metastable.kernels import ChainState, Kernel
+from metastable.proposals.signs import Signs
 
 
 class Schedule(NamedTuple):
@@ -83,9 +85,8 @@ class ReferenceEnergy:
 
     def value_and_grad(self, x: Tensor) -> EnergyGrad:
         """The reference's own closed form where it has one, else automatic differentiation."""
-        own = getattr(self.reference, "value_and_grad", None)
-        if own is not None:
-            return EnergyGrad(*own(x))
+        if provides(self.reference, ClosedForm):
+            return EnergyGrad(*self.reference.value_and_grad(x))  # pyright: ignore
         with torch.enable_grad():
             y = x.detach().requires_grad_(True)
             values = self(y)
@@ -174,8 +175,9 @@ class DiscretePath:
 
     def __init__(self, energy: Energy, reference: Proposal):
         self.energy, self.reference = energy, reference
-        self.fields = getattr(reference, "fields", None)
-        self.own = getattr(energy, "tempered", None) if self.fields is not None else None
+        self.fields = reference.fields if isinstance(reference, Signs) else None
+        able = self.fields is not None and provides(energy, Tempering)
+        self.own = energy.tempered if able else None  # pyright: ignore
 
     def look(self, x: Tensor) -> Standing:
         """Nothing is evaluated yet."""

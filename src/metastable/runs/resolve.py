@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, UnsupportedError, nearest
+from metastable.core.errors import ConfigError, UnsupportedError, nearest, require_choice
 from metastable.core.powered import without_rounding
 from metastable.core.protocols import Classifier, provides
 from metastable.core.random import generator
@@ -27,6 +27,10 @@ from metastable.methods import METHODS, Method
 from metastable.training.config import RATE_NAMES, Adam, TrainerConfig
 
 from .rows import classes_of, is_own, kind_of
+
+
+NEEDS = ("", "labels", "given", "given?")
+"""What a method may need beside events."""
 
 
 def with_classes(config: Any, method: Method, dataset: Dataset) -> Any:
@@ -73,11 +77,14 @@ def check_options(options: Mapping[str, Any], method: Method) -> None:
 def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method") -> Method:
     """A method from itself, its name, or a mapping with a `name` and settings."""
     if isinstance(method, Method):
+        require_choice(f"{path}.needs", method.needs, NEEDS)
         return method
     if isinstance(method, type) and issubclass(method, Method):
         return method()
     if isinstance(method, Mapping):
         method = {k: _resolve_part(k, _on_default(method, k, v), path) for k, v in method.items()}
+    elif not isinstance(method, str):
+        raise ConfigError(path, f"must be a Method, its name or a table with a name, got {type(method).__name__}")
     return build_tagged(METHODS, method, path)
 
 

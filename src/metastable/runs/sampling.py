@@ -17,6 +17,7 @@ from metastable.core.types import Bound, Energy, Proposal, Walkers, as_shape, is
 from metastable.data import check_data
 from metastable.energies import check_energy, inside_walls
 from metastable.kernels import MALA, Gibbs, Kernel, run_chain, warm_up
+from metastable.kernels.base import require_kernel
 from metastable.proposals import Signs
 from metastable.walkers.continuing import continue_walkers
 
@@ -72,6 +73,7 @@ def sample(
         kernel = Gibbs()
     elif kernel is None:
         kernel, warmup = MALA(0.1), warmup or 200
+    require_kernel("kernel", kernel)
     if warmup:
         kernel, state = warm_up(kernel, energy, x, warmup, rng)
     else:

@@ -33,6 +33,7 @@ from .guard import Guard
 from .patience import Patience
 from .players import followers, load_weights, norm_name, offsets_of, plain_state, trainable
 from .records import LINE_MEANS, Gather, Recorder, Row
+from .returned import require_gradient, require_players, returned
 from .scaled import scaled_step
 
 OnRow = Callable[[Row], None]
@@ -230,11 +231,14 @@ class Trainer:
         batch = self.batches.at(context.step, self.config.noise_at(context.step))
         hasty = context.step % LOOK_EVERY != 0
         with self.engine.autocast(), unwatched(hasty):
-            negatives, self.state, averaged = method.negatives(context, self.state, batch)
+            made = method.negatives(context, self.state, batch)
+        negatives, self.state, averaged = returned(method, "negatives", made)
         turns = [(turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context)]
+        require_players(method.name, turns, self.players)
         for together in turns:
             with self.engine.autocast(), unwatched(hasty):
-                loss, metrics = method.loss(context, self.state, together[0], batch, negatives)
+                made = method.loss(context, self.state, together[0], batch, negatives)
+            loss, metrics = returned(method, "loss", made)
             averaged |= metrics
             averaged |= self._descend(together, loss)
         for player in self.optimisers.keys() & {name for together in turns for name in together}:
@@ -242,7 +246,7 @@ class Trainer:
         if self.ema is not None:
             self.ema.update_parameters(self.players["energy"])
         # outside autocast: log-weights add up energy differences, which half precision would not keep
-        self.state, latest = method.advance(context, self.state)
+        self.state, latest = returned(method, "advance", method.advance(context, self.state))
         averaged |= {name: latest.pop(name) for name in LINE_MEANS & latest.keys()}
         self.gather.add(averaged, latest)
         self._count(len(batch))
@@ -262,6 +266,7 @@ class Trainer:
         for parameter in parameters:
             parameter.grad = None
         if parameters:
+            require_gradient(self.method.name, loss)
             self.engine.backward(loss, parameters)
         return {norm_name(player): self._step(player) for player in stepped}
 

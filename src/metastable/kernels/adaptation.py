@@ -176,7 +176,7 @@ def require_adaptable(kernel: Kernel, energy: Energy) -> None:
     require_events(kernel, energy)
     if not kernel.invariant and not isinstance(kernel, ULA):
         raise UnsupportedError(
-            f"warmup: {kernel.name!r} never rejects (invariant = False), so that there is no acceptance to adapt to; "
+            f"warmup: {kernel.name!r} never rejects (invariant = False): there is no acceptance to adapt to; "
             "give its step_size and leave warmup out"
         )
     if isinstance(kernel, ULA) and (kernel.noise is not None or kernel.drift_clip is not None):

@@ -123,7 +123,9 @@ def require_kernel(field: str, kernel: object) -> None:
     """Refuse what is no kernel: a name, a class, an object that does not derive from `Kernel`."""
     if isinstance(kernel, type):
         raise ConfigError(field, f"got the class {kernel.__name__}; pass an instance, {kernel.__name__}(…)")
-    require(isinstance(kernel, Kernel), field, "a kernel, an object of a class that derives from Kernel", kernel)
+    require(
+        isinstance(kernel, Kernel), field, "a kernel, an object of a class that derives from Kernel", kernel
+    )
 
 
 def require_events(kernel: Kernel, energy: Energy) -> None:

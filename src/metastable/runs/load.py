@@ -135,7 +135,7 @@ def _rebuilt_method(config: dict[str, Any], folder: Path) -> Method:
             raise
         raise ConfigError(
             error.path.removesuffix(".name"),
-            f"the run in {folder} was trained with one of your own, or of a newer release; pass the method as it was, "
+            f"the run in {folder} was trained with one of your own; pass the method as it was, "
             f"load_run(folder, method=...): {error}",
         ) from error
 

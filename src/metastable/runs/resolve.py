@@ -28,7 +28,6 @@ from metastable.training.config import RATE_NAMES, Adam, TrainerConfig
 
 from .rows import classes_of, is_own, kind_of
 
-
 NEEDS = ("", "labels", "given", "given?")
 """What a method may need beside events."""
 
@@ -84,7 +83,9 @@ def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method
     if isinstance(method, Mapping):
         method = {k: _resolve_part(k, _on_default(method, k, v), path) for k, v in method.items()}
     elif not isinstance(method, str):
-        raise ConfigError(path, f"must be a Method, its name or a table with a name, got {type(method).__name__}")
+        raise ConfigError(
+            path, f"must be a Method, its name or a table with a name, got {type(method).__name__}"
+        )
     return build_tagged(METHODS, method, path)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError
-from metastable.core.protocols import has_time
+from metastable.core.protocols import ClosedForm, has_time, provides
 from metastable.core.types import Bound, Energy, Pairs, bind, is_discrete
 from metastable.proposals.signs import require_signs
 
@@ -171,7 +171,7 @@ def _check_gradient(values: Tensor, x: Tensor) -> Tensor:
 
 def _check_own_gradient(energy: Any, x: Tensor, values: Tensor, grad: Tensor) -> None:
     """What an energy's own `value_and_grad` says must be what automatic differentiation of it says."""
-    own = getattr(energy, "value_and_grad", None)
+    own = energy.value_and_grad if provides(energy, ClosedForm) else None
     if own is None:
         return
     try:

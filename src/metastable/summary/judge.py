@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from metastable.core.errors import InputError, require
+from metastable.core.protocols import provides
 from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
@@ -44,9 +45,8 @@ def register(section: Section) -> Section:
 
     Its numbers stand in `run.scores` and in the report under `name/number`, in a table of its own.
     """
-    members = ("name", "applies", "measure")
-    if isinstance(section, type) or not all(hasattr(section, member) for member in members):
-        raise InputError(f"section: must be an object with {', '.join(members)}, got {section!r}")
+    if isinstance(section, type) or not provides(section, Section):
+        raise InputError(f"section: must be an object with name, applies and measure, got {section!r}")
     if not section.name or section.name in _OWN or "/" in section.name:
         raise InputError(
             f"section.name: must be a name without / other than {', '.join(sorted(_OWN))}, got {section.name!r}"

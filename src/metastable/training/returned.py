@@ -17,7 +17,7 @@ SHAPES = {
 """What each piece returns."""
 
 
-def returned(method: Any, piece: str, made: Any) -> Any:
+def returned(name: str, piece: str, made: Any) -> Any:
     """The same tuple, now known to be one of `SHAPES`, whose metrics are tensors.
 
     >>> returned("cd", "advance", None)
@@ -25,7 +25,7 @@ def returned(method: Any, piece: str, made: Any) -> Any:
     ...
     metastable.core.errors.ConfigError: cd.advance: must return (state, metrics), got None
     """
-    name, shape = getattr(method, "name", method), SHAPES[piece]
+    shape = SHAPES[piece]
     if not isinstance(made, tuple) or len(made) != len(shape) or not isinstance(made[-1], Mapping):
         raise ConfigError(f"{name}.{piece}", f"must return ({', '.join(shape)}), got {_words(made)}")
     for metric, value in made[-1].items():

@@ -232,13 +232,13 @@ class Trainer:
         hasty = context.step % LOOK_EVERY != 0
         with self.engine.autocast(), unwatched(hasty):
             made = method.negatives(context, self.state, batch)
-        negatives, self.state, averaged = returned(method, "negatives", made)
+        negatives, self.state, averaged = returned(method.name, "negatives", made)
         turns = [(turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context)]
         require_players(method.name, turns, self.players)
         for together in turns:
             with self.engine.autocast(), unwatched(hasty):
                 made = method.loss(context, self.state, together[0], batch, negatives)
-            loss, metrics = returned(method, "loss", made)
+            loss, metrics = returned(method.name, "loss", made)
             averaged |= metrics
             averaged |= self._descend(together, loss)
         for player in self.optimisers.keys() & {name for together in turns for name in together}:
@@ -246,7 +246,7 @@ class Trainer:
         if self.ema is not None:
             self.ema.update_parameters(self.players["energy"])
         # outside autocast: log-weights add up energy differences, which half precision would not keep
-        self.state, latest = returned(method, "advance", method.advance(context, self.state))
+        self.state, latest = returned(method.name, "advance", method.advance(context, self.state))
         averaged |= {name: latest.pop(name) for name in LINE_MEANS & latest.keys()}
         self.gather.add(averaged, latest)
         self._count(len(batch))

@@ -95,7 +95,7 @@ class Unfinished(StepKernel):
 
 
 def test_a_kernel_that_never_rejects_is_not_warmed_up():
-    with pytest.raises(UnsupportedError, match="warmup: 'drift' never rejects .* give its step_size"):
+    with pytest.raises(UnsupportedError, match=r"warmup: 'drift' never rejects .* give its step_size"):
         ms.sample(Bowl(), 4, kernel=Drift(0.1), warmup=5)
     with pytest.raises(UnsupportedError, match="'drift' does not leave its target invariant"):
         ms.log_partition(Bowl(), kernel=Drift(0.1), walkers=8)
@@ -253,11 +253,11 @@ def test_a_rule_that_gives_no_finding_is_refused(answer, monkeypatch):
 
 
 def test_findings_and_facts_that_nobody_knows_are_named():
-    with pytest.raises(ConfigError, match="finding 'mine'.severity: unknown value 'bad'"):
+    with pytest.raises(ConfigError, match=r"finding 'mine'.severity: unknown value 'bad'"):
         Finding("mine", "bad", "Words.")
-    with pytest.raises(ConfigError, match="section.facts: unknown value 'seperated' .*'separated'"):
+    with pytest.raises(ConfigError, match=r"section.facts: unknown value 'seperated' .*'separated'"):
         Measured(facts={"seperated": True})
-    with pytest.raises(ConfigError, match="section.findings: must be Findings, got 'mine'"):
+    with pytest.raises(ConfigError, match=r"section.findings: must be Findings, got 'mine'"):
         Measured(findings=["mine"])  # pyright: ignore
 
 
@@ -290,6 +290,7 @@ def test_the_page_draws_arrays_of_a_registered_section_by_their_shape(tmp_path):
     (page,) = registered(run)
     assert "<h2>Tails</h2>" in page
     assert page.count("<figure>") == 2
+    assert "<td>Ratio</td>" in page
     assert "<h3>Histogram</h3>" in page
     assert "<h3>Lines</h3>" in page
     (bare,) = registered(

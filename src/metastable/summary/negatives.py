@@ -197,7 +197,7 @@ def _longer(context: Context) -> Change:
             return None
         steps = source.fresh_steps or max(source.steps, LEAST_STEPS)
         alone = source.step_size is not None  # a method may read its own step, in the place of a kernel's
-        changes = {"step_size": kernel.step_size} if alone else {"kernel": kernel}  # pyright: ignore
+        changes: dict[str, Any] = {"step_size": kernel.step_size} if alone else {"kernel": kernel}  # pyright: ignore
         changes |= {"steps": steps}
         if isinstance(source, Jarzynski):
             return _Moving(**{f.name: vars(source)[f.name] for f in fields(source)} | changes)

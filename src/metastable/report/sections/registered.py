@@ -61,7 +61,9 @@ def _drawn(name: str, arrays: dict[str, np.ndarray]) -> Html:
         "samples": MODEL,
     }
     clouds = [plots.Cloud(k, v, colours[k], k == "data") for k, v in arrays.items() if v.ndim == 1]
-    lines = [plots.Series(k, *v, colours[k]) for k, v in arrays.items() if v.ndim == 2 and len(v) == 2]
+    lines = [
+        plots.Series(k, v[0], v[1], colours[k]) for k, v in arrays.items() if v.ndim == 2 and len(v) == 2
+    ]
     drawn = []
     if clouds:
         keys = [key(label(c.name), c.color, "block" if c.filled else "line") for c in clouds]

@@ -165,7 +165,7 @@ class Method(Generic[State]):
 
     def start(self, context: Context) -> State:
         """The state before the first update."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.start(context): a method has to define it")
 
     def turns(self, context: Context) -> Sequence[str | tuple[str, ...]]:
         """Which players are stepped in this update, in order.
@@ -188,7 +188,9 @@ class Method(Generic[State]):
         self, context: Context, state: State, player: str, batch: Any, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """The surrogate whose gradient is this player's update."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__}.loss(context, state, player, batch, negatives): a method has to define it"
+        )
 
     def advance(self, context: Context, state: State) -> tuple[State, Metrics]:
         """Follow the parameters after the step."""
@@ -228,4 +230,9 @@ class Method(Generic[State]):
 
     def load(self, tree: dict[str, Any]) -> State:
         """The inverse of `save`."""
-        raise NotImplementedError
+        if not tree:
+            return Nothing()  # pyright: ignore
+        raise NotImplementedError(
+            f"{type(self).__name__}.load(tree): a method that carries something has to define it, such as "
+            "State(**tree), to be resumed and read back"
+        )

@@ -10,7 +10,7 @@ import numpy as np
 from . import plots
 from .figures import DATA, INK, MODEL, palette
 from .formatting import clock, is_number, label, method_title, number, plus_minus, sentence, share
-from .markup import Html, card, document, empty, join, number_cell, section, table, tag
+from .markup import Html, card, document, empty, join, section, tag
 from .parts import contents, findings, key, masthead, picture, pictures, settings, status_badge
 from .read import Run, mapping
 from .sections.classifier import classifier
@@ -20,6 +20,7 @@ from .sections.density import model
 from .sections.likelihood import cross_entropy_card, log_z_card
 from .sections.modes import modes, modes_card
 from .sections.negatives import negatives
+from .sections.registered import number_table, registered
 
 _DRAWN_TOGETHER = {
     "step",
@@ -323,26 +324,4 @@ def other_metrics(run: Run) -> Html:
 def scores(run: Run) -> Html:
     """Named numbers of the summary."""
     found = mapping(run.summary.get("scores"))
-    return _numbers({name: value for name, value in found.items() if "/" not in name})
-
-
-def _numbers(found: dict[str, Any]) -> Html:
-    rows = [
-        (tag("td", sentence(label(name))), number_cell(value) if is_number(value) else tag("td", str(value)))
-        for name, value in found.items()
-    ]
-    return table((), rows, class_="numbers narrow") if rows else Html()
-
-
-def registered(run: Run) -> list[Html]:
-    """Numbers of sections that somebody registered (`metastable.summary.register`), a table for each."""
-    both = {**run.evaluation, **mapping(run.summary.get("scores"))}
-    tables: dict[str, dict[str, Any]] = {}
-    for name, value in both.items():
-        if "/" in name:
-            own, what = name.split("/", 1)
-            tables.setdefault(own, {})[what] = value
-    return [
-        section(f"own-{i}", sentence(label(own)), _numbers(found))
-        for i, (own, found) in enumerate(tables.items())
-    ]
+    return number_table({name: value for name, value in found.items() if "/" not in name})

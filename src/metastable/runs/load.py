@@ -12,7 +12,7 @@ from torch import nn
 
 from metastable.core.batch import Batch, Beside
 from metastable.core.configure import build_tagged
-from metastable.core.errors import InputError
+from metastable.core.errors import ConfigError, InputError
 from metastable.core.random import derive, generator
 from metastable.core.units import Coordinates
 from metastable.data import Dataset
@@ -86,7 +86,7 @@ def chains_of(
         raise InputError(f"run: {folder} holds no checkpoint")
     if energy is None:
         energy = _rebuilt_energy(config, folder)
-    method = resolve_method(_method_settings(config["method"])) if method is None else method
+    method = _rebuilt_method(config, folder) if method is None else method
     energy = cast(nn.Module, reloaded(energy, config, method))
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
@@ -122,6 +122,19 @@ def _method_settings(described: dict[str, Any]) -> dict[str, Any]:
     """Settings that a file can hold: without the empty ones, and without objects of the user's own (`<name>`)."""
     own = {k for k, v in described.items() if isinstance(v, str) and v.startswith("<")}
     return {k: v for k, v in described.items() if v is not None and k not in own}
+
+
+def _rebuilt_method(config: dict[str, Any], folder: Path) -> Method:
+    try:
+        return resolve_method(_method_settings(config["method"]))
+    except ConfigError as error:
+        if not error.path.endswith(".name"):
+            raise
+        raise ConfigError(
+            error.path.removesuffix(".name"),
+            f"the run in {folder} was trained with one of your own; pass the method as it was, "
+            f"load_run(folder, method=...): {error}",
+        ) from error
 
 
 def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import nn
 
 from metastable.core.batch import Batch, Beside
 from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, UnsupportedError, nearest
+from metastable.core.errors import ConfigError, UnsupportedError, nearest, require_choice
 from metastable.core.powered import without_rounding
 from metastable.core.protocols import Classifier, Counted, OnReference, Settling, provides, reference_of
 from metastable.core.random import generator
@@ -28,6 +28,9 @@ from metastable.methods import METHODS, Method
 from metastable.training.config import RATE_NAMES, Adam, TrainerConfig
 
 from .rows import classes_of, is_own
+
+NEEDS = ("", "labels", "given", "given?")
+"""What a method may need beside events."""
 
 
 def with_classes(config: Any, method: Method, dataset: Dataset) -> Any:
@@ -74,11 +77,16 @@ def check_options(options: Mapping[str, Any], method: Method) -> None:
 def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method") -> Method:
     """A method from itself, its name, or a mapping with a `name` and settings."""
     if isinstance(method, Method):
+        require_choice(f"{path}.needs", method.needs, NEEDS)
         return method
     if isinstance(method, type) and issubclass(method, Method):
         return method()
     if isinstance(method, Mapping):
         method = {k: _resolve_part(k, _on_default(method, k, v), path) for k, v in method.items()}
+    elif not isinstance(method, str):
+        raise ConfigError(
+            path, f"must be a Method, its name or a table with a name, got {type(method).__name__}"
+        )
     return build_tagged(METHODS, method, path)
 
 

@@ -17,6 +17,7 @@ from metastable.core.types import Bound, Energy, Proposal, Walkers, as_shape
 from metastable.data import check_data
 from metastable.energies import check_energy, inside_walls
 from metastable.kernels import Gibbs, Kernel, run_chain, warm_up
+from metastable.kernels.base import require_kernel
 from metastable.walkers.continuing import continue_walkers
 from metastable.walkers.space import space_of
 
@@ -71,6 +72,7 @@ def sample(
     if kernel is None:
         space = space_of(energy)
         kernel, warmup = space.sampler, warmup or space.warmup
+    require_kernel("kernel", kernel)
     if warmup:
         kernel, state = warm_up(kernel, energy, x, warmup, rng)
     else:

@@ -182,8 +182,8 @@ def _few(context: Context) -> Change:
     def change(source: ChainMethod, state: Any) -> ChainMethod:
         if isinstance(source, Jarzynski):  # its negatives are walkers that stand there already
             return source
-        name = "batch" if "batch" in {f.name for f in fields(source)} else "walkers"
-        return replace(source, **{name: _at_once(context)})
+        known = {f.name for f in fields(source)} & {"batch", "walkers"}  # one's own method may have neither
+        return replace(source, **{min(known): _at_once(context)}) if known else source
 
     return change
 
@@ -196,7 +196,9 @@ def _longer(context: Context) -> Change:
         if kernel is None:
             return None
         steps = source.fresh_steps or max(source.steps, LEAST_STEPS)
-        changes = {"step_size": None, "kernel": kernel, "steps": steps}
+        alone = source.step_size is not None  # a method may read its own step, in the place of a kernel's
+        changes: dict[str, Any] = {"step_size": kernel.step_size} if alone else {"kernel": kernel}  # pyright: ignore
+        changes |= {"steps": steps}
         if isinstance(source, Jarzynski):
             return _Moving(**{f.name: vars(source)[f.name] for f in fields(source)} | changes)
         return replace(_few(context)(source, state), **changes)  # pyright: ignore

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -34,6 +34,7 @@ from .guard import Guard
 from .patience import Patience
 from .players import followers, load_weights, norm_name, offsets_of, plain_state, trainable
 from .records import LINE_MEANS, Gather, Recorder, Row
+from .returned import require_gradient, require_players, returned
 from .scaled import scaled_step
 
 OnRow = Callable[[Row], None]
@@ -46,6 +47,8 @@ LOOK_EVERY = 97
 
 class TrainableMethod(Protocol):
     """What the trainer needs of a method (`metastable.methods.base.Method` is one)."""
+
+    name: ClassVar[str]
 
     def takes(self, batch: Batch) -> Any: ...
     def rate(self, player: str) -> float: ...
@@ -236,11 +239,14 @@ class Trainer:
         batch = method.takes(self.batches.at(context.step, self.config.noise_at(context.step)))
         hasty = context.step % LOOK_EVERY != 0
         with self.engine.autocast(), unwatched(hasty):
-            negatives, self.state, averaged = method.negatives(context, self.state, batch)
+            made = method.negatives(context, self.state, batch)
+        negatives, self.state, averaged = returned(method.name, "negatives", made)
         turns = [(turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context)]
+        require_players(method.name, turns, self.players)
         for together in turns:
             with self.engine.autocast(), unwatched(hasty):
-                loss, metrics = method.loss(context, self.state, together[0], batch, negatives)
+                made = method.loss(context, self.state, together[0], batch, negatives)
+            loss, metrics = returned(method.name, "loss", made)
             averaged |= metrics
             averaged |= self._descend(together, loss)
         for player in self.optimisers.keys() & {name for together in turns for name in together}:
@@ -248,7 +254,7 @@ class Trainer:
         if self.ema is not None:
             self.ema.update_parameters(self.players["energy"])
         # outside autocast: log-weights add up energy differences, which half precision would not keep
-        self.state, latest = method.advance(context, self.state)
+        self.state, latest = returned(method.name, "advance", method.advance(context, self.state))
         averaged |= {name: latest.pop(name) for name in LINE_MEANS & latest.keys()}
         self.gather.add(averaged, latest)
         self._count(len(batch))
@@ -268,6 +274,7 @@ class Trainer:
         for parameter in parameters:
             parameter.grad = None
         if parameters:
+            require_gradient(self.method.name, loss)
             self.engine.backward(loss, parameters)
         return {norm_name(player): self._step(player) for player in stepped}
 

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from metastable.core.errors import require_choice
+
 Evidence = dict[str, float | str | list]
 
 SEVERITIES = ("problem", "warning", "note")
@@ -28,6 +30,9 @@ class Finding:
     text: str
     evidence: Evidence = field(default_factory=dict)
     advice: str = ""
+
+    def __post_init__(self) -> None:
+        require_choice(f"finding {self.name!r}.severity", self.severity, SEVERITIES)
 
 
 def format_findings(findings: Sequence[Finding], width: int = 100) -> str:

@@ -31,30 +31,23 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
     >>> tag("p", "a < b", tag("b", "c"), class_="x")
     '<p class="x">a &lt; b<b>c</b></p>'
     """
-    opening = f"<{name}{''.join(_attribute(k, v) for k, v in attributes.items())}>"
-    return Html(opening if name in _VOID else f"{opening}{join(children)}</{name}>")
+    opening = f"<{name}"
+    for attribute, value in attributes.items():
+        if value is not None and value is not False:
+            opening += f" {attribute.rstrip('_').replace('_', '-')}"
+            opening += "" if value is True else f'="{html.escape(str(value))}"'
+    return Html(f"{opening}>" if name in _VOID else f"{opening}>{join(children)}</{name}>")
 
 
 def join(children: Iterable[Any]) -> Html:
     """Children one after the other; strings escaped, None left out."""
-    return Html("".join(_child(child) for child in children))
-
-
-def _child(child: Any) -> str:
-    if child is None:
-        return ""
-    if isinstance(child, Html):
-        return child
-    if isinstance(child, (list, tuple)):
-        return join(child)
-    return html.escape(str(child))
-
-
-def _attribute(name: str, value: Any) -> str:
-    if value is None or value is False:
-        return ""
-    name = name.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'
+    parts = []
+    for child in children:
+        if isinstance(child, (list, tuple)):
+            parts.append(join(child))
+        elif child is not None:
+            parts.append(child if isinstance(child, Html) else html.escape(str(child)))
+    return Html("".join(parts))
 
 
 def section(anchor: str, title: str, *children: Any) -> Html:

@@ -79,23 +79,19 @@ def _finding(found: dict[str, Any], folded: bool) -> Html:
     severity = str(found.get("severity") or "note")
     tone = TONES.get(severity, "calm")
     name = sentence(label(str(found.get("name") or "finding").replace("-", "_")))
-    advice = found.get("advice")
+    advice, evidence = found.get("advice"), mapping(found.get("evidence")).items()
     top = tag("header", badge(severity, tone), tag("h3", name))
     text = tag("p", found["text"]) if found.get("text") else None
     rest = join(
         [
-            _evidence(mapping(found.get("evidence"))),
+            tag("dl", [tag("div", tag("dt", label(k)), tag("dd", value_text(v))) for k, v in evidence])
+            if evidence
+            else None,
             tag("p", tag("strong", "What to try. "), advice, class_="advice") if advice else None,
         ]
     )
     rest = tag("details", tag("summary", "Evidence and advice"), rest) if folded and rest else rest
     return tag("article", top, text, rest, class_=f"finding {tone}")
-
-
-def _evidence(evidence: dict[str, Any]) -> Html | None:
-    if not evidence:
-        return None
-    return tag("dl", [tag("div", tag("dt", label(k)), tag("dd", value_text(v))) for k, v in evidence.items()])
 
 
 def settings(

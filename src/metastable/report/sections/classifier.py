@@ -32,24 +32,25 @@ def classifier(run: Run) -> Html:
         return Html()
     drawn = [_reliability(found), _outsiders_table(found)]
     scores = score_clouds(found, run.evaluation_arrays)
-    histograms = [picture(f"By {SCORES[s][0]}", _histogram(s, c), keys=_keys(c)) for s, c in scores.items()]
+    histograms = []
+    for score, clouds in scores.items():
+        drawing = plots.overlaid(f"outsiders {score}", clouds, SCORES[score][1], small=True)
+        keys = [key(c.name, c.color, "block" if c.filled else "line") for c in clouds]
+        histograms.append(picture(f"By {SCORES[score][0]}", drawing, keys=keys))
+    when = run.evaluated_at
+    if run.outdated:
+        step = number(run.evaluation.get("step"))
+        when = f"Judged at step {step}; training has gone on since: evaluate again."
+    lead = f"On {found.get('data', 'data')}: {number(found.get('rows'))} labelled events. {when}".rstrip()
     return join(
         [
-            tag("p", _lead(run, found), class_="empty"),
+            tag("p", lead, class_="empty"),
             _cards(found),
             pictures([d for d in drawn if d]),
             pictures(histograms, "third"),
             _class_samples(run, found),
         ]
     )
-
-
-def _lead(run: Run, found: dict[str, Any]) -> str:
-    words = f"On {found.get('data', 'data')}: {number(found.get('rows'))} labelled events."
-    if not run.outdated:
-        return f"{words} {run.evaluated_at}".rstrip()
-    step = number(run.evaluation.get("step"))
-    return f"{words} Judged at step {step}; training has gone on since: evaluate again."
 
 
 def _cards(found: dict[str, Any]) -> Html:
@@ -138,14 +139,6 @@ def short(name: str) -> str:
     return head.rsplit("/", 1)[-1]
 
 
-def _histogram(score: str, clouds: list[plots.Cloud]) -> plots.Drawing:
-    return plots.overlaid(f"outsiders {score}", clouds, SCORES[score][1], small=True)
-
-
-def _keys(clouds: list[plots.Cloud]) -> list[Html]:
-    return [key(c.name, c.color, "block" if c.filled else "line") for c in clouds]
-
-
 # -------------------------------------------------------------------------------------------- samples
 
 
@@ -168,7 +161,10 @@ def grid_png(run: Run, samples: np.ndarray) -> bytes:
 
 def _class_samples(run: Run, found: dict[str, Any]) -> Html | None:
     made = mapping(found.get("class_samples"))
-    caption = _samples_words(made)
+    start, agreement = made.get("start", "noise"), made.get("agreement")
+    caption = f"Draws of p(x | y): chains of {number(made.get('steps'))} steps from {start}."
+    if agreement is not None:
+        caption += f" The classifier takes {share(agreement)} for their class."
     samples = class_grid(run)
     if samples is not None:
         names = [str(name) for name in sequence(made.get("classes"))][: len(samples)]
@@ -177,14 +173,6 @@ def _class_samples(run: Run, found: dict[str, Any]) -> Html | None:
         image = png(grid_png(run, samples), alt, "pixels")
         return pictures([frame("Samples of each class", image, caption + rows)])
     return _class_scatter(run, caption)
-
-
-def _samples_words(made: dict[str, Any]) -> str:
-    words = (
-        f"Draws of p(x | y): chains of {number(made.get('steps'))} steps from {made.get('start', 'noise')}."
-    )
-    agreement = made.get("agreement")
-    return words if agreement is None else f"{words} The classifier takes {share(agreement)} for their class."
 
 
 def _class_scatter(run: Run, caption: str) -> Html | None:
@@ -213,22 +201,19 @@ def save_classifier_figures(run: Run, folder: Path | str) -> list[Path]:
         written.append(save_figure(figure, folder / "reliability.png"))
     clouds = score_clouds(found, run.evaluation_arrays)
     if clouds:
-        written.append(save_figure(_score_figure(clouds), folder / "scores.png"))
+        figure = new_figure(3.4 * len(clouds), 2.6)
+        with style():
+            panels = figure.subplots(1, len(clouds), squeeze=False)[0]
+            for axes, (score, parts) in zip(panels, clouds.items(), strict=True):
+                plots.draw_overlaid(axes, parts, SCORES[score][1], 30)
+                for c in parts:  # the legend's entries
+                    look = {"color": c.color, "label": c.name, "alpha": 0.5 if c.filled else 1}
+                    axes.plot([math.nan], [math.nan], **look)
+            panels[0].legend(fontsize=8)
+        written.append(save_figure(figure, folder / "scores.png"))
     samples = class_grid(run)
     if samples is not None:
         path = folder / "class_samples.png"
         path.write_bytes(grid_png(run, samples))
         written.append(path)
     return written
-
-
-def _score_figure(clouds: dict[str, list[plots.Cloud]]) -> Any:
-    figure = new_figure(3.4 * len(clouds), 2.6)
-    with style():
-        panels = figure.subplots(1, len(clouds), squeeze=False)[0]
-        for axes, (score, parts) in zip(panels, clouds.items(), strict=True):
-            plots.draw_overlaid(axes, parts, SCORES[score][1], 30)
-            for c in parts:  # the legend's entries
-                axes.plot([math.nan], [math.nan], color=c.color, label=c.name, alpha=0.5 if c.filled else 1)
-        panels[0].legend(fontsize=8)
-    return figure

@@ -138,8 +138,13 @@ def method_table(comparison: Comparison, links_from: Path) -> Html:
         cells = [_value_cell(c, {c: true_value(c, comparison)}, False, "truth") for c in named]
         rows.append([tag("td", near, class_="truth"), *cells])
     for i, row in enumerate(comparison.rows):
-        cells = [_method_cell(comparison, i, links_from)]
-        rows.append(cells + [_value_cell(c, row, i in best[c]) for c in named])
+        run, name, status = comparison.runs[i], method_name(comparison, i), None
+        if run is not None and (report := run.folder / "report.html").exists():
+            path = Path(os.path.relpath(report.resolve(), links_from.resolve())).as_posix()
+            name = tag("a", name, href=f"./{quote(path)}")
+        if run is not None and run.status != "finished":
+            status = join([" ", status_badge(run.status)])
+        rows.append([tag("td", name, status), *(_value_cell(c, row, i in best[c]) for c in named)])
     legend = f"Bold on green: best of the column. ↓ low is good, ↑ high is good, → close to the {near}."
     arrows = {"low": " ↓", "high": " ↑", "truth": " →", None: ""}
     head = ["method", *(label(c) + arrows[direction(c, comparison)] for c in named)]
@@ -149,18 +154,6 @@ def method_table(comparison: Comparison, links_from: Path) -> Html:
 def reference(comparison: Comparison) -> str:
     """What methods are held against: shares of modes are the data's, where nothing exact stands beside them."""
     return "truth" if set(comparison.truth) - set(_MODE_KEYS) else "data"
-
-
-def _method_cell(comparison: Comparison, i: int, links_from: Path) -> Html:
-    name, run = method_name(comparison, i), comparison.runs[i]
-    if run is None:
-        return tag("td", name)
-    report = run.folder / "report.html"
-    text: Html | str = name
-    if report.exists():
-        path = Path(os.path.relpath(report.resolve(), links_from.resolve())).as_posix()
-        text = tag("a", name, href=f"./{quote(path)}")
-    return tag("td", text, None if run.status == "finished" else join([" ", status_badge(run.status)]))
 
 
 def method_name(comparison: Comparison, i: int) -> str:

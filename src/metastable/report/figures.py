@@ -263,14 +263,6 @@ def to_svg(figure: Figure, name: str, dpi: int = 180) -> str:
     return svg.strip()
 
 
-def to_png(figure: Figure, dpi: int = 160) -> bytes:
-    """`figure` as the bytes of a PNG with a white ground."""
-    buffer = io.BytesIO()
-    with style():
-        figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()
-
-
 @contextmanager
 def _salted(salt: str) -> Iterator[None]:
     import matplotlib

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html
 from collections.abc import Iterable, Sequence
-from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -102,6 +101,7 @@ def document(title: str, *body: Any) -> str:
     """A whole page, with a content policy that forbids every request and every script but its own."""
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    theme = resources.files("metastable.report").joinpath("theme.css").read_text("utf-8")
     head = join(
         [
             tag("meta", charset="utf-8"),
@@ -110,14 +110,9 @@ def document(title: str, *body: Any) -> str:
             tag("meta", name="color-scheme", content="light dark"),
             tag("link", rel="icon", href="data:,"),
             tag("title", title),
-            Html(f"<style>{_theme()}</style>"),
+            Html(f"<style>{theme}</style>"),
         ]
     )
     script = Html(f"<script>{_SCRIPT}</script>")
     page = tag("html", tag("head", head), tag("body", tag("main", *body), script), lang="en")
     return f"<!doctype html>\n{page}\n"
-
-
-@cache
-def _theme() -> str:
-    return resources.files("metastable.report").joinpath("theme.css").read_text("utf-8")

@@ -87,14 +87,14 @@ class Run:
     @property
     def outdated(self) -> bool:
         """Whether training went on after the evaluation."""
-        made = self.evaluation.get("step")
-        if not is_number(made):
+        judged = self.evaluation.get("step")
+        if not is_number(judged):
             return False
         if self.status in ("diverged", "unfinished"):  # whose weights are those of the newest checkpoint
             saved = [path.name.removeprefix("step-") for path in (self.folder / "checkpoints").glob("step-*")]
-            return any(int(step) > made for step in saved if step.isdigit())
+            return any(int(step) > judged for step in saved if step.isdigit())
         now = [self.summary.get("steps"), self.summary.get("kept")]
-        return is_number(now[0]) and made not in now
+        return is_number(now[0]) and judged not in now
 
     @property
     def diagnosis(self) -> list[dict[str, Any]]:
@@ -125,8 +125,8 @@ class Run:
     def last(self, metric: str) -> float | None:
         """The last finite value of a metric."""
         column = self.metrics.get(metric, np.empty(0))
-        kept = column[np.isfinite(column)]
-        return float(kept[-1]) if kept.size else None
+        finite = column[np.isfinite(column)]
+        return float(finite[-1]) if finite.size else None
 
 
 @dataclass(frozen=True)
@@ -262,18 +262,18 @@ def read_metrics(path: Path) -> tuple[dict[str, np.ndarray], bool]:
 
 def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A resumed run logs some steps twice: what was logged last is what happened."""
-    kept: list[dict[str, Any]] = []
+    ordered: list[dict[str, Any]] = []
     for i, row in enumerate(rows):
         step = row.get("step")
         row = (
             row
             if is_number(step) and math.isfinite(step)
-            else {**row, "step": kept[-1]["step"] + 1 if kept else i}
+            else {**row, "step": ordered[-1]["step"] + 1 if ordered else i}
         )
-        while kept and kept[-1]["step"] >= row["step"]:
-            kept.pop()
-        kept.append(row)
-    return kept
+        while ordered and ordered[-1]["step"] >= row["step"]:
+            ordered.pop()
+        ordered.append(row)
+    return ordered
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -301,8 +301,8 @@ def _numeric(path: Path) -> dict[str, np.ndarray]:
     if not path.exists():
         return {}
     with _readable(path), np.load(path, allow_pickle=False) as stored:
-        kept = [k for k in stored.files if stored[k].dtype.kind in "fiub"]
-        return {k: np.asarray(stored[k], dtype=float) for k in kept}
+        names = [k for k in stored.files if stored[k].dtype.kind in "fiub"]
+        return {k: np.asarray(stored[k], dtype=float) for k in names}
 
 
 @contextmanager

@@ -249,9 +249,9 @@ def _gap_order(run: Run) -> str:
     if not {"energy_data", "energy_negatives", "energy_gap"} <= set(run.metrics):
         return ""
     data, negatives, gap = (run.metrics[k] for k in ("energy_data", "energy_negatives", "energy_gap"))
-    kept = np.isfinite(data) & np.isfinite(negatives) & np.isfinite(gap)
-    difference = (negatives - data)[kept]
-    forward, backward = (np.abs(gap[kept] - sign * difference).sum() for sign in (1, -1))
+    finite = np.isfinite(data) & np.isfinite(negatives) & np.isfinite(gap)
+    difference = (negatives - data)[finite]
+    forward, backward = (np.abs(gap[finite] - sign * difference).sum() for sign in (1, -1))
     return "Negatives minus data." if forward < backward else "Data minus negatives."
 
 

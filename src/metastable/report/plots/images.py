@@ -19,6 +19,12 @@ def image_side(shape: tuple[int, ...] | None) -> tuple[int, int] | None:
     return (shape[0], shape[1]) if len(shape) == 2 and min(shape) >= 4 else None
 
 
+def value_range(x: np.ndarray) -> tuple[float, float]:
+    """The lowest and the highest finite value; 0 and 1 where there is none."""
+    finite = x[np.isfinite(x)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+
+
 def image_grid(
     images: np.ndarray, low: float, high: float, columns: int = 8, most: int = _MOST_TILES
 ) -> bytes:

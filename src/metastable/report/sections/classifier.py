@@ -56,7 +56,7 @@ def classifier(run: Run) -> Html:
 def _cards(found: dict[str, Any]) -> Html:
     ece = mapping(found.get("calibration_error"))
     mass = mapping(found.get("calibration_error_equal_mass"))
-    made = [
+    cards = [
         card("Accuracy", plus_minus(found.get("accuracy"), found.get("accuracy_se"))),
         card(
             "Calibration error",
@@ -69,7 +69,7 @@ def _cards(found: dict[str, Any]) -> Html:
         ),
         card("Brier score", number(found.get("brier_score"), 3), "0 is perfect, 2 the worst"),
     ]
-    return tag("div", *made, class_="cards")
+    return tag("div", *cards, class_="cards")
 
 
 def bins_of(found: dict[str, Any]) -> plots.Bins | None:
@@ -100,8 +100,8 @@ def _outsiders_table(found: dict[str, Any]) -> Html | None:
         return None
     rows = []
     for score, (name, _) in SCORES.items():
-        made = [mapping(mapping(entry.get("auroc")).get(score)) for entry in entries]
-        cells = [number_cell(a.get("value"), plus_minus(a.get("value"), a.get("std_error"))) for a in made]
+        aurocs = [mapping(mapping(entry.get("auroc")).get(score)) for entry in entries]
+        cells = [number_cell(a.get("value"), plus_minus(a.get("value"), a.get("std_error"))) for a in aurocs]
         rows.append([tag("td", name), *cells])
     head = ["AUROC by", *(f"against {short(str(entry.get('name', '?')))}" for entry in entries)]
     caption = (
@@ -113,7 +113,7 @@ def _outsiders_table(found: dict[str, Any]) -> Html | None:
 def score_clouds(found: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, list[plots.Cloud]]:
     """For each score the values inside, and those of every set outside; none where nothing was outside."""
     names = [str(entry.get("name", i)) for i, entry in enumerate(_outsiders(found)[:_MOST_OUTSIDE])]
-    made: dict[str, list[plots.Cloud]] = {}
+    by_score: dict[str, list[plots.Cloud]] = {}
     for score in SCORES:
         inside = arrays.get(f"inside_{score}")
         outside = [(i, arrays.get(f"outside_{i}_{score}")) for i in range(len(names))]
@@ -123,8 +123,8 @@ def score_clouds(found: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[s
         clouds += [
             plots.Cloud(short(names[i]), np.ravel(v), _OUTSIDE[i]) for i, v in outside if v is not None
         ]
-        made[score] = clouds
-    return made
+        by_score[score] = clouds
+    return by_score
 
 
 def short(name: str) -> str:
@@ -152,30 +152,24 @@ def class_grid(run: Run) -> np.ndarray | None:
 
 def grid_png(run: Run, samples: np.ndarray) -> bytes:
     """One row for each class, on the grey scale of the data."""
-    data = run.arrays.get("data", samples)
-    kept = data[np.isfinite(data)]
-    low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 1.0)
+    low, high = plots.value_range(run.arrays.get("data", samples))
     flat = samples.reshape(-1, *samples.shape[2:])
     return plots.image_grid(flat, low, high, columns=samples.shape[1], most=len(flat))
 
 
 def _class_samples(run: Run, found: dict[str, Any]) -> Html | None:
-    made = mapping(found.get("class_samples"))
-    start, agreement = made.get("start", "noise"), made.get("agreement")
-    caption = f"Draws of p(x | y): chains of {number(made.get('steps'))} steps from {start}."
+    facts = mapping(found.get("class_samples"))
+    start, agreement = facts.get("start", "noise"), facts.get("agreement")
+    caption = f"Draws of p(x | y): chains of {number(facts.get('steps'))} steps from {start}."
     if agreement is not None:
         caption += f" The classifier takes {share(agreement)} for their class."
     samples = class_grid(run)
     if samples is not None:
-        names = [str(name) for name in sequence(made.get("classes"))][: len(samples)]
+        names = [str(name) for name in sequence(facts.get("classes"))][: len(samples)]
         alt = "samples of each class, one class in a row"
         rows = f" Rows, from the top: {', '.join(names)}." if names else " One class in a row."
         image = png(grid_png(run, samples), alt, "pixels")
         return pictures([frame("Samples of each class", image, caption + rows)])
-    return _class_scatter(run, caption)
-
-
-def _class_scatter(run: Run, caption: str) -> Html | None:
     samples = run.evaluation_arrays.get("class_samples")
     if samples is None or samples.shape[2:] != (2,) or len(samples) > _MOST_CLASSES:
         return None

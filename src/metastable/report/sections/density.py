@@ -73,7 +73,12 @@ def _plane_panels(run: Run) -> Iterable[Html]:
     if maps and x is not None and y is not None:
         window = plots.Window((x[0], x[-1]), (y[0], y[-1]))
         panels = density_panels([(_MAP_TITLES[k], g, x, y) for k, g in maps.items()])
-        notes = [ramp(panels), _mass_note(run, maps.get("log_density"), x, y)]
+        notes = [ramp(panels)]
+        if "log_density" in maps and run.log_partition is not None:
+            mass = math.exp(min(plots.log_window_mass(maps["log_density"], x, y), 700.0))
+            text = f"With the estimated log Z the model has mass {number(mass)} in this window"
+            end = " (above 1: log Z is too low)." if mass > 1.02 else "."
+            notes.append(tag("p", text, end, class_="caption"))
     if window is not None:
         points = []
         for k, c in clouds.items():
@@ -104,14 +109,6 @@ def ramp(panels: list[tuple[Html, float]]) -> Html | None:
         "Each map is scaled to integrate to one over the window; contours lie 2, 4 and 8 nats below its peak."
     )
     return tag("p", scale, rest, class_="caption")
-
-
-def _mass_note(run: Run, log_density: np.ndarray | None, x: np.ndarray, y: np.ndarray) -> Html | None:
-    if log_density is None or run.log_partition is None:
-        return None
-    mass = math.exp(min(plots.log_window_mass(log_density, x, y), 700.0))
-    text = f"With the estimated log Z the model has mass {number(mass)} in this window"
-    return tag("p", text, " (above 1: log Z is too low)." if mass > 1.02 else ".", class_="caption")
 
 
 def _line(run: Run) -> Html:
@@ -161,8 +158,7 @@ def _images(run: Run, shape: tuple[int, ...]) -> Html:
     if not flats:
         return Html()
     reference = next(iter(flats.values()))  # data where there are any, so that both grids share one scale
-    kept = reference[np.isfinite(reference)]
-    low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 1.0)
+    low, high = plots.value_range(reference)
     own = any(found.get("name") == "log-z-not-estimated" for found in run.diagnosis)
     origins = {  # where they are not draws of the finished energy
         "negatives": "As training draws them; the method keeps no samples of the model.",

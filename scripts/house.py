@@ -37,15 +37,15 @@ class Measure:
 LIMITS = {  # (limit, target)
     "circles between files": (0, 0),
     "imports inside functions": (18, 20),
-    "files over 400 lines": (4, 5),
+    "files over 400 lines": (2, 5),
     "longest file": (500, 500),
     "longest function": (45, 45),
-    "private helpers with one call site, %": (18.8, 14),
-    "hasattr and getattr": (52, 50),
+    "private helpers with one call site, %": (14.7, 14),
+    "hasattr and getattr": (50, 50),
     "Tensor | Batch": (0, 0),
     "sets of method names outside methods": (0, 0),
     "rooms that score a run": (1, 1),
-    "lines": (43_250, 32_500),
+    "lines": (43_050, 32_500),
 }
 
 

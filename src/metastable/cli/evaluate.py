@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .options import Device, LogZ, OwnEnergy, RunFolder, Seed
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -15,23 +17,19 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: RunFolder,
     data: Annotated[
         str | None, typer.Option(help="A file or toy:NAME; by default the run's held-out rows.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .json file to write; RUN/evaluation.json.")] = None,
-    log_z: Annotated[
-        bool, typer.Option("--log-z", help="Estimate log Z where that takes minutes too (images, jem).")
-    ] = False,
+    log_z: LogZ = False,
     ood: Annotated[
         list[str] | None,
         typer.Option(help="Data of another kind, for a classifier to tell apart; may be repeated."),
     ] = None,
-    energy: Annotated[
-        str | None, typer.Option(help="What makes the module of a run of your own: module:factory.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
+    energy: OwnEnergy = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
 ) -> None:
     """Score a trained model on data: likelihood, mode weights, distances and outliers.
 

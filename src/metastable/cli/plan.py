@@ -44,6 +44,10 @@ def print_plan(job: Job, folder: Path) -> None:
     say(json.dumps(job.described() | {"units": plan.units}, indent=2), "")
     if columns := columns_of(plan.train):
         console().print(column_table(columns))
+    state = ""
+    if folder.exists() and any(folder.iterdir()):
+        resumable = (folder / "config.json").exists()
+        state = " (holds a run: --resume goes on with it)" if resumable else " (not empty)"
     parameters = sum(p.numel() for p in energy.parameters())
     limit = "" if job.trainer.max_seconds is None else f", at most {job.trainer.max_seconds:g} s"
     say(
@@ -54,7 +58,7 @@ def print_plan(job: Job, folder: Path) -> None:
         f"device      {plan.engine.device}, {plan.engine.precision}",
         f"steps       {plan.trainer.steps}{limit}",
         f"memory      about {_size(memory(job, energy, x, seen))}",
-        f"folder      {folder}{_state(folder)}",
+        f"folder      {folder}{state}",
         *job.notes,
         *([] if plan.doubt is None else [f"energy: {plan.doubt}"]),
         "dry run: nothing was written",
@@ -78,12 +82,6 @@ def column_table(columns: list[Column]) -> Any:
     return table(
         ["column", "mean", "unit (sd)", "range", "values", ""], rows, "", f"and {more} more" if more else ""
     )
-
-
-def _state(folder: Path) -> str:
-    if not folder.exists() or not any(folder.iterdir()):
-        return ""
-    return " (holds a run: --resume goes on with it)" if (folder / "config.json").exists() else " (not empty)"
 
 
 def memory(job: Job, energy: nn.Module, x: Tensor, seen: Any = None) -> int:

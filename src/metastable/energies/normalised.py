@@ -11,6 +11,7 @@ from metastable.core.batch import Batch
 from metastable.core.errors import InputError
 from metastable.core.protocols import Fitted, context_shape_of, provides
 from metastable.core.types import Proposal
+from metastable.proposals.cnf import InterpolantFlow
 from metastable.proposals.continuous import ContinuousFlow
 from metastable.proposals.encoders import require_contexts
 
@@ -71,7 +72,7 @@ class AsEnergy(nn.Module):
     @property
     def loss_rows(self) -> int:
         """Rows that go through the network for each row in `loss`: an interpolant may look at several times."""
-        return getattr(self.proposal, "times", 1)
+        return self.proposal.times if isinstance(self.proposal, InterpolantFlow) else 1
 
     @property
     def costly(self) -> bool:

@@ -64,7 +64,8 @@ def number(value: Any, digits: int = 4) -> str:
         return _minus(f"{int(value):,}")
     size = _exponent(value, digits)
     if size < -4 or size >= 6:
-        return _scientific(value, digits)
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{_minus(_trimmed(mantissa))} × 10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
     return _minus(_trimmed(f"{value:,.{max(digits - 1 - size, 0)}f}"))
 
 
@@ -161,11 +162,6 @@ def count(n: int, noun: str) -> str:
 def _exponent(value: float, digits: int) -> int:
     """The power of ten of the leading digit, after rounding to `digits`."""
     return int(f"{value:.{digits - 1}e}".split("e")[1])
-
-
-def _scientific(value: float, digits: int) -> str:
-    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-    return f"{_minus(_trimmed(mantissa))} × 10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
 
 
 def _trimmed(text: str) -> str:

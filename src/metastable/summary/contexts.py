@@ -16,6 +16,7 @@ from metastable.core.protocols import Sampled, StepwiseSolved, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Bound, Energy, bind
 from metastable.core.units import Coordinates
+from metastable.energies import AsEnergy
 from metastable.evaluation.conditional import ConditionalLogProb, LogPartitions, conditional_log_prob
 from metastable.evaluation.diagnosis import Finding
 from metastable.evaluation.distances import energy_distance
@@ -240,7 +241,11 @@ def _partitions(run: Run, given: Tensor, seed: int) -> dict[str, Any]:
 
 def _grids(run: Run, train: Batch, given: Tensor, table: dict[str, Any]) -> dict[str, np.ndarray]:
     """Log-densities on a grid, normalised by it, for events on a line or in the plane; log Z by quadrature too."""
-    if train.x.dim() != 2 or train.x.shape[1] > 2 or _solves_an_ode(getattr(run.energy, "proposal", None)):
+    if (
+        train.x.dim() != 2
+        or train.x.shape[1] > 2
+        or _solves_an_ode(run.energy.proposal if isinstance(run.energy, AsEnergy) else None)
+    ):
         return {}
     box = bounding_box(train.x, 0.3)
     each = [grid_density(_rows_of(bind(run.energy, c[None])), box, GRID) for c in given]

@@ -45,16 +45,13 @@ def format_findings(findings: Sequence[Finding], width: int = 100) -> str:
       evidence: acceptance 0
       try: Lower step_size.
     """
-    return "\n".join(_format(finding, width) for finding in findings)
-
-
-def _format(finding: Finding, width: int) -> str:
-    lines = [f"{finding.severity}: {finding.name}"]
-    shown = ", ".join(f"{key} {_show(value)}" for key, value in finding.evidence.items())
-    labelled = (("", finding.text), ("evidence: ", shown), ("try: ", finding.advice))
-    paragraphs = [label + words for label, words in labelled if words]
-    for paragraph in paragraphs:
-        lines += textwrap.wrap(paragraph, width, initial_indent="  ", subsequent_indent="    ")
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.severity}: {finding.name}")
+        shown = ", ".join(f"{key} {_show(value)}" for key, value in finding.evidence.items())
+        for label, words in (("", finding.text), ("evidence: ", shown), ("try: ", finding.advice)):
+            if words:
+                lines += textwrap.wrap(label + words, width, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
 
 

@@ -106,7 +106,8 @@ def discrete_log_partition(
     if reference is None:
         reference = Signs.uniform(event_shape, like) if data is None else fit_signs(data)
     if isinstance(reference, nn.Module):  # the one that was given stays as it is
-        reference = deepcopy(reference).to(like)
+        own: Any = deepcopy(reference)
+        reference = own.to(like)
     return annealed_log_partition(energy, reference, settings, samples)
 
 

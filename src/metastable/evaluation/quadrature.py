@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -94,10 +95,10 @@ def _blocks(axes: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def _evaluate(function: Callable[[Tensor], Tensor], axes: Sequence[Tensor], name: str) -> Tensor:
     """Values on the flattened grid in float64; a network in float32 is evaluated in float32."""
-    tensors = [*function.parameters(), *function.buffers()] if isinstance(function, nn.Module) else []
-    home = next(
-        (t for t in tensors if t.is_floating_point()), torch.empty(0, dtype=torch.float64, device="cpu")
-    )
+    home = torch.empty(0, dtype=torch.float64, device="cpu")  # where a plain function is evaluated
+    module = cast(nn.Module, function)
+    if isinstance(module, nn.Module):
+        home = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), home)
     parts = []
     with torch.no_grad():
         for x in _blocks(axes):

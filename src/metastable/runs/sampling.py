@@ -34,7 +34,7 @@ def sample(
     event_shape: int | tuple[int, ...] | None = None,
     warmup: int = 0,
     seed: int = 0,
-    engine: str = "eager",
+    engine: str = "auto",
     record: int = 0,
 ) -> Walkers:
     """`n` chains of `steps` steps, run together.
@@ -51,7 +51,7 @@ def sample(
         event_shape: shape of one event, or its dimension.
         warmup: steps of step-size adaptation before the chains proper, whose moves are thrown away.
         seed: of every random number.
-        engine: `eager` or `compile`.
+        engine: how chains run, as `run_chain` takes it.
         record: keep every `record`-th position in `.trace`, for `.to_arviz()`.
 
     Returns:

@@ -1,0 +1,198 @@
+"""How chains run: eagerly, compiled, recorded as a CUDA graph, or as one fused kernel; and which it is to be.
+
+`auto` takes the fastest that gives the eager chain's numbers: on a GPU steps recorded as they are, on the CPU the
+eager steps themselves. Compiled steps round differently, and are for those who ask for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+from torch.utils._triton import has_triton
+
+from metastable.core.capture import is_recording
+from metastable.core.errors import require_choice
+from metastable.core.types import Energy
+
+from .base import Kernel
+from .captured import REFUSALS, UnwatchedError, known_of, loop_of, stride_of
+from .compiled import Walk, compiled_several, compiler_gave_up, several, steps_per_call
+from .watch import reads
+
+ENGINES = ("auto", "eager", "compile", "captured", "fused")
+LEAST = 32
+"""Gradients from which on `auto` records a chain: recording costs as much as some tens of eager steps."""
+STAND_IN = False
+"""Whether chains on the CPU may be `captured`, by calling the same function on the same memory: for tests."""
+
+Advance = Callable[[Walk, int], Walk]
+"""Moves chains by that many steps."""
+
+
+class Choice(NamedTuple):
+    """The engine that chains run with, and why it is not a faster one; `compiled` steps may be captured, too.
+
+    >>> print(Choice("eager", ("captured: the chains are on the CPU",)))
+    eager (not captured: the chains are on the CPU)
+    """
+
+    engine: str
+    reasons: tuple[str, ...] = ()
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        name = f"{self.engine}, steps compiled" if self.compiled else self.engine
+        return name + (f" (not {'; not '.join(self.reasons)})" if self.reasons else "")
+
+
+def choose(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str = "auto") -> Choice:
+    """The fastest engine for chains of `steps` steps from positions like `x`, where `asked` leaves a choice.
+
+    An engine that cannot run falls back to the one before it. Whether a recording can be made is known for certain
+    when the first one has been tried.
+    """
+    require_choice("engine", asked, ENGINES)
+    reasons: list[str] = []
+    for engine in STAGES[asked]:
+        why = WHY_NOT[engine](kernel, energy, x, steps, asked)
+        if why is None:
+            compiled = (
+                asked == "captured" == engine and why_not_compile(kernel, energy, x, steps, asked) is None
+            )
+            return Choice(engine, tuple(reasons), compiled)
+        reasons.append(f"{engine}: {why}")
+    return Choice("eager", tuple(reasons))
+
+
+def why_not_fused(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
+    """Why one kernel cannot run whole chains."""
+    return "there is no fused kernel for this energy"
+
+
+def why_not_captured(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
+    """Why steps cannot be recorded, or need not be."""
+    if x.device.type != "cuda" and not STAND_IN:
+        here = "" if torch.cuda.is_available() else ", and this torch sees no CUDA device"
+        return f"the chains are on {x.device}{here}"
+    if is_recording() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return "the chain is recorded already, as a part of something larger"
+    if asked == "auto" and steps * max(1, kernel.gradients_per_step) < LEAST:
+        return f"a chain of {steps} steps is done before it is recorded; from {LEAST} gradients on"
+    try:
+        reads(energy, x.device), reads(kernel, x.device, "kernel")
+        return known_of(energy).refused.get("captured")
+    except UnwatchedError as error:
+        return str(error)
+
+
+def why_not_compile(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
+    """Why steps cannot be compiled."""
+    if x.is_cuda and not has_triton():
+        return "this torch has no Triton, which compiled functions need on a GPU"
+    try:
+        return known_of(energy).refused.get("compile")
+    except UnwatchedError:
+        return None
+
+
+WHY_NOT = {"fused": why_not_fused, "captured": why_not_captured, "compile": why_not_compile}
+STAGES = {
+    "auto": ("fused", "captured"),
+    "eager": (),
+    "compile": ("compile",),
+    "captured": ("captured", "compile"),
+    "fused": ("fused", "captured", "compile"),
+}
+"""For each engine that can be asked for, those that are tried, before `eager`, which always runs."""
+
+
+def _eager(
+    kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
+) -> Walk:
+    with parametrize.cached():  # a parametrised weight (spectral norm) is made once for the chain
+        for _ in range(steps):
+            walk = several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, slopes)
+    return walk
+
+
+def _compiled(
+    kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
+) -> Walk:
+    """Several steps a call, then one by one; eagerly where the compiler gives up."""
+    run, left, together = compiled_several(), steps, steps_per_call(kernel)
+    while left:
+        noises = [kernel.draw(walk.state.x, rng, energy) for _ in range(together if left >= together else 1)]
+        left -= len(noises)
+        try:
+            walk = run(kernel, energy, walk, noises, h, slopes)
+        except Exception as error:
+            if (why := compiler_gave_up(error)) is None:
+                raise
+            refuse(energy, "compile", why)
+            walk = several(kernel, energy, walk, noises, h, slopes)
+            return _eager(kernel, energy, h, rng, slopes, walk, left)
+    return walk
+
+
+def _captured(
+    stretch: int,
+    compiled: bool,
+    kernel: Kernel,
+    energy: Energy,
+    h: Tensor,
+    rng: torch.Generator,
+    slopes: bool,
+    walk: Walk,
+    steps: int,
+) -> Walk:
+    """Launches of some steps each, then what is left of them one by one; eagerly where they cannot be recorded."""
+    count = stride_of(kernel, stretch, compiled)
+    if steps < count:
+        return _eager(kernel, energy, h, rng, slopes, walk, steps)
+    try:
+        loop = loop_of(kernel, energy, walk, h, slopes, count, compiled)
+    except REFUSALS as error:
+        refuse(energy, "captured", str(error).split("\n")[0])
+        return _eager(kernel, energy, h, rng, slopes, walk, steps)
+    except Exception as error:
+        if not compiled or (why := compiler_gave_up(error)) is None:
+            raise
+        refuse(energy, "compile", why)
+        return _captured(stretch, False, kernel, energy, h, rng, slopes, walk, steps)
+    walk = loop.run(walk, h, rng, steps // count)
+    return _eager(kernel, energy, h, rng, slopes, walk, steps % count)
+
+
+def advance_by(
+    choice: Choice,
+    stretch: int,
+    kernel: Kernel,
+    energy: Energy,
+    h: Tensor,
+    rng: torch.Generator,
+    slopes: bool,
+) -> Advance:
+    """The chosen engine as a function that moves chains, mostly by `stretch` steps at once."""
+    own = {
+        "eager": _eager,
+        "compile": _compiled,
+        "captured": functools.partial(_captured, stretch, choice.compiled),
+    }
+    return functools.partial(own[choice.engine], kernel, energy, h, rng, slopes)
+
+
+def refuse(energy: Energy, engine: str, why: str) -> None:
+    """Remember that this energy cannot run so, and say it once."""
+    known_of(energy).refused[engine] = why
+    warnings.warn(
+        f"engine: {type(energy).__name__} cannot be {DONE[engine]}: {why}", RuntimeWarning, stacklevel=2
+    )
+
+
+DONE = {"compile": "compiled", "captured": "recorded as a CUDA graph", "fused": "run by one kernel"}

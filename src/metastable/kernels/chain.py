@@ -104,7 +104,10 @@ def _step_size(kernel: Kernel, given: Tensor | float | None, x: Tensor) -> Tenso
         if given is not None:
             raise UnsupportedError(f"step_size: {kernel.name!r} has none, got {given}")
         return x.new_empty(0)
-    return torch.as_tensor(kernel.step_size if given is None else given, dtype=x.dtype, device=x.device)
+    h = kernel.step_size if given is None else given
+    return (
+        h.to(x) if isinstance(h, Tensor) else x.new_full((), h)
+    )  # filled there: nothing is copied from the host
 
 
 def _no_info(x: Tensor) -> Info:

@@ -7,23 +7,27 @@ state that is not written back, a rate or a decision that is still the one of wh
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from test_contract import MEMBERS, batch_of, with_companions
+from test_contract import MEMBERS, batch_of, update, with_companions
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from metastable.core.capture import CaptureError
+from metastable.core.waiting import unwatched
 from metastable.energies import MLP, Tilted
 from metastable.methods import Context, ContrastiveDivergence, Jarzynski, PersistentCD
 from metastable.proposals import fit_gaussian
 from metastable.training import SGD, Adam, Schedule, TrainerConfig, captured
-from metastable.training.captured import Captured, tensors_of
+from metastable.training.captured import Captured, replace_leaves, tensors_of
 from metastable.training.engine import Engine, choose_engine
 from metastable.training.records import read_jsonl
 from metastable.training.scaled import Rates
 from metastable.training.trainer import Trainer
 from metastable.training.updates import Updates
+from metastable.walkers.population import Population
 
 HOST = torch.device("cpu")
 DATA = torch.randn((50, 3), generator=torch.Generator().manual_seed(0)) + 1.0
@@ -31,14 +35,17 @@ PACED = Jarzynski(walkers=64, populations=4, schedule=((3, 0.99), (7, 1.0)))
 ENGINE = Engine("cpu")
 
 
+def context_of(method) -> Context:
+    """A small run of the method, as the contract builds it."""
+    energy, noise = Tilted(fit_gaussian(DATA), MLP((3,), hidden=(8,)), zero_start=True), fit_gaussian(DATA)
+    energy.sample = noise.sample
+    rng = torch.Generator().manual_seed(1)
+    return with_companions(method, Context(energy, {"energy": energy}, DATA, noise, rng))
+
+
 def trainer(method, engine: str, **options) -> Trainer:
-    """Of a small run of the method, as the contract builds it."""
-    energy = Tilted(fit_gaussian(DATA), MLP((3,), hidden=(8,)), zero_start=True)
-    energy.sample = fit_gaussian(DATA).sample
-    context = with_companions(
-        method,
-        Context(energy, {"energy": energy}, DATA, fit_gaussian(DATA), torch.Generator().manual_seed(1)),
-    )
+    """Of such a run."""
+    context = context_of(method)
     folder = options.pop("folder", None)
     settings = {"steps": 10, "log_every": 3, "batch_size": 20, "schedule": Schedule("cosine", warmup=2)}
     config = TrainerConfig(**({**settings, "optimiser": Adam(1e-2)} | options), engine=engine)
@@ -134,6 +141,63 @@ def test_resuming_in_between_changes_nothing(method, tmp_path, launches):
     assert launches
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [3, 4, 6, 8, 9, 12]
     assert all(torch.equal(*pair) for pair in zip(tensors_of(again.state), eager["state"], strict=True))
+
+
+# ---- nobody waits for a device
+
+
+class NothingFromTheHost(TorchFunctionMode):
+    """Numbers of the host's do not become tensors elsewhere: such a copy cannot be recorded."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        copies = function in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
+        given = args[1] if function is torch.Tensor.new_tensor else args[0] if copies else None
+        if copies and made.device.type == "meta" and not isinstance(given, torch.Tensor):
+            raise RuntimeError(f"{given} would be copied from the host")
+        return made
+
+
+def elsewhere(tree):
+    """The same tree on a device whose numbers nobody can see."""
+    return replace_leaves(tree, lambda leaf: torch.empty_like(leaf, device="meta"))
+
+
+def nowhere(context: Context) -> Context:
+    """The context with everything on that device, some updates later."""
+    for module in {m for top in (*context.players.values(), context.noise) for m in top.modules()}:
+        for kept in (module._parameters, module._buffers):
+            for name, tensor in kept.items():
+                if tensor is not None:
+                    moved = torch.empty_like(tensor.detach(), device="meta")
+                    learns = isinstance(tensor, nn.Parameter)
+                    kept[name] = nn.Parameter(moved, tensor.requires_grad) if learns else moved
+    data, given = elsewhere((context.data, context.given))
+    return replace(context, data=data, given=given, step=5)
+
+
+@pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
+def test_no_update_looks_at_a_number(method):
+    context = context_of(method)
+    state, _ = update(method, context, method.start(context))
+    context, state = nowhere(context), elsewhere(state)
+    with unwatched():
+        state, _ = update(method, context, state)  # in which constants are copied there, once
+        with NothingFromTheHost():
+            update(method, context, state)
+
+
+def test_a_look_is_noticed(monkeypatch):
+    context = context_of(PACED)
+    state, _ = update(PACED, context, PACED.start(context))
+    state, context = elsewhere(state), nowhere(context)
+    for word in ("item", "host"):
+        looks = lambda self, ess=None, word=word: (  # noqa: E731
+            self.x.sum().item() if word == "item" else torch.tensor([1.0], device=self.x.device)
+        )
+        monkeypatch.setattr(Population, "noise", looks)
+        with unwatched(), NothingFromTheHost(), pytest.raises(RuntimeError, match=word):
+            update(PACED, context, state)
 
 
 # ---- what must not go unnoticed

@@ -8,7 +8,7 @@ Between two launches everything lies in ordinary tensors, for guards, checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ class Captured:
         rows = shape_of(batch)
         if rows not in self.batches:
             own = (context.data, context.given)
-            self.batches[rows] = copied(batch, keep=lambda leaf: any(leaf is data for data in own))
+            self.batches[rows] = replace_leaves(batch, lambda x: x if any(x is y for y in own) else x.clone())
         else:
             write(self.batches[rows], batch)
 
@@ -147,19 +147,24 @@ def shape_of(tree: Any) -> Hashable:
     return type(tree), names, *map(shape_of, inside)
 
 
-def copied(tree: Any, keep: Any = lambda leaf: False) -> Any:
-    """The same tree in memory of its own, but for tensors that are to be kept."""
+def replace_leaves(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same tree with other tensors."""
     if isinstance(tree, Tensor):
-        return tree if keep(tree) else tree.detach().clone()
+        return change(tree)
     inside = _children(tree)
     if inside is None:
         return tree
-    inside = [copied(child, keep) for child in inside]
+    inside = [replace_leaves(child, change) for child in inside]
     if isinstance(tree, dict):
         return dict(zip(tree, inside, strict=True))
     if isinstance(tree, (tuple, list)):
         return type(tree)(*inside) if hasattr(tree, "_fields") else type(tree)(inside)
     return replace(tree, **{field.name: x for field, x in zip(fields(tree), inside, strict=True)})
+
+
+def copied(tree: Any) -> Any:
+    """The same tree in memory of its own."""
+    return replace_leaves(tree, lambda leaf: leaf.detach().clone())
 
 
 @torch.no_grad()

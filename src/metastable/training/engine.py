@@ -32,6 +32,9 @@ class Choice(NamedTuple):
     chosen: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.chosen} ({self.reason})" if self.reason else self.chosen
+
     @property
     def chains(self) -> str:
         """How chains within an update run."""

@@ -15,6 +15,7 @@ equality*, NeurIPS 2023. Algorithms 1 and 2; U is our E.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -300,6 +301,11 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if c <= 0:
             return None
         return (walkers.ess() if self.resample == "ess" else walkers.entropy()) < c
+
+    def phase(self, context: Context) -> Hashable:
+        """What is resampled at the end of the update: all walkers or none after a lag, else those below c_k."""
+        k = context.step + 1
+        return k % self.lag == 0 if self.resample == "lag" else self.threshold_at(k)
 
     def threshold_at(self, k: int) -> float:
         """c_k: the last entry of the schedule that is in force, or the constant."""

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from metastable.core.errors import require, require_choice, require_count, require_positive
 
 from .defaults import default_learning_rate, default_steps
+from .engine import ENGINES
 
 OptimiserFactory = Callable[[Iterable], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
@@ -65,9 +66,14 @@ class SGD:
         require_positive("optimiser.learning_rate", self.learning_rate)
 
     def __call__(self, parameters: Iterable) -> Optimizer:
-        """The torch optimiser."""
+        """The torch optimiser, fused on a GPU, where it can then be recorded."""
+        parameters = list(parameters)
         return torch.optim.SGD(
-            parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+            parameters,
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            fused=all(getattr(p, "device", _NOWHERE).type == "cuda" for p in parameters) or None,
         )
 
 
@@ -156,7 +162,10 @@ class TrainerConfig:
             has one.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         precision: `32-true`, `64-true` or `bf16-mixed`.
-        engine: how chains run, `eager` or `compile`.
+        engine: how updates run: `eager`, operation by operation; `compile`, the same with compiled chains;
+            `captured`, every kind of update recorded once and launched as a whole; `auto`, captured where that
+            can be and gains. On the CPU, where nothing can be recorded, `captured` runs the same code on the same
+            memory, for tests.
         tensorboard: also write TensorBoard event files.
     """
 
@@ -180,7 +189,7 @@ class TrainerConfig:
     energy_limit: float = 1e6
     device: str = "auto"
     precision: str = "32-true"
-    engine: str = "eager"
+    engine: str = "auto"
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -210,7 +219,7 @@ class TrainerConfig:
             rule = "Adam(…), SGD(…) or a function that makes one (the rate alone: fit(learning_rate=…))"
             require(made is None or callable(made), f"trainer.{name}", rule, made)
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
-        require_choice("trainer.engine", self.engine, ("eager", "compile"))
+        require_choice("trainer.engine", self.engine, ENGINES)
 
     def resolved(self, rows: int, numbers: int, mixture: bool = False) -> TrainerConfig:
         """The same with everything filled in that follows from `rows` of `numbers` each, and from the reference."""

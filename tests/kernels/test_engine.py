@@ -66,12 +66,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(engine, "STAND_IN", True)
     monkeypatch.setattr(engine, "LEAST", 4)
     monkeypatch.setattr(captured, "STRIDE", 4)
-
-
-@pytest.fixture
-def without_compiler(monkeypatch):
-    """`captured` records the steps as they are, so that they are the eager ones bit for bit."""
-    monkeypatch.setattr(engine, "why_not_compile", lambda *_: "left out")
+    monkeypatch.setitem(engine.WHY_NOT, "fused", lambda *_: "left out")
 
 
 def pair(
@@ -286,8 +281,10 @@ def test_on_the_cpu_auto_is_eager(monkeypatch):
     monkeypatch.setattr(engine, "STAND_IN", False)
     choice = choose(ULA(0.1), Banana(2, 1.0), rows(5, 2), 10_000)
     assert choice.engine == "eager"
-    assert "captured: the chains are on cpu" in choice.reasons[-1]
-    assert choose(ULA(0.1), Banana(2, 1.0), rows(5, 2), 10_000, "captured").engine == "compile"
+    assert "on the CPU a seed keeps its numbers" in str(choice)
+    asked = choose(ULA(0.1), Banana(2, 1.0), rows(5, 2), 10_000, "captured")
+    assert asked.engine == "compile"
+    assert asked.reasons[0].startswith("captured: the chains are on cpu")
     assert choose(ULA(0.1), Banana(2, 1.0), rows(5, 2), 10_000, "eager") == Choice("eager")
 
 

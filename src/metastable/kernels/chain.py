@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from metastable.core.errors import UnsupportedError, require_count
 from metastable.core.types import Energy
 
-from .base import ChainState, Info, Kernel, StepKernel, require_events
+from .base import ChainResult, ChainState, Info, Kernel, StepKernel, require_events
 from .compiled import Walk
 from .engine import advance_by, choose
-
-
-class ChainResult(NamedTuple):
-    """The final state, mean diagnostics over the run, and positions `(draws, B, *event)` if recorded.
-
-    `slope` is the mean of ‖∇E‖ over the positions x₀ … x_{k−1} of each chain, `(B,)`, if asked for; zero where
-    the kernel has no gradients.
-    """
-
-    state: ChainState
-    info: Info
-    trace: Tensor | None
-    slope: Tensor | None = None
 
 
 def run_chain(

@@ -1,7 +1,9 @@
 """How chains run: eagerly, compiled, recorded as a CUDA graph, or as one fused kernel; and which it is to be.
 
-`auto` takes the fastest that gives the eager chain's numbers: on a GPU steps recorded as they are, on the CPU the
-eager steps themselves. Compiled steps round differently, and are for those who ask for them.
+`auto` takes the fastest that needs no compiler. On a GPU that is one fused kernel for chains of perceptrons, which
+draws noise of its own, else steps recorded as they are, which make the eager chain's moves bit for bit. On the CPU it is
+the eager steps themselves: a seed gives the numbers that it always gave. Compiled steps round differently, take
+seconds to make, and are for those who ask for them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from metastable.core.capture import is_recording
 from metastable.core.errors import require_choice
 from metastable.core.types import Energy
 
+from . import fused
 from .base import Kernel
 from .captured import REFUSALS, UnwatchedError, known_of, loop_of, stride_of
 from .compiled import Walk, compiled_several, compiler_gave_up, several, steps_per_call
@@ -30,6 +33,8 @@ LEAST = 32
 """Gradients from which on `auto` records a chain: recording costs as much as some tens of eager steps."""
 STAND_IN = False
 """Whether chains on the CPU may be `captured`, by calling the same function on the same memory: for tests."""
+
+ON_THE_CPU = "compile: on the CPU a seed keeps its numbers; engine='compile' is faster where chains are long"
 
 Advance = Callable[[Walk, int], Walk]
 """Moves chains by that many steps."""
@@ -58,6 +63,8 @@ def choose(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str = "
     when the first one has been tried.
     """
     require_choice("engine", asked, ENGINES)
+    if asked == "auto" and x.device.type == "cpu" and not STAND_IN:
+        return Choice("eager", (ON_THE_CPU,))
     reasons: list[str] = []
     for engine in STAGES[asked]:
         why = WHY_NOT[engine](kernel, energy, x, steps, asked)
@@ -71,8 +78,15 @@ def choose(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str = "
 
 
 def why_not_fused(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
-    """Why one kernel cannot run whole chains."""
-    return "there is no fused kernel for this energy"
+    """Why one kernel cannot run whole chains, or need not."""
+    if asked == "auto" and steps < LEAST:
+        return f"a chain of {steps} steps is short; from {LEAST} steps on"
+    return fused.why_not(kernel, energy, x, precision=fused_precision())
+
+
+def fused_precision() -> str:
+    """As torch's own products have it: `torch.set_float32_matmul_precision("high")` allows for TF32."""
+    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def why_not_captured(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
@@ -169,6 +183,20 @@ def _captured(
     return _eager(kernel, energy, h, rng, slopes, walk, steps % count)
 
 
+def _fused(
+    kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
+) -> Walk:
+    """All steps in one launch."""
+    precision = fused_precision()
+    made = fused.fused_chain(
+        kernel, energy, walk.state, steps, rng, step_size=h, slopes=slopes, precision=precision
+    )
+    acceptance, moved = (total + steps * mean for total, mean in zip(walk[1:3], made.info[:2], strict=True))
+    return Walk(
+        made.state, acceptance, moved, walk.slope if made.slope is None else walk.slope + steps * made.slope
+    )
+
+
 def advance_by(
     choice: Choice,
     stretch: int,
@@ -183,6 +211,7 @@ def advance_by(
         "eager": _eager,
         "compile": _compiled,
         "captured": functools.partial(_captured, stretch, choice.compiled),
+        "fused": _fused,
     }
     return functools.partial(own[choice.engine], kernel, energy, h, rng, slopes)
 

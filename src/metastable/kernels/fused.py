@@ -31,8 +31,7 @@ from metastable.core.perceptron import Perceptron
 from metastable.core.protocols import perceptron_of
 from metastable.core.types import Energy
 
-from .base import ChainState, Info, Kernel, Noise, StepKernel
-from .chain import ChainResult
+from .base import ChainResult, ChainState, Info, Kernel, Noise, StepKernel
 from .mala import MALA
 from .ula import ULA
 

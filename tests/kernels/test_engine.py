@@ -23,6 +23,7 @@ from metastable.kernels import (
     Kernel,
     MetropolisHastings,
     captured,
+    compiled,
     engine,
     run_chain,
 )
@@ -283,7 +284,7 @@ def test_on_the_cpu_auto_is_eager(monkeypatch):
     assert choice.engine == "eager"
     assert "on the CPU a seed keeps its numbers" in str(choice)
     asked = choose(ULA(0.1), Banana(2, 1.0), rows(5, 2), 10_000, "captured")
-    assert asked.engine == "compile"
+    assert asked.engine == "eager"
     assert asked.reasons[0].startswith("captured: the chains are on cpu")
     assert choose(ULA(0.1), Banana(2, 1.0), rows(5, 2), 10_000, "eager") == Choice("eager")
 
@@ -314,7 +315,9 @@ def test_what_the_compiler_does_not_take_is_said_with_its_line():
     with pytest.warns(RuntimeWarning, match=r"Deciding cannot be compiled: .*if x.sum\(\) > 0"):
         ours = run_chain(kernel, energy, kernel.init(energy, x), 11, rng(), engine="compile")
     assert_same(ours, run_chain(kernel, energy, kernel.init(energy, x), 11, rng(), engine="eager"))
-    assert choose(kernel, energy, x, 11, "compile").reasons[0].startswith("compile: ")
+    fallen = choose(kernel, energy, x, 11, "compile")
+    assert fallen.engine == "captured"
+    assert fallen.reasons[0].startswith("compile: ")
 
 
 @CUDA
@@ -326,14 +329,34 @@ def test_what_a_graph_does_not_take_is_said_with_its_line():
     assert torch.randn(3, device="cuda").isfinite().all()  # torch's own generator is free again
 
 
+@over("kernel", [ULA(0.05), MALA(0.2)])
+def test_compiled_steps_are_recorded_in_whole_calls(kernel, monkeypatch):
+    monkeypatch.setattr(engine, "loop_of", recorded_whole)
+    monkeypatch.setattr(captured, "compiled_several", lambda: compiled.several)
+    monkeypatch.setattr(compiled, "UNROLL", 2)
+    energy, x = energy_named("tilted"), rows(6, 2)
+    assert choose(kernel, energy, x, 9, "compile") == Choice("compile", (), True)
+    made = [
+        run_chain(kernel, energy, kernel.init(energy, x), 9, rng(1), engine=name)
+        for name in ("compile", "eager")
+    ]
+    assert_same(*made)
+
+
+def recorded_whole(*arguments: Any) -> captured.Loop:
+    loop = captured.loop_of(*arguments)
+    assert (loop.per_call, loop.count) == (2, 4)
+    return loop
+
+
 @CUDA
 @over("kernel", [ULA(0.05), MALA(0.2)])
 def test_compiled_steps_can_be_recorded_too(kernel):
     energy, x = energy_named("tilted").cuda(), rows(64, 2).cuda()
-    assert choose(kernel, energy, x, 40, "captured") == Choice("captured", (), True)
+    assert choose(kernel, energy, x, 40, "compile") == Choice("compile", (), True)
     made = [
         run_chain(kernel, energy, kernel.init(energy, x), 20, rng(1, "cuda"), engine=name)
-        for name in ("captured", "eager")
+        for name in ("compile", "eager")
     ]
     torch.testing.assert_close(made[0].state.x, made[1].state.x, rtol=1e-4, atol=1e-4)
 

@@ -33,10 +33,10 @@ def run_chain(
         state: from `kernel.init`.
         steps: how many steps.
         rng: source of the noise; the only randomness there is.
-        engine: `auto`, the fastest that makes the eager chain's moves; `eager`; `compile`, the same function
-            through `torch.compile` without a graph break, several steps a call; `captured`, compiled steps recorded
-            as a CUDA graph; `fused`, one kernel with the chains in registers. One that cannot run falls back to the
-            one before it and says why; `engine.choose` says it beforehand.
+        engine: `auto`, the fastest that needs no compiler; `eager`, operation by operation; `compile`, the same
+            function through `torch.compile` without a graph break, several steps a call, on a GPU recorded, too;
+            `captured`, the steps as they are, recorded as a CUDA graph; `fused`, one kernel with the chains in
+            registers. One that cannot run falls back and says why, which `engine.choose` says beforehand.
         step_size: overrides the kernel's, e.g. a tensor during warm-up; one for each row is `(B, 1, …, 1)`.
         record: keep every `record`-th position; 0 keeps none, so that memory does not grow with `steps`.
         slopes: also average ‖∇E‖ along each chain, from the gradients that the steps make anyway.

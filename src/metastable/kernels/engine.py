@@ -1,9 +1,9 @@
 """How chains run: eagerly, compiled, recorded as a CUDA graph, or as one fused kernel; and which it is to be.
 
 `auto` takes the fastest that needs no compiler. On a GPU that is one fused kernel for chains of perceptrons, which
-draws noise of its own, else steps recorded as they are, which make the eager chain's moves bit for bit. On the CPU it is
-the eager steps themselves: a seed gives the numbers that it always gave. Compiled steps round differently, take
-seconds to make, and are for those who ask for them.
+draws noise of its own, else steps recorded as they are, which make the eager chain's moves bit for bit. On the CPU
+it is the eager steps themselves: a seed gives the numbers that it always gave. Compiled steps, recorded on a GPU,
+too, round differently, take seconds to make, and are for those who ask for them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Advance = Callable[[Walk, int], Walk]
 
 
 class Choice(NamedTuple):
-    """The engine that chains run with, and why it is not a faster one; `compiled` steps may be captured, too.
+    """The engine that chains run with, and why it is not a faster one; `recorded` is for compiled steps.
 
     >>> print(Choice("eager", ("captured: the chains are on the CPU",)))
     eager (not captured: the chains are on the CPU)
@@ -49,11 +49,10 @@ class Choice(NamedTuple):
 
     engine: str
     reasons: tuple[str, ...] = ()
-    compiled: bool = False
+    recorded: bool = False
 
     def __str__(self) -> str:
-        name = f"{self.engine}, steps compiled" if self.compiled else self.engine
-        return name + (f" (not {'; not '.join(self.reasons)})" if self.reasons else "")
+        return self.engine + (f" (not {'; not '.join(self.reasons)})" if self.reasons else "")
 
 
 def choose(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str = "auto") -> Choice:
@@ -68,11 +67,11 @@ def choose(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str = "
     reasons: list[str] = []
     for engine in STAGES[asked]:
         why = WHY_NOT[engine](kernel, energy, x, steps, asked)
+        if why is None and engine == "compile":
+            why = why_not_captured(kernel, energy, x, steps, asked)
+            return Choice(engine, () if why is None else (f"captured: {why}",), why is None)
         if why is None:
-            compiled = (
-                asked == "captured" == engine and why_not_compile(kernel, energy, x, steps, asked) is None
-            )
-            return Choice(engine, tuple(reasons), compiled)
+            return Choice(engine, tuple(reasons))
         reasons.append(f"{engine}: {why}")
     return Choice("eager", tuple(reasons))
 
@@ -119,9 +118,9 @@ WHY_NOT = {"fused": why_not_fused, "captured": why_not_captured, "compile": why_
 STAGES = {
     "auto": ("fused", "captured"),
     "eager": (),
-    "compile": ("compile",),
-    "captured": ("captured", "compile"),
-    "fused": ("fused", "captured", "compile"),
+    "compile": ("compile", "captured"),
+    "captured": ("captured",),
+    "fused": ("fused", "captured"),
 }
 """For each engine that can be asked for, those that are tried, before `eager`, which always runs."""
 
@@ -154,7 +153,7 @@ def _compiled(
     return walk
 
 
-def _captured(
+def _recorded(
     stretch: int,
     compiled: bool,
     kernel: Kernel,
@@ -165,7 +164,7 @@ def _captured(
     walk: Walk,
     steps: int,
 ) -> Walk:
-    """Launches of some steps each, then what is left of them one by one; eagerly where they cannot be recorded."""
+    """Launches of some steps each, then what is left of them one by one; without recording where that cannot be."""
     count = stride_of(kernel, stretch, compiled)
     if steps < count:
         return _eager(kernel, energy, h, rng, slopes, walk, steps)
@@ -173,12 +172,12 @@ def _captured(
         loop = loop_of(kernel, energy, walk, h, slopes, count, compiled)
     except REFUSALS as error:
         refuse(energy, "captured", str(error).split("\n")[0])
-        return _eager(kernel, energy, h, rng, slopes, walk, steps)
+        return (_compiled if compiled else _eager)(kernel, energy, h, rng, slopes, walk, steps)
     except Exception as error:
         if not compiled or (why := compiler_gave_up(error)) is None:
             raise
         refuse(energy, "compile", why)
-        return _captured(stretch, False, kernel, energy, h, rng, slopes, walk, steps)
+        return _recorded(stretch, False, kernel, energy, h, rng, slopes, walk, steps)
     walk = loop.run(walk, h, rng, steps // count)
     return _eager(kernel, energy, h, rng, slopes, walk, steps % count)
 
@@ -207,13 +206,11 @@ def advance_by(
     slopes: bool,
 ) -> Advance:
     """The chosen engine as a function that moves chains, mostly by `stretch` steps at once."""
-    own = {
-        "eager": _eager,
-        "compile": _compiled,
-        "captured": functools.partial(_captured, stretch, choice.compiled),
-        "fused": _fused,
-    }
-    return functools.partial(own[choice.engine], kernel, energy, h, rng, slopes)
+    own = {"eager": _eager, "compile": _compiled, "fused": _fused}.get(choice.engine)
+    if choice.engine == "captured" or choice.recorded:
+        own = functools.partial(_recorded, stretch, choice.recorded)
+    assert own is not None
+    return functools.partial(own, kernel, energy, h, rng, slopes)
 
 
 def refuse(energy: Energy, engine: str, why: str) -> None:

@@ -17,6 +17,7 @@ from metastable.core.types import Bound, Energy, Proposal, Walkers, as_shape, is
 from metastable.data import check_data
 from metastable.energies import check_energy, inside_walls
 from metastable.kernels import MALA, Gibbs, Kernel, run_chain, warm_up
+from metastable.kernels.engine import choose
 from metastable.proposals import Signs
 from metastable.walkers.continuing import continue_walkers
 
@@ -56,7 +57,8 @@ def sample(
 
     Returns:
         Walkers with `.x`, equal weights, and `.info`: `acceptance`, `distance` (RMS move of a step), `kernel`
-        (with its final step size) and `temperature`, the temperature at which the chain really samples.
+        (with its final step size), `temperature`, the temperature at which the chain really samples, and `engine`,
+        with why it is not a faster one.
 
     >>> import metastable as ms
     >>> w = ms.sample(ms.energies.DoubleWell(), 100, kernel=ms.kernels.MALA(step_size=0.05), steps=20)
@@ -88,6 +90,7 @@ def sample(
         "distance": float(result.info.moved.mean().sqrt()),
         "kernel": kernel,
         "temperature": kernel.temperature,
+        "engine": str(choose(kernel, energy, x, steps, engine)),
         "seconds": time.perf_counter() - began,
     }
     return Walkers.equal(result.state.x, info=info, trace=result.trace)

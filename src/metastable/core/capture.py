@@ -11,6 +11,7 @@ decision that should have been made anew.
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -39,6 +40,26 @@ class CaptureError(UnsupportedError):
 def is_recording() -> bool:
     """Whether a function is being recorded now: a recording within another is neither needed nor possible."""
     return _recording.get()
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[Callable[[], None]]:
+    """What stands inside is recorded as running beside what comes after it, until the function given is called.
+
+    Nothing outside may be changed inside, and nothing made inside be used before that call. Random numbers are
+    those of the order in which the code stands. Where nothing is recorded, everything is done in that order.
+
+    >>> with aside(torch.device("cpu")) as join:
+    ...     x = torch.ones(1)
+    >>> join()
+    """
+    if not (is_recording() and device.type == "cuda"):
+        yield lambda: None
+        return
+    here, beside = torch.cuda.current_stream(device), _stream(torch.cuda.current_device(), 1)
+    beside.wait_stream(here)
+    with torch.cuda.stream(beside):
+        yield lambda: here.wait_stream(beside)
 
 
 class Recording(NamedTuple):
@@ -115,7 +136,7 @@ def _graphed(
 ) -> Recording:
     """Warmed up and recorded on a stream of its own."""
     with torch.cuda.device(device):
-        stream, here = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream, here = _stream(torch.cuda.current_device()), torch.cuda.current_stream()
         stream.wait_stream(here)
         try:
             with torch.cuda.stream(stream):
@@ -138,6 +159,12 @@ def _graphed(
             _give_up(graph, device, generators)
             raise CaptureError(_words(error)) from error
     return Recording(outputs, graph, None, generators)
+
+
+@functools.cache
+def _stream(device: int, place: int = 0) -> torch.cuda.Stream:
+    """The one on which everything is recorded, and those beside it: streams share no memory."""
+    return torch.cuda.Stream(device)
 
 
 def _give_up(

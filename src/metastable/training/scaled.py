@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from metastable.core.capture import is_recording
-
 
 class Rates:
     """An optimiser's learning rates where a recorded step can read them: a tensor for each of its groups.
@@ -79,7 +77,8 @@ def _rates(optimiser: Optimizer, rates: Sequence[Any]) -> Iterator[None]:
     before = [{name: group[name] for name in ("lr", "capturable") if name in group} for group in groups]
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
-        if is_recording() and group.get("fused"):
+        home = group["params"][0]
+        if group.get("fused") and home.is_cuda and torch.cuda.is_current_stream_capturing():
             group["capturable"] = True  # fused steps are, but refuse to be recorded unless they are told
     try:
         yield

@@ -214,10 +214,14 @@ def fused_chain(
             "ADJUSTED": adjusted, "SIGMA": sigma is not None, "CLIP": clip is not None,
             "GIVEN": noise is not None, "ENERGIES": energies or adjusted, "SLOPES": slopes,
         }  # fmt: skip
-        importlib.import_module("metastable.kernels.fused_triton").chain_kernel[(-(-n // plan.block),)](
-            x, tuple(out), sums, n, steps, key, h.reshape(-1).contiguous(), int(h.numel() > 1),
-            sigma or 0.0, clip or 0.0, given, _pointers(layers, precision), **options,
-        )  # fmt: skip
+        launch = importlib.import_module("metastable.kernels.fused_triton").chain_kernel[
+            (-(-n // plan.block),)
+        ]
+        with torch.cuda.device_of(x):
+            launch(
+                x, tuple(out), sums, n, steps, key, h.reshape(-1).contiguous(), int(h.numel() > 1),
+                sigma or 0.0, clip or 0.0, given, _pointers(layers, precision), **options,
+            )  # fmt: skip
     info = Info(sums[0], sums[1])
     empty = x.new_empty(0)
     kept = out if energies or adjusted else ChainState(out.x, empty, empty)

@@ -332,12 +332,12 @@ def chain_kernel(
                 slope += tl.where(moves, tl.sqrt(tl.sum(grad * grad, 1)), 0.0)
         moved += tl.sum((y - x) * (y - x), 1)
         x = y
+    count = tl.maximum(steps, 1)
     tl.store(out[0] + at, x, mask=cell)
-    tl.store(sums + n + chain, moved / steps, mask=row)
+    tl.store(sums + n + chain, moved / count, mask=row)
     if ADJUSTED:
-        tl.store(sums + chain, accepted / steps, mask=row)
-    if SLOPES:
-        tl.store(sums + 2 * n + chain, slope / steps, mask=row)
+        tl.store(sums + chain, accepted / count, mask=row)
+    tl.store(sums + 2 * n + chain, slope / count, mask=row)
     if ENERGIES:
         tl.store(out[1] + chain, energy, mask=row)
         tl.store(out[2] + at, grad, mask=cell)

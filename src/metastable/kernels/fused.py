@@ -213,10 +213,14 @@ def fused_chain(
             "ADJUSTED": adjusted, "SIGMA": sigma is not None, "CLIP": clip is not None,
             "GIVEN": noise is not None, "ENERGIES": energies or adjusted, "SLOPES": slopes,
         }  # fmt: skip
-        importlib.import_module("metastable.kernels.fused_triton").chain_kernel[(-(-n // plan.block),)](
-            x, *out, *sums, n, steps, key, h.reshape(-1).contiguous(), int(h.numel() > 1),
-            sigma or 0.0, clip or 0.0, *given, *_pointers(layers), **options,
-        )  # fmt: skip
+        launch = importlib.import_module("metastable.kernels.fused_triton").chain_kernel[
+            (-(-n // plan.block),)
+        ]
+        with torch.cuda.device_of(x):
+            launch(
+                x, tuple(out), sums, n, steps, key, h.reshape(-1).contiguous(), int(h.numel() > 1),
+                sigma or 0.0, clip or 0.0, given, _pointers(layers, precision), **options,
+            )  # fmt: skip
     info = Info(sums[0], sums[1])
     empty = x.new_empty(0)
     kept = out if energies or adjusted else ChainState(out.x, empty, empty)
@@ -227,16 +231,26 @@ def _layers(energy: Any) -> Perceptron | None:
     return energy if isinstance(energy, Perceptron) else perceptron_of(energy)
 
 
-def _pointers(layers: Perceptron) -> tuple[Any, ...]:
+def _pointers(layers: Perceptron, precision: str) -> tuple[Any, ...]:
     """Everything that the kernel reads of an energy; what is not there is zero, or never read."""
     like = layers.head
     centre = like.new_zeros(layers.weights[0].shape[1]) if layers.centre is None else layers.centre
     share = like.new_ones(1) if layers.share is None else layers.share
     below = (*(layers.below or (like,) * 4), share)
-    weights = tuple(w.detach().contiguous() for w in layers.weights)
+    first, *others = (w.detach().contiguous() for w in layers.weights)
+    weights = (first, *(rounded(w) for w in others)) if precision == "tf32" else (first, *others)
     biases = tuple(b.detach().contiguous() for b in layers.biases)
     parts = tuple(t.detach().contiguous() for t in below)
     return centre.contiguous(), weights, biases, like.detach().contiguous(), layers.offset.detach(), parts
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """To the nearest numbers of TF32, 10 bits after the leading one.
+
+    >>> rounded(torch.tensor([1.0, 1.0 + 2**-11, 1.0 + 2**-12])).tolist()
+    [1.0, 1.0009765625, 1.0]
+    """
+    return ((weight.view(torch.int32) + 4096) & -8192).view(torch.float32)
 
 
 def _options(layers: Perceptron, plan: Plan, precision: str) -> dict[str, Any]:
@@ -244,16 +258,10 @@ def _options(layers: Perceptron, plan: Plan, precision: str) -> dict[str, Any]:
     inside = INSIDE.get(precision, precision)
     components = (0, 1) if layers.below is None else tuple(layers.below.log_peak.shape)
     return {
-        "D": layers.weights[0].shape[1],
-        "COLUMNS": _sizes(layers)[1],
-        "WIDTHS": tuple(w.shape[0] for w in layers.weights),
-        "K": components[0],
-        "S": components[1],
-        "NAME": layers.activation,
-        "PRECISION": inside,
-        "EDGE": "bf16x3" if inside == "tf32" else inside,
-        "FLIP": plan.flip,
+        "SIZES": (layers.weights[0].shape[1], tuple(w.shape[0] for w in layers.weights), *components),
+        "HOW": (layers.activation, inside, "bf16x3" if inside == "tf32" else inside, plan.flip),
         "BLOCK": plan.block,
+        "COLUMNS": _sizes(layers)[1],
         "num_warps": plan.warps,
         "num_stages": 1,
     }

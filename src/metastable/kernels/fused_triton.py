@@ -58,11 +58,18 @@ def dot(h, w, total, BACK: tl.constexpr, PRECISION: tl.constexpr, FLIP: tl.const
 
 
 @triton.jit
+def rounded(x):
+    """To the nearest number of TF32: tensor cores cut bits off, which would make every product a little small."""
+    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def product(h, w, BACK: tl.constexpr, PRECISION: tl.constexpr, FLIP: tl.constexpr):
     """h·wᵀ of float32 tiles, or h·w for `BACK`.
 
     `bf16x3` and `bf16x6` write a number as two or three bfloat16 ones, which multiply exactly, and add the products
-    down to 2⁻¹⁶ or 2⁻²⁴ of the largest, the small ones first. One copy of such weights serves both directions.
+    down to 2⁻¹⁶ or 2⁻²⁴ of the largest, the small ones first. Weights for `tf32` come rounded already: tensor cores
+    read them where they lie, which they do not if anything is made of them here.
     """
     width: tl.constexpr = w.shape[1] if BACK else w.shape[0]
     total = tl.zeros((width, h.shape[0]) if FLIP else (h.shape[0], width), tl.float32)
@@ -78,6 +85,8 @@ def product(h, w, BACK: tl.constexpr, PRECISION: tl.constexpr, FLIP: tl.constexp
         total = dot(h2, w1, total, BACK, None, FLIP)
         total = dot(h1, w2, total, BACK, None, FLIP)
         total = dot(h1, w1, total, BACK, None, FLIP)
+    elif PRECISION == "tf32":
+        total = dot(rounded(h), w, total, BACK, PRECISION, FLIP)
     else:
         total = dot(h, w, total, BACK, PRECISION, FLIP)
     return tl.trans(total) if FLIP else total
@@ -136,10 +145,7 @@ def out_of_layer(
 
 
 @triton.jit
-def above(
-    h, weights, biases, head, WIDTHS: tl.constexpr, LAYER: tl.constexpr, NAME: tl.constexpr,
-    PRECISION: tl.constexpr, FLIP: tl.constexpr,
-):  # fmt: skip
+def above(h, weights, biases, head, WIDTHS: tl.constexpr, LAYER: tl.constexpr, HOW: tl.constexpr):
     """The energy that the layers from `LAYER` on make of `h`, `(rows,)`, and its gradient in `h`.
 
     Each layer keeps its activation's derivative until the gradient comes back through the same weights.
@@ -152,11 +158,14 @@ def above(
         energy, back = tl.sum(h * w, 1), w + tl.zeros_like(h)
     else:
         OUT: tl.constexpr = WIDTHS[LAYER]
+        NAME: tl.constexpr = HOW[0]
+        PRECISION: tl.constexpr = HOW[1]
+        FLIP: tl.constexpr = HOW[3]
         P_OUT: tl.constexpr = padded(OUT)
         w = matrix(weights[LAYER], OUT, IN, P_OUT, P_IN)
         z = product(h, w, False, PRECISION, FLIP) + vector(biases[LAYER], OUT, P_OUT)[None, :]
         a, d = activated(z, NAME)
-        energy, g = above(a, weights, biases, head, WIDTHS, LAYER + 1, NAME, PRECISION, FLIP)
+        energy, g = above(a, weights, biases, head, WIDTHS, LAYER + 1, HOW)
         back = product(g * d, w, True, PRECISION, FLIP)
     return energy, back
 
@@ -178,10 +187,9 @@ def narrow(v, f, D: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
-def reference(
-    x, log_peak, means, factors, precisions, share_at, D: tl.constexpr, K: tl.constexpr, S: tl.constexpr
-):
+def reference(x, parts, D: tl.constexpr, K: tl.constexpr, S: tl.constexpr):
     """−log q of a mixture of Gaussians and its gradient: sums over components, kept from overflow as they grow."""
+    log_peak, means, factors, precisions, share_at = parts
     P: tl.constexpr = x.shape[1]
     top = tl.full((x.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((x.shape[0],), tl.float32)
@@ -204,21 +212,30 @@ def reference(
 
 
 @triton.jit
-def value_and_grad(
-    x, centre, weights, biases, head, offset, parts,
-    D: tl.constexpr, WIDTHS: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
-    NAME: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, FLIP: tl.constexpr,
-):  # fmt: skip
-    """E and ∇E at a block of positions."""
-    P: tl.constexpr = padded(WIDTHS[0])
+def value_and_grad(x, net, SIZES: tl.constexpr, HOW: tl.constexpr):
+    """E and ∇E at a block of positions.
+
+    `net` is the centre, weights, biases, head, offset and Gaussians of the energy; `SIZES` the numbers of an event,
+    the widths of layers, and how many components and widths these have; `HOW` the activation, the precision of
+    products inside and at the edge, and whether they are flipped.
+    """
+    centre, weights, biases, head, offset, parts = net
+    D: tl.constexpr = SIZES[0]
+    WIDTHS: tl.constexpr = SIZES[1]
+    WIDTH: tl.constexpr = WIDTHS[0]
+    K: tl.constexpr = SIZES[2]
+    S: tl.constexpr = SIZES[3]
+    NAME: tl.constexpr = HOW[0]
+    EDGE: tl.constexpr = HOW[2]
+    FLIP: tl.constexpr = HOW[3]
     v = x - vector(centre, D, x.shape[1])[None, :]
-    z = into_layer(v, weights[0], D, WIDTHS[0], EDGE, FLIP) + vector(biases[0], WIDTHS[0], P)[None, :]
+    z = into_layer(v, weights[0], D, WIDTH, EDGE, FLIP) + vector(biases[0], WIDTH, padded(WIDTH))[None, :]
     a, d = activated(z, NAME)
-    energy, g = above(a, weights, biases, head, WIDTHS, 1, NAME, PRECISION, FLIP)
-    grad = out_of_layer(g * d, weights[0], D, x.shape[1], WIDTHS[0], EDGE, FLIP)
+    energy, g = above(a, weights, biases, head, WIDTHS, 1, HOW)
+    grad = out_of_layer(g * d, weights[0], D, x.shape[1], WIDTH, EDGE, FLIP)
     energy += tl.load(offset)
     if K > 0:
-        rest, pull = reference(x, parts[0], parts[1], parts[2], parts[3], parts[4], D, K, S)
+        rest, pull = reference(x, parts, D, K, S)
         energy, grad = energy + rest, grad + pull
     return energy, grad
 
@@ -251,17 +268,35 @@ def uniforms(seed, chain, step):
     return tl.uint_to_uniform_float(tl.philox(seed, chain, zero + step, zero + 1, zero)[0])
 
 
+@triton.jit
+def adjusted(x, energy, grad, xi, u, h, sigma, moves, net, SIZES: tl.constexpr, HOW: tl.constexpr):
+    """A step of MALA: new position, energy and gradient, and the probability of the move.
+
+    Where the chain does not move yet, it looks at where it stands.
+    """
+    y = tl.where(moves, x - h[:, None] * grad + sigma[:, None] * xi, x)
+    new_energy, new_grad = value_and_grad(y, net, SIZES, HOW)
+    half, quarter = 0.5 * (y - x), 0.25 * h[:, None]
+    there = tl.sum((half + quarter * grad) * grad, 1)
+    back = tl.sum((quarter * new_grad - half) * new_grad, 1)
+    ratio = (energy - new_energy) + (there - back)
+    finite = tl.abs(ratio) < float("inf")  # a NaN is not below anything
+    probability = tl.where(finite, tl.exp(tl.minimum(ratio, 0.0)), 0.0)
+    taken = tl.where(moves, u < probability, True)
+    wide = taken[:, None]
+    y, grad = tl.where(wide, y, x), tl.where(wide, new_grad, grad)
+    return y, tl.where(taken, new_energy, energy), grad, tl.where(moves, probability, 0.0)
+
+
 @triton.jit(do_not_specialize=["n", "steps", "h_stride"])
 def chain_kernel(
-    x_in, x_out, energy_out, grad_out, acceptance_out, moved_out, slope_out,
-    n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, normal_given, uniform_given,
-    centre, weights, biases, head, offset, parts,
-    D: tl.constexpr, COLUMNS: tl.constexpr, WIDTHS: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
-    NAME: tl.constexpr, ADJUSTED: tl.constexpr, SIGMA: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr,
+    x_in, out, sums, n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, given, net,
+    SIZES: tl.constexpr, HOW: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    ADJUSTED: tl.constexpr, SIGMA: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr,
     ENERGIES: tl.constexpr, SLOPES: tl.constexpr,
-    PRECISION: tl.constexpr, EDGE: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """All steps of a block of chains."""
+    """All steps of a block of chains: MALA where `ADJUSTED`, else ULA."""
+    D: tl.constexpr = SIZES[0]
     chain = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = chain[:, None] * D + tl.arange(0, COLUMNS)[None, :]
     row, cell = chain < n, (chain < n)[:, None] & (tl.arange(0, COLUMNS) < D)[None, :]
@@ -275,35 +310,20 @@ def chain_kernel(
     for step in range(-1 if ADJUSTED else 0, steps + 1 if ENERGIES and not ADJUSTED else steps):
         moves = (step >= 0) & (step < steps)
         if GIVEN:
-            xi = tl.load(normal_given + step * n * D + at, mask=cell & moves, other=0.0)
+            xi = tl.load(given[0] + step * n * D + at, mask=cell & moves, other=0.0)
         else:
             xi = tl.where(cell, normals(seed, chain, step, COLUMNS), 0.0)
         if ADJUSTED:
-            y = tl.where(moves, x - h[:, None] * grad + sigma[:, None] * xi, x)
-            new_energy, new_grad = value_and_grad(
-                y, centre, weights, biases, head, offset, parts, D, WIDTHS, K, S, NAME, PRECISION, EDGE, FLIP
-            )
-            half, quarter = 0.5 * (y - x), 0.25 * h[:, None]
-            there = tl.sum((half + quarter * grad) * grad, 1)
-            back = tl.sum((quarter * new_grad - half) * new_grad, 1)
-            ratio = (energy - new_energy) + (there - back)
-            finite = tl.abs(ratio) < float("inf")  # a NaN is not below anything
-            probability = tl.where(finite, tl.exp(tl.minimum(ratio, 0.0)), 0.0)
             if GIVEN:
-                u = tl.load(uniform_given + step * n + chain, mask=row & moves, other=0.0)
+                u = tl.load(given[1] + step * n + chain, mask=row & moves, other=0.0)
             else:
                 u = uniforms(seed, chain, step)
-            taken = (u < probability) | (step < 0)
-            accepted += tl.where(moves, probability, 0.0)
             if SLOPES:
                 slope += tl.sqrt(tl.sum(grad * grad, 1))
-            y = tl.where(taken[:, None], y, x)
-            grad = tl.where(taken[:, None], new_grad, grad)
-            energy = tl.where(taken, new_energy, energy)
+            y, energy, grad, probability = adjusted(x, energy, grad, xi, u, h, sigma, moves, net, SIZES, HOW)
+            accepted += probability
         else:
-            energy, grad = value_and_grad(
-                x, centre, weights, biases, head, offset, parts, D, WIDTHS, K, S, NAME, PRECISION, EDGE, FLIP
-            )
+            energy, grad = value_and_grad(x, net, SIZES, HOW)
             drift = h[:, None] * grad
             if CLIP:
                 drift = tl.minimum(tl.maximum(drift, -clip), clip)
@@ -312,12 +332,12 @@ def chain_kernel(
                 slope += tl.where(moves, tl.sqrt(tl.sum(grad * grad, 1)), 0.0)
         moved += tl.sum((y - x) * (y - x), 1)
         x = y
-    tl.store(x_out + at, x, mask=cell)
-    tl.store(moved_out + chain, moved / steps, mask=row)
+    count = tl.maximum(steps, 1)
+    tl.store(out[0] + at, x, mask=cell)
+    tl.store(sums + n + chain, moved / count, mask=row)
     if ADJUSTED:
-        tl.store(acceptance_out + chain, accepted / steps, mask=row)
-    if SLOPES:
-        tl.store(slope_out + chain, slope / steps, mask=row)
+        tl.store(sums + chain, accepted / count, mask=row)
+    tl.store(sums + 2 * n + chain, slope / count, mask=row)
     if ENERGIES:
-        tl.store(energy_out + chain, energy, mask=row)
-        tl.store(grad_out + at, grad, mask=cell)
+        tl.store(out[1] + chain, energy, mask=row)
+        tl.store(out[2] + at, grad, mask=cell)

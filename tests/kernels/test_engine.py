@@ -87,7 +87,7 @@ def pair(
 def assert_same(one: ChainResult, other: ChainResult) -> None:
     ours, theirs = ((*r.state, *r.info[:2], r.trace, r.slope) for r in (one, other))
     for a, b in zip(ours, theirs, strict=True):
-        assert (a is None and b is None) or torch.equal(a, b)
+        assert a is b is None or torch.equal(a, b)  # pyright: ignore
 
 
 @over("device", HERE)
@@ -106,6 +106,7 @@ def test_positions_are_recorded_between_launches(record, device):
     energy, x = energy_named("tilted").to(device), rows(5, 2).to(device)
     ours, eager = pair(MALA(0.2), energy, x, 11, record=record)
     assert_same(ours, eager)
+    assert eager.trace is not None
     assert len(eager.trace) == 11 // record
 
 
@@ -247,8 +248,10 @@ def test_what_an_energy_does_beside_its_value_is_noticed_put_back_and_said_once(
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
             torch.manual_seed(0)
             warnings.simplefilter("always")
-            for _ in range(2):
-                result = run_chain(kernel, energy, kernel.init(energy, rows(5, 2)), 6, rng(1), engine=name)
+            _, result = (
+                run_chain(kernel, energy, kernel.init(energy, rows(5, 2)), 6, rng(1), engine=name)
+                for _ in range(2)
+            )
         made.append((result.state.x, *energy.buffers()))
         assert len(said) == (name == "auto")
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
@@ -270,7 +273,7 @@ class Slotted:
     [
         (Banana(2, 1.0), 3, "auto", "captured: a chain of 3 steps is done before it is recorded"),
         (hooked(), 50, "captured", r"captured: energy.body.0 \(Linear\) has hooks, which a recording"),
-        (Slotted(), 50, "auto", "captured: energy is a Slotted, whose changes would not be noticed"),
+        (Slotted(), 50, "auto", "captured: energy is a Slotted, whose end would not be noticed"),
     ],
 )
 def test_a_choice_says_why_not_more(energy, steps, asked, words):
@@ -287,6 +290,17 @@ def test_on_the_cpu_auto_is_eager(monkeypatch):
     assert asked.engine == "eager"
     assert asked.reasons[0].startswith("captured: the chains are on cpu")
     assert choose(ULA(0.1), Banana(2, 1.0), rows(5, 2), 10_000, "eager") == Choice("eager")
+
+
+def test_an_engine_that_was_asked_for_and_does_not_run_is_said_once(monkeypatch):
+    monkeypatch.setattr(engine, "STAND_IN", False)
+    monkeypatch.setattr(engine, "_said", set())
+    energy, kernel = Banana(2, 1.0), ULA(0.1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for asked in ("captured", "captured", "auto", "eager"):
+            run_chain(kernel, energy, kernel.init(energy, rows(5, 2)), 6, rng(), engine=asked)
+    assert [str(w.message)[:55] for w in said] == ["engine: 'captured' was asked for, and it is eager (not "]
 
 
 def test_a_chain_within_a_recording_is_not_recorded_again():

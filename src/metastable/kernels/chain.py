@@ -10,7 +10,7 @@ from metastable.core.types import Energy
 
 from .base import ChainResult, ChainState, Info, Kernel, StepKernel, require_events
 from .compiled import Walk
-from .engine import advance_by, choose
+from .engine import advance_by, choose, say_once
 
 
 def run_chain(
@@ -46,6 +46,7 @@ def run_chain(
     h = _step_size(kernel, step_size, state.x)
     walk, trace, stretch = Walk.start(state, slopes), [], min(record or steps, steps)
     choice = choose(kernel, energy, state.x, steps, engine)
+    say_once(engine, choice)
     advance = advance_by(choice, stretch, kernel, energy, h, rng, slopes)
     try:
         with torch.no_grad():

@@ -104,7 +104,7 @@ def _roomy(function: Several) -> Several:
 
 def compiler_gave_up(error: Exception) -> str | None:
     """What the compiler does not take, and the line that it stands in; None for any other error."""
-    kinds = torch._dynamo.exc
+    kinds = torch._dynamo.exc  # pyright: ignore
     if not isinstance(error, (kinds.TorchDynamoException, kinds.FailOnRecompileLimitHit)):
         return None
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -80,7 +81,7 @@ def why_not_fused(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: 
     """Why one kernel cannot run whole chains, or need not."""
     if asked == "auto" and steps < LEAST:
         return f"a chain of {steps} steps is short; from {LEAST} steps on"
-    return fused.why_not(kernel, energy, x, precision=fused_precision())
+    return fused.why_not(kernel, energy, x, precision=fused_precision()) or refused(energy, "fused")
 
 
 def fused_precision() -> str:
@@ -98,20 +99,17 @@ def why_not_captured(kernel: Kernel, energy: Energy, x: Tensor, steps: int, aske
     if asked == "auto" and steps * max(1, kernel.gradients_per_step) < LEAST:
         return f"a chain of {steps} steps is done before it is recorded; from {LEAST} gradients on"
     try:
-        reads(energy, x.device), reads(kernel, x.device, "kernel")
-        return known_of(energy).refused.get("captured")
+        known_of(energy), reads(energy, x.device), reads(kernel, x.device, "kernel")
     except UnwatchedError as error:
         return str(error)
+    return refused(energy, "captured")
 
 
 def why_not_compile(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
     """Why steps cannot be compiled."""
     if x.is_cuda and not has_triton():
         return "this torch has no Triton, which compiled functions need on a GPU"
-    try:
-        return known_of(energy).refused.get("compile")
-    except UnwatchedError:
-        return None
+    return refused(energy, "compile")
 
 
 WHY_NOT = {"fused": why_not_fused, "captured": why_not_captured, "compile": why_not_compile}
@@ -171,7 +169,7 @@ def _recorded(
     try:
         loop = loop_of(kernel, energy, walk, h, slopes, count, compiled)
     except REFUSALS as error:
-        refuse(energy, "captured", str(error).split("\n")[0])
+        refuse(energy, "captured", str(error).splitlines()[0])
         return (_compiled if compiled else _eager)(kernel, energy, h, rng, slopes, walk, steps)
     except Exception as error:
         if not compiled or (why := compiler_gave_up(error)) is None:
@@ -186,10 +184,14 @@ def _fused(
     kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
 ) -> Walk:
     """All steps in one launch."""
-    precision = fused_precision()
-    made = fused.fused_chain(
-        kernel, energy, walk.state, steps, rng, step_size=h, slopes=slopes, precision=precision
-    )
+    options = {"step_size": h, "slopes": slopes, "precision": fused_precision()}
+    try:
+        made = fused.fused_chain(kernel, energy, walk.state, steps, rng, **options)
+    except Exception as error:
+        if not type(error).__module__.startswith("triton"):
+            raise
+        refuse(energy, "fused", f"{type(error).__name__}, {str(error).splitlines()[0]}")
+        return _recorded(steps, False, kernel, energy, h, rng, slopes, walk, steps)
     acceptance, moved = (total + steps * mean for total, mean in zip(walk[1:3], made.info[:2], strict=True))
     return Walk(
         made.state, acceptance, moved, walk.slope if made.slope is None else walk.slope + steps * made.slope
@@ -213,12 +215,28 @@ def advance_by(
     return functools.partial(own, kernel, energy, h, rng, slopes)
 
 
-def refuse(energy: Energy, engine: str, why: str) -> None:
-    """Remember that this energy cannot run so, and say it once."""
-    known_of(energy).refused[engine] = why
-    warnings.warn(
-        f"engine: {type(energy).__name__} cannot be {DONE[engine]}: {why}", RuntimeWarning, stacklevel=2
-    )
-
-
 DONE = {"compile": "compiled", "captured": "recorded as a CUDA graph", "fused": "run by one kernel"}
+_said: set[str] = set()
+
+
+def refuse(energy: Energy, engine: str, why: str) -> None:
+    """Remember that this energy cannot run so, and say it."""
+    with suppress(UnwatchedError):
+        known_of(energy).refused[engine] = why
+    _said.add(f"{engine}: {why}")
+    name = type(energy).__name__
+    warnings.warn(f"engine: {name} cannot be {DONE[engine]}: {why}", RuntimeWarning, stacklevel=2)
+
+
+def refused(energy: Energy, engine: str) -> str | None:
+    """Why this energy could not run so before, if it was tried."""
+    with suppress(UnwatchedError):
+        return known_of(energy).refused.get(engine)
+
+
+def say_once(asked: str, choice: Choice) -> None:
+    """Warn where an engine that was asked for by its name is not the one that runs."""
+    new = [reason for reason in choice.reasons if reason not in _said]
+    if new and asked not in ("auto", choice.engine) and not is_recording():
+        _said.update(new)
+        warnings.warn(f"engine: {asked!r} was asked for, and it is {choice}", RuntimeWarning, stacklevel=3)

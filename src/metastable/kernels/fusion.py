@@ -58,7 +58,7 @@ def share_sigmoids(graph: fx.Graph) -> None:
     """In place: x/(1 + exp(−x)) becomes x·σ(x) where σ(x) is there as well."""
     aten = torch.ops.aten
     for node in _found(graph, aten.sigmoid.default):
-        x = node.args[0]
+        x: Any = node.args[0]
         negatives = [n for n in x.users if n.target is aten.neg.default]
         exponentials = [n for m in negatives for n in m.users if n.target is aten.exp.default]
         sums = [n for m in exponentials for n in m.users if n.target is aten.add.Tensor and n.args[1] == 1]

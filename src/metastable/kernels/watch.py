@@ -89,7 +89,7 @@ def _key(
         )
     if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
         return value.__name__
-    if not hasattr(value, "__dict__") or isinstance(value, torch.Generator):
+    if isinstance(value, torch.Generator) or "__dict__" not in dir(value):
         raise UnwatchedError(f"{name} is a {type(value).__name__}, whose changes would not be noticed")
     return (type(value), *((part, inner(f".{part}", v)) for part, v in vars(value).items()))
 

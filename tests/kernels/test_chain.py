@@ -144,6 +144,7 @@ COMPILED = [
 
 
 @over(("kernel", "backend"), COMPILED)
+@pytest.mark.filterwarnings("error:engine")
 def test_compiled_chains_are_the_eager_ones(kernel, backend, fresh_compiler, monkeypatch):
     if backend is not None:
         monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))

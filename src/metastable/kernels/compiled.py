@@ -25,6 +25,8 @@ LIMITS = (
     ("accumulated_recompile_limit", "accumulated_cache_size_limit"),
 )
 """The compiler's limits by the names they have had, the newer first: of one piece of code, and of its frames."""
+LIMIT_ERRORS = ("FailOnRecompileLimitHit", "FailOnCacheLimitHit")
+"""What passing them raises, which is no error of the compiler's own family."""
 
 
 class Walk(NamedTuple):
@@ -104,8 +106,8 @@ def _roomy(function: Several) -> Several:
 
 def compiler_gave_up(error: Exception) -> str | None:
     """What the compiler does not take, and the line that it stands in; None for any other error."""
-    kinds = torch._dynamo.exc  # pyright: ignore
-    if not isinstance(error, (kinds.TorchDynamoException, kinds.FailOnRecompileLimitHit)):
+    its_own = isinstance(error, torch._dynamo.exc.TorchDynamoException)  # pyright: ignore
+    if not its_own and type(error).__name__ not in LIMIT_ERRORS:
         return None
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
     places = [i for i, line in enumerate(lines) if line.startswith('File "')]

@@ -36,8 +36,8 @@ class Measure:
 
 LIMITS = {  # (limit, target)
     "circles between files": (0, 0),
-    "imports inside functions": (18, 20),
-    "files over 400 lines": (2, 5),
+    "imports inside functions": (17, 20),
+    "files over 400 lines": (3, 5),
     "longest file": (500, 500),
     "longest function": (45, 45),
     "private helpers with one call site, %": (14.7, 14),
@@ -45,7 +45,7 @@ LIMITS = {  # (limit, target)
     "Tensor | Batch": (0, 0),
     "sets of method names outside methods": (0, 0),
     "rooms that score a run": (1, 1),
-    "lines": (43_050, 32_500),
+    "lines": (45_700, 32_500),
 }
 
 

@@ -180,6 +180,7 @@ def _write_failure(
     method = plan.method
     run = Run(trainer.energy, method.name, trainer.recorder.history, None, None, config=settings)
     run.status, run.folder, run.seconds = "diverged", folder, trainer.seconds
+    run.engine = trainer.choice._asdict()
     run.power = power_of(method, trainer.context.step)
     o = output_scale_of(run.learned_energy)
     run.diagnosis = diagnose(run.history, Facts(method=method, power=run.power, output_scale=o))
@@ -226,6 +227,7 @@ def _run_of(
         power=power_of(method, outcome.step),
         ended=outcome.message,
         kept=outcome.kept,
+        engine={} if outcome.engine is None else outcome.engine._asdict(),
     )
 
 

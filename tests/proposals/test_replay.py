@@ -6,38 +6,27 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
+from metastable.core.capture import CaptureError, Replays
 from metastable.core.errors import UnsupportedError
 from metastable.core.waiting import unwatched
 from metastable.proposals import InterpolantFlow
-from metastable.proposals.replay import Recording, Replays
+from metastable.proposals.replay import replayed
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-class Again:
-    """In the place of a graph: the function once more, from the memory it was recorded with into that."""
-
-    def __init__(self, function, inputs, outputs):
-        self.function, self.inputs, self.outputs = function, inputs, outputs
-
-    def replay(self):
-        for kept, new in zip(self.outputs, self.function(*self.inputs), strict=True):
-            kept.copy_(new)
-
-
-class OnTheHost(Replays):
+class Counted(Replays):
     recorded = 0
 
-    def record(self, function, inputs):
+    def record(self, *given):
         self.recorded += 1
-        own = [x.clone() for x in inputs]
-        outputs = tuple(x.clone() for x in function(*own))
-        return Recording(own, outputs, Again(function, own, outputs))  # pyright: ignore
+        return super().record(*given)
 
 
 def test_a_recording_is_made_once_for_each_key_and_shape():
-    replays, weight = OnTheHost(most=2), torch.tensor(2.0)
+    replays, weight = Counted(most=2), torch.tensor(2.0)
     double = lambda x: (weight * x,)  # noqa: E731
     first = replays(double, "a", torch.ones(3))[0]
     weight.fill_(3.0)  # in place, as an optimiser does
@@ -53,13 +42,13 @@ def test_a_recording_is_made_once_for_each_key_and_shape():
     assert replays.recorded == 4
 
 
-def test_what_cannot_be_recorded_says_what_to_do():
-    class Broken(Replays):
-        def record(self, function, inputs):
-            raise RuntimeError("operation not permitted when stream is capturing")
+def test_what_cannot_be_recorded_says_what_to_do(monkeypatch):
+    def broken(*given):
+        raise CaptureError("operation not permitted when stream is capturing")
 
+    monkeypatch.setattr(Replays, "record", broken)
     with pytest.raises(UnsupportedError, match=r"not permitted.*; build the flow with replay=False"):
-        Broken()(lambda x: (x,), "a", torch.ones(1))
+        replayed(nn.Linear(1, 1), lambda x, code, t, first: (x,), "a", torch.ones(1), None, torch.ones(1))
 
 
 @cuda

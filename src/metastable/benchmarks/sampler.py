@@ -1,12 +1,12 @@
 """Langevin chains on a small network: our compiled chains beside TorchEBM's sampler and a JAX scan.
 
-All run the same update, x − h∇E(x) + √(2h)ξ, on the same weights from the same positions, in float32.
+All run the same update, x − h∇E(x) + √(2h)ξ, on the same weights from the same positions, in float32. On a GPU
+every engine is timed, on larger problems, too (`sampler_gpu`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,16 +17,15 @@ from metastable.experiments.base import Row
 from metastable.kernels import HMC, MALA, ULA, Kernel, run_chain
 
 from .memory import peak_of
+from .peers import EXTRA, PURPOSE, Chain, jax_chain, problem, torchebm_chain
+from .sampler_gpu import SIZES, growth, run_on
 from .timing import by_turns, machine, on_cores
 
-EXTRA = "bench"
-PURPOSE = "the sampler benchmark"
 OVER_TORCHEBM = 1.4
 OVER_JAX = 0.9
 GROWTH_TARGET = 20.0
-
-Chain = Callable[[int], Any]
-"""Runs that many steps, and returns where the chains are, `(chains, 2)`."""
+MOST_ROUNDS = 7
+"""On a GPU, where nothing else runs and times hardly differ."""
 
 
 def run(
@@ -39,6 +38,7 @@ def run(
     cores: int | None = 2,
     memory_steps: tuple[int, int] = (200, 20_000),
     seed: int = 0,
+    device: str | None = None,
 ) -> list[Row]:
     """Speed ratios, steps per second, and what a hundred times as many steps add to the memory.
 
@@ -51,7 +51,12 @@ def run(
         cores: CPUs to use.
         memory_steps: the short and the long chain whose peak memory is compared.
         seed: of weights and positions.
+        device: `cpu`, or a GPU; the one that is there by default. On a GPU sizes are those of `sampler_gpu`.
     """
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda":
+        rows = run_on(place, SIZES, steps, min(rounds, MOST_ROUNDS), seed, torch.cuda.synchronize)
+        return [*rows, growth(place, (200, 2_000)), *machine(gpu=torch.cuda.get_device_name(place))]
     torchebm, jax = (need(module, EXTRA, PURPOSE) for module in ("torchebm", "jax"))
     with on_cores(cores):
         net, x = problem(chains, hidden, seed)
@@ -86,68 +91,10 @@ def _speeds(net: MLP, x: Tensor, step_size: float, steps: int, rounds: int) -> l
     ]
 
 
-def problem(chains: int, hidden: Sequence[int], seed: int) -> tuple[MLP, Tensor]:
-    """The network and the positions that every sampler starts from."""
-    net = MLP(2, tuple(hidden), seed=seed).requires_grad_(False)
-    return net, torch.randn((chains, 2), generator=torch.Generator().manual_seed(seed))
-
-
 def ours(kernel: Kernel, net: MLP, x: Tensor, engine: str) -> Chain:
     """`run_chain`, from the same positions every time."""
     rng = torch.Generator().manual_seed(0)
     return lambda steps: run_chain(kernel, net, kernel.init(net, x), steps, rng, engine=engine).state.x
-
-
-def torchebm_chain(net: MLP, x: Tensor, step_size: float) -> Chain:
-    """TorchEBM's `LangevinDynamics` without trajectory or diagnostics, the least it can be asked to do."""
-    core = need("torchebm.core", EXTRA, PURPOSE)
-    samplers = need("torchebm.samplers", EXTRA, PURPOSE)
-
-    class Wrapped(core.BaseModel):
-        def __init__(self) -> None:
-            super().__init__(device="cpu")
-            self.net = net
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-    sampler = samplers.LangevinDynamics(Wrapped(), step_size=step_size, noise_scale=1.0, device="cpu")
-    return lambda steps: sampler.sample(x=x, n_steps=steps)
-
-
-def jax_energy(net: MLP) -> Callable[[Any], Any]:
-    """The same network in `jax.numpy`, `(B, 2)` to `(B,)`."""
-    jax = need("jax", EXTRA, PURPOSE)
-    linear = [layer for layer in net.modules() if isinstance(layer, torch.nn.Linear)]
-    weights = [(jax.numpy.asarray(l.weight.T.numpy()), jax.numpy.asarray(l.bias.numpy())) for l in linear]
-
-    def energy(x: Any) -> Any:
-        for weight, bias in weights[:-1]:
-            x = jax.nn.silu(x @ weight + bias)
-        weight, bias = weights[-1]
-        return (x @ weight + bias)[:, 0]
-
-    return energy
-
-
-def jax_chain(net: MLP, x: Tensor, step_size: float) -> Chain:
-    """A jitted `lax.scan`; the normals are drawn inside it."""
-    jax = need("jax", EXTRA, PURPOSE)
-    energy = jax_energy(net)
-    grad = jax.grad(lambda x: energy(x).sum())
-    sigma = (2 * step_size) ** 0.5
-
-    def step(carry: Any, _: Any) -> Any:
-        x, key = carry
-        key, own = jax.random.split(key)
-        return (x - step_size * grad(x) + sigma * jax.random.normal(own, x.shape), key), None
-
-    def scan(x: Any, key: Any, steps: int) -> Any:
-        return jax.lax.scan(step, (x, key), None, length=steps)[0][0]
-
-    compiled = jax.jit(scan, static_argnums=2)
-    start, key = jax.numpy.asarray(x.numpy()), jax.random.PRNGKey(0)
-    return lambda steps: compiled(start, key, steps).block_until_ready()
 
 
 def long_chain(chains: int, hidden: list[int], step_size: float, steps: int, seed: int) -> None:

@@ -56,6 +56,7 @@ def print_plan(job: Job, folder: Path) -> None:
         f"units       {UNITS[plan.units]}",
         f"energy      {type(energy).__name__}, {parameters:,} parameters, checked on the data",
         f"device      {plan.engine.device}, {plan.engine.precision}",
+        f"updates     {plan.updates}",
         f"steps       {plan.trainer.steps}{limit}",
         f"memory      about {_size(memory(job, energy, x, seen))}",
         f"folder      {folder}{state}",

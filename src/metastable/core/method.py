@@ -15,7 +15,7 @@ Modules that a method needs beside the energy (a second player, a noise model, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -123,6 +123,8 @@ class Method(Generic[State]):
     """The kernel that moves its chains, of several sources the first one's; None where nothing moves."""
     fresh_steps: ClassVar[int | None] = None
     """Steps of chains that begin afresh at every update; None where it has none of these."""
+    not_recorded: ClassVar[str] = ""
+    """Why its updates cannot be recorded and launched as a whole, in words; nothing where they can."""
 
     def takes(self, batch: Batch) -> Any:
         """A batch as the method is given it: events alone, `(B, *event)`, where it needs nothing beside them."""
@@ -173,6 +175,16 @@ class Method(Generic[State]):
         A tuple of players shares one loss and one backward pass; `loss` is asked for the first of them.
         """
         return ("energy",)
+
+    def phase(self, context: Context) -> Hashable:
+        """All that `negatives`, `loss` and `advance` decide from `context.step` in this update, but for `turns`.
+
+        On a GPU, updates of one phase are recorded once and launched as a whole after that: what Python decided
+        then, numbers that it computed from `context.step` included, is the same in all of them. None for a method
+        that never asks for the step. By default each update has a phase of its own, and none is recorded; a class
+        that writes one of the moments anew says its phase anew. No moment may look at a number on a device.
+        """
+        return context.step
 
     def updates(self, context: Context, player: str, steps: int) -> int:
         """In how many of the first `steps` updates this player has a turn; its learning rate follows these."""

@@ -206,7 +206,23 @@ class ZeroStarting(Protocol):
         ...
 
 
+class Layered(Protocol):
+    """An energy that is a perceptron, alone or on Gaussians, in whatever units."""
+
+    def perceptron(self) -> Any:
+        """Its layers as a `core.perceptron.Perceptron`, for chains that run in one launch; None if it is none."""
+        ...
+
+
 # ---- proposals
+
+
+class Gaussianlike(Protocol):
+    """A proposal that is a Gaussian or a mixture of them."""
+
+    def gaussians(self) -> Any:
+        """Its components as `core.perceptron.Gaussians`, for chains that run in one launch."""
+        ...
 
 
 class Conditional(Protocol):
@@ -278,9 +294,6 @@ class Flowing(Protocol):
         ...
 
 
-# ---- asking
-
-
 # ---- settings of an energy
 
 
@@ -301,6 +314,14 @@ class NoiseDrawing(Protocol):
     def noise(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """What `draw(x, noise)` is handed; standard normal, of the shape of `x`, where it is left out."""
         ...
+
+
+# ---- asking
+
+
+def perceptron_of(energy: Any) -> Any:
+    """The layers of an energy that is a perceptron; None of any other."""
+    return energy.perceptron() if provides(energy, Layered) else None
 
 
 @cache

@@ -172,18 +172,27 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
         with torch.no_grad():
             return EnergyGrad(*own(x))
     if torch.compiler.is_compiling():
-
-        def total(y: Tensor) -> tuple[Tensor, Tensor]:
-            values = energy(y)
-            return values.sum(), values
-
-        grad, (_, values) = torch.func.grad_and_value(total, has_aux=True)(x)
+        values, grad = traced_energy_and_grad(energy, x)
         return EnergyGrad(values.detach(), grad.detach())
     with torch.enable_grad():
         y = x.detach().requires_grad_(True)
         values = energy(y)
         grad = torch.autograd.grad(values.sum(), y)[0] if values.requires_grad else torch.zeros_like(x)
     return EnergyGrad(values.detach(), grad)
+
+
+def traced_energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
+    """E and ∇E, not detached, by a functional transform that `torch.compile` takes into one full graph.
+
+    Parameters can be differentiated through both, as losses of score matching ask for.
+    """
+
+    def total(y: Tensor) -> tuple[Tensor, Tensor]:
+        values = energy(y)
+        return values.sum(), values
+
+    grad, (_, values) = torch.func.grad_and_value(total, has_aux=True)(x)
+    return EnergyGrad(values, grad)
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,10 @@ def discrete_log_partition(
         return exact_log_partition(energy, event_shape, like, settings.seed)
     if reference is None:
         reference = Signs.uniform(event_shape, like) if data is None else fit_signs(data)
-    if isinstance(reference, nn.Module):  # the one that was given stays as it is
-        own: Any = deepcopy(reference)
-        reference = own.to(like)
-    return annealed_log_partition(energy, reference, settings, samples)
+    own: Any = reference
+    if isinstance(own, nn.Module):  # the one that was given stays as it is
+        own = deepcopy(own).to(like)
+    return annealed_log_partition(energy, own, settings, samples)
 
 
 def exact_log_partition(energy: Any, event_shape: tuple[int, ...], like: Tensor, seed: int) -> LogPartition:

@@ -51,6 +51,19 @@ class ChainState(NamedTuple):
     grad: Tensor
 
 
+class ChainResult(NamedTuple):
+    """The final state, mean diagnostics over the run, and positions `(draws, B, *event)` if recorded.
+
+    `slope` is the mean of ‖∇E‖ over the positions x₀ … x_{k−1} of each chain, `(B,)`, if asked for; zero where
+    the kernel has no gradients.
+    """
+
+    state: ChainState
+    info: Info
+    trace: Tensor | None
+    slope: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Kernel:
     """Base of all kernels: a frozen set of numbers with a pure `step`. Those with a step size are `StepKernel`s."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -92,6 +92,10 @@ class AdaptiveNCE(Objective[State]):
     def companions(self, energy: nn.Module, data: Tensor, noise: Proposal, seed: int) -> dict[str, nn.Module]:
         """p_m ← Freeze(p_θ₀)."""
         return {"frozen": copy.deepcopy(energy).requires_grad_(False).eval()}
+
+    def phase(self, context: Context) -> Hashable:
+        """Whether the copy is renewed, P, and the source's."""
+        return (context.step + 1) % self.interval == 0, self.power(context.step), self.source.phase(context)
 
     def sampled(self, context: Context) -> Context:
         """Line 3: chains see the frozen copy, and report v."""

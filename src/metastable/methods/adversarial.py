@@ -150,7 +150,7 @@ class AdversarialContrastive(FlowContrastive):
         if noise.biased:
             noise.redraw(context.rng)
             metrics["density_bias"] = noise.density_error(batch[:CHECKED_ROWS]).mean()
-            metrics["density_draws"] = batch.new_tensor(float(noise.draws))
+            metrics["density_draws"] = batch.new_full((), noise.draws)
         negatives, state, more = super().negatives(context, state, batch)
         return negatives, state, metrics | more
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -106,6 +106,10 @@ class ChainMethod(Method[State]):
         """1/T: training rests where data follow what the negatives follow, exp(−E/T)."""
         return 1 / self.temperature
 
+    def phase(self, context: Context) -> Hashable:
+        """None: chains are the same in every update."""
+        return None
+
     @property
     def bounded(self) -> bool:
         """Whether negatives stay in a bounded set under any energy, a constant one included."""
@@ -184,6 +188,10 @@ class Objective(Method[State]):
     def stored(self, batch: int, rows: int) -> int:
         """The source's."""
         return self.source.stored(batch, rows)
+
+    def phase(self, context: Context) -> Hashable:
+        """The source's."""
+        return self.source.phase(context)
 
     def sampled(self, context: Context) -> Context:
         """The context that the source sees; a method that samples another energy than E overrides this."""

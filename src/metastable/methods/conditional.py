@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -146,6 +147,10 @@ class ConditionalNCE(Method[Nothing]):
         fits = isinstance(self.noise, nn.Module) and isinstance(self.noise, ConditionalNoise)
         rule = "'gaussian', or a module with sample(x, rng) and log_prob(y, x)"
         require(fits, "conditional-nce.noise", rule, self.noise)
+
+    def phase(self, context: Context) -> Hashable:
+        """None: pairs are the same in every update."""
+        return None
 
     def companions(self, energy: nn.Module, data: Tensor, noise: Proposal, seed: int) -> dict[str, nn.Module]:
         """The noise, with its σ."""

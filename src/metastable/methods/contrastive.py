@@ -6,6 +6,7 @@ The three differ only in where a chain begins. Algorithms 3 and 4 of Carbone, Hu
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -65,6 +66,10 @@ class UnadjustedChains(ChainMethod[State]):
     def probe_due(self, context: Context) -> bool:
         """Whether the step is looked at in this update."""
         return self.tuned and (context.step < PROBE_EVERY or context.step % PROBE_EVERY == 0)
+
+    def phase(self, context: Context) -> Hashable:
+        """Whether the step is looked at."""
+        return self.probe_due(context)
 
     def after_probe(self, context: Context, x: Tensor, log_step: Tensor | None) -> Tensor | None:
         """log h of the next update, from where chains stand in this one."""

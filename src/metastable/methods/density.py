@@ -12,7 +12,7 @@ Diffusion and Diffusion-φ. They are the models that an energy must beat, or can
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -46,6 +46,10 @@ class Density(Method[Nothing]):
     name: ClassVar[str] = "density"
     gap_vanishes: ClassVar[bool] = False
     needs: ClassVar[str] = "given?"
+
+    def phase(self, context: Context) -> Hashable:
+        """None: the loss is the same in every update."""
+        return None
 
     def start(self, context: Context) -> Nothing:
         """Nothing to carry; the model must bring its loss."""

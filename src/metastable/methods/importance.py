@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +28,10 @@ class ImportanceSampled(Method[Nothing]):
     mode_weights_advice: ClassVar[str] = (
         "Use more negatives for each datum or a proposal nearer to the data, or train longer."
     )
+
+    def phase(self, context: Context) -> Hashable:
+        """None: draws are the same in every update."""
+        return None
 
     @property
     def draws(self) -> int:

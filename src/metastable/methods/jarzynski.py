@@ -15,6 +15,7 @@ equality*, NeurIPS 2023. Algorithms 1 and 2; U is our E.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -22,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.capture import aside
 from metastable.core.errors import (
     UnsupportedError,
     require,
@@ -241,10 +243,12 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """
         h = None if state.log_step is None else state.log_step.exp()
         probe = self.pace is not None or self.batch is not None or not isinstance(self.moves, ULA)
-        steering = self._follow(context, state.steering, state.rows, h, probe)
         following = None
+        with aside(state.steering.x.device) as join:  # neither asks for the other
+            steering = self._follow(context, state.steering, state.rows, h, probe)
         if state.following is not None:
             following = self._follow(context, state.following, state.following_rows, h)
+        join()
         metrics = self._metrics(context, state, steering, following)
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
         if log_step is not None:
@@ -284,12 +288,13 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             )
         if rows is not None:  # gradients of a mini-batch are of no use to the next one
             walkers = walkers._replace(grad=walkers.grad[:0])
-        ess, due = walkers.ess(), self.due(walkers, context.step + 1)
+        ess = walkers.ess()
+        due = self.due(walkers, context.step + 1, ess)
         if due is None:
             return Followed(walkers, move, ess, torch.zeros_like(ess, dtype=torch.bool))
-        return Followed(walkers.resample(due, self.scheme, self.order, rng), move, ess, due)  # line 16
+        return Followed(walkers.resample(due, self.scheme, self.order, rng, ess), move, ess, due)  # line 16
 
-    def due(self, walkers: Population, k: int) -> Tensor | None:
+    def due(self, walkers: Population, k: int, ess: Tensor) -> Tensor | None:
         """Line 16: which populations are to be resampled after update k; None when none can be."""
         if self.resample == "never":
             return None
@@ -299,7 +304,12 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         c = self.threshold_at(k)
         if c <= 0:
             return None
-        return (walkers.ess() if self.resample == "ess" else walkers.entropy()) < c
+        return (ess if self.resample == "ess" else walkers.entropy()) < c
+
+    def phase(self, context: Context) -> Hashable:
+        """What is resampled at the end of the update: all walkers or none after a lag, else those below c_k."""
+        k = context.step + 1
+        return k % self.lag == 0 if self.resample == "lag" else self.threshold_at(k)
 
     def threshold_at(self, k: int) -> float:
         """c_k: the last entry of the schedule that is in force, or the constant."""
@@ -321,7 +331,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             "ancestors": read.walkers.ancestors().amin(),
             "log_z": log_mean_exp(per_population),
             "log_z_steering": log_z,
-            "log_z_noise": read.walkers.noise().mean().sqrt(),
+            "log_z_noise": read.walkers.noise(torch.where(read.resampled, 1.0, read.ess)).mean().sqrt(),
         }
         if following is not None:
             metrics["log_z_se"] = per_population.std() / math.sqrt(len(per_population))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -95,6 +95,10 @@ class Mixed(ChainMethod[States]):
     def bounded(self) -> bool:
         """Whether every source stays in a bounded set."""
         return all(source.bounded for source in self.sources)
+
+    def phase(self, context: Context) -> Hashable:
+        """Those of all sources."""
+        return tuple(source.phase(context) for source in self.sources)
 
     def rate_factor(self, state: States) -> Tensor | None:
         """The least of the sources'."""

@@ -18,7 +18,7 @@ P. Florence and others, *Implicit behavioral cloning*, CoRL 2021.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -184,6 +184,10 @@ class Ranked(ImportanceSampled):
             return ("energy", "proposal")
         place = step % (self.proposal_steps + self.energy_steps)
         return ("proposal",) if place < self.proposal_steps else ("energy",)
+
+    def phase(self, context: Context) -> Hashable:
+        """Whether the proposal is an adversary."""
+        return self.plays_against(context.step)
 
     def updates(self, context: Context, player: str, steps: int) -> int:
         """In how many of the first `steps` updates this player has a turn."""

@@ -20,7 +20,7 @@ set aside, and where all of them are, the update nearly vanishes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple
@@ -191,6 +191,10 @@ class Robust(Objective[States]):
             Powers(1 - beta if a is None else a, (beta if b is None else b) / T)
             for beta in self.beta_at(step)
         )
+
+    def phase(self, context: Context) -> Hashable:
+        """The powers of this update and of the next, and the source's."""
+        return self.powers(context.step), self.powers(context.step + 1), self.source.phase(context)
 
     def power(self, step: int) -> float:
         """(a + b)/T, which is the same for every β."""

@@ -19,7 +19,7 @@ and with it the weights of the modes are lost: each of these methods is blind to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -115,6 +115,10 @@ class ScoreMethod(Method[Nothing]):
 
     gap_vanishes: ClassVar[bool] = False
     sees_mode_weights: ClassVar[bool] = False
+
+    def phase(self, context: Context) -> Hashable:
+        """None: the loss is the same in every update."""
+        return None
 
     def start(self, context: Context) -> Nothing:
         """Nothing is carried."""
@@ -338,6 +342,10 @@ class DenoisingScoreMatching(ScoreMethod):
             return self.sigma_start + t * (last - self.sigma_start)
         return self.sigma_start ** (1 - t) * last**t
 
+    def phase(self, context: Context) -> Hashable:
+        """σ: while it falls every update is one of its own."""
+        return self.sigma_at(context.step, _spread(context))
+
     def start(self, context: Context) -> Nothing:
         """Check σ against the data, where it was left to them."""
         last = self.sigma_at(self.anneal, _spread(context))
@@ -359,7 +367,7 @@ class DenoisingScoreMatching(ScoreMethod):
             "score_loss": loss.detach(),
             "score_norm": g.detach().square().flatten(1).sum(1).mean().sqrt(),
             "energy_noisy": E.detach().mean(),
-            "sigma": loss.new_tensor(sigma).detach(),
+            "sigma": loss.detach().new_full((), sigma),
         }
         return loss, metrics
 

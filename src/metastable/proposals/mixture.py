@@ -95,6 +95,9 @@ class Mixture(nn.Module):
 
     def _draw(self, n: int, rng: torch.Generator, gradients: bool) -> Tensor:
         chosen = torch.multinomial(self.weights, n, replacement=True, generator=rng)
+        if chosen.device.type != "cpu":  # the host does not ask how many each of them is to draw
+            each = torch.stack([_draws(c, gradients)(n, rng) for c in self.components])
+            return each[chosen, torch.arange(n, device=chosen.device)]
         counts = torch.bincount(chosen, minlength=len(self.components)).tolist()
         parts = [_draws(c, gradients)(m, rng) for c, m in zip(self.components, counts, strict=True)]
         return torch.cat(parts)[chosen.argsort(stable=True).argsort()]

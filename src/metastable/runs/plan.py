@@ -22,7 +22,7 @@ from metastable.evaluation.rays import bare_network_words
 from metastable.methods import Method
 from metastable.proposals import Gaussian, Signs
 from metastable.training.config import TrainerConfig
-from metastable.training.engine import Engine
+from metastable.training.engine import Choice, Engine, choose_engine
 from metastable.walkers.space import space_of
 
 from .resolve import check_discrete, check_fits, on_mixture, power_of, resolve_energy
@@ -87,6 +87,11 @@ class Plan:
         if self.validation is self.train:
             return self.rows
         return training_rows(self.validation, self.method, self.engine, self.coordinates, self.seed)
+
+    @property
+    def updates(self) -> Choice:
+        """How updates will run, and why not faster."""
+        return choose_engine(self.trainer.engine, self.engine.device, self.method, self.trainer.steps or 0)
 
     def settings(self, version: str) -> dict[str, Any]:
         """Everything as `config.json` holds it."""

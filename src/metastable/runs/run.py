@@ -52,6 +52,7 @@ class Run:
         log_z_source: `training` where log Z is the method's own, `independent` where it comes from sequential Monte
             Carlo, which was surer of itself.
         samples_source: the same of the walkers, which are the method's own unless the two disagreed.
+        engine: how updates ran, `chosen`, and the `reason` why not faster; nothing of a run that did not say.
         coordinates: the units that it was trained in; None where they are the data's own. Everything here is in the
             data's units; `within()` is the run in those of its training.
         inside: every module as it was trained, in those units; the same as `players` where there are none.
@@ -78,6 +79,7 @@ class Run:
     kept: int | None = None
     log_z_source: str = "training"
     samples_source: str = "training"
+    engine: dict[str, str] = field(default_factory=dict)
     coordinates: Coordinates | None = None
     inside: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -290,6 +292,7 @@ class Run:
             "kept": self.kept,
             "log_z_source": self.log_z_source,
             "samples_source": self.samples_source,
+            "engine": self.engine,
         }
 
     def __str__(self) -> str:

@@ -18,6 +18,7 @@ from metastable.data import check_data
 from metastable.energies import check_energy, inside_walls
 from metastable.kernels import Gibbs, Kernel, run_chain, warm_up
 from metastable.kernels.base import require_kernel
+from metastable.kernels.engine import choose
 from metastable.walkers.continuing import continue_walkers
 from metastable.walkers.space import space_of
 
@@ -35,7 +36,7 @@ def sample(
     event_shape: int | tuple[int, ...] | None = None,
     warmup: int = 0,
     seed: int = 0,
-    engine: str = "eager",
+    engine: str = "auto",
     record: int = 0,
 ) -> Walkers:
     """`n` chains of `steps` steps, run together.
@@ -52,12 +53,13 @@ def sample(
         event_shape: shape of one event, or its dimension.
         warmup: steps of step-size adaptation before the chains proper, whose moves are thrown away.
         seed: of every random number.
-        engine: `eager` or `compile`.
+        engine: how chains run, as `run_chain` takes it.
         record: keep every `record`-th position in `.trace`, for `.to_arviz()`.
 
     Returns:
         Walkers with `.x`, equal weights, and `.info`: `acceptance`, `distance` (RMS move of a step), `kernel`
-        (with its final step size) and `temperature`, the temperature at which the chain really samples.
+        (with its final step size), `temperature`, the temperature at which the chain really samples, and `engine`,
+        with why it is not a faster one.
 
     >>> import metastable as ms
     >>> w = ms.sample(ms.energies.DoubleWell(), 100, kernel=ms.kernels.MALA(step_size=0.05), steps=20)
@@ -89,6 +91,7 @@ def sample(
         "distance": float(result.info.moved.mean().sqrt()),
         "kernel": kernel,
         "temperature": kernel.temperature,
+        "engine": str(choose(kernel, energy, x, steps, engine)),
         "seconds": time.perf_counter() - began,
     }
     return Walkers.equal(result.state.x, info=info, trace=result.trace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from metastable.core.errors import require, require_choice, require_count, require_positive
 
 from .defaults import default_learning_rate, default_steps
+from .engine import ENGINES
 
 OptimiserFactory = Callable[[Iterable], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
@@ -23,6 +24,11 @@ RATE_NAMES = ("lr", "rate")
 """What other libraries call the learning rate."""
 FUSED_ON = ("cpu", "cuda")
 _NOWHERE = torch.device("meta")  # parameter groups say nothing about their device
+
+
+def _are_on(parameters: Iterable, kinds: Container[str]) -> bool:
+    """Whether all of these lie on devices of such kinds; a group of parameters lies nowhere."""
+    return all(getattr(p, "device", _NOWHERE).type in kinds for p in parameters)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Adam:
             lr=self.learning_rate,
             betas=self.betas,
             weight_decay=self.weight_decay,
-            fused=all(getattr(p, "device", _NOWHERE).type in FUSED_ON for p in parameters),
+            fused=_are_on(parameters, FUSED_ON),
         )
 
 
@@ -65,9 +71,14 @@ class SGD:
         require_positive("optimiser.learning_rate", self.learning_rate)
 
     def __call__(self, parameters: Iterable) -> Optimizer:
-        """The torch optimiser."""
+        """The torch optimiser, fused on a GPU, where it can then be recorded."""
+        parameters = list(parameters)
         return torch.optim.SGD(
-            parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+            parameters,
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            fused=_are_on(parameters, ("cuda",)) or None,
         )
 
 
@@ -156,7 +167,10 @@ class TrainerConfig:
             has one.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         precision: `32-true`, `64-true` or `bf16-mixed`.
-        engine: how chains run, `eager` or `compile`.
+        engine: how updates run: `eager`, operation by operation; `compile`, the same with compiled chains;
+            `captured`, every kind of update recorded once and launched as a whole; `auto`, captured where that
+            can be and gains. On the CPU, where nothing can be recorded, `captured` runs the same code on the same
+            memory, for tests.
         tensorboard: also write TensorBoard event files.
     """
 
@@ -180,7 +194,7 @@ class TrainerConfig:
     energy_limit: float = 1e6
     device: str = "auto"
     precision: str = "32-true"
-    engine: str = "eager"
+    engine: str = "auto"
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -210,7 +224,7 @@ class TrainerConfig:
             rule = "Adam(…), SGD(…) or a function that makes one (the rate alone: fit(learning_rate=…))"
             require(made is None or callable(made), f"trainer.{name}", rule, made)
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
-        require_choice("trainer.engine", self.engine, ("eager", "compile"))
+        require_choice("trainer.engine", self.engine, ENGINES)
 
     def resolved(self, rows: int, numbers: int, mixture: bool = False) -> TrainerConfig:
         """The same with everything filled in that follows from `rows` of `numbers` each, and from the reference."""

@@ -1,4 +1,4 @@
-"""Device and precision in one place, carried by Lightning Fabric.
+"""Device and precision in one place, carried by Lightning Fabric, and how updates run there.
 
 Fabric brings device selection, autocast, true half and double precision, and later several processes, without
 owning the training loop. Modules are moved and cast by it but not wrapped: an energy is called many times in
@@ -9,15 +9,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, require_choice
+from metastable.core.method import Method
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.float32}
 """float16 is left out: its loss scaling would have to reach through every chain."""
+
+ENGINES = ("auto", "eager", "compile", "captured")
+SHORT = 100
+"""Updates below which recording one is not worth its time."""
+MOMENTS = ("negatives", "loss", "advance", "turns", "rate_factor")
+
+
+class Choice(NamedTuple):
+    """How updates run, `eager`, `compile` or `captured`, and why not faster, in words."""
+
+    chosen: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.chosen} ({self.reason})" if self.reason else self.chosen
+
+    @property
+    def chains(self) -> str:
+        """How chains within an update run."""
+        return "compile" if self.chosen == "compile" else "eager"
+
+
+def choose_engine(wanted: str, device: torch.device, method: Any, steps: int) -> Choice:
+    """How the updates of `method` run on `device`: what is `wanted`, or the fastest that can be."""
+    if wanted in ("eager", "compile"):
+        return Choice(wanted, "as asked for")
+    why_not = _why_not_recorded(method)
+    if why_not:
+        return Choice("eager", why_not)
+    if wanted == "auto" and device.type != "cuda":
+        return Choice("eager", f"updates are recorded on cuda devices, not on {device.type}")
+    if wanted == "auto" and steps < SHORT:
+        return Choice("eager", f"{steps} updates are too few to record one")
+    return Choice(
+        "captured", "" if device.type == "cuda" else f"without a graph, as there are none on {device.type}"
+    )
+
+
+def _why_not_recorded(method: Any) -> str:
+    """In words, of the method or of a source; nothing where its updates can be recorded."""
+    for source in method.sources:
+        if why := _why_not_recorded(source):
+            return why
+    if method.not_recorded:
+        return f"{method.name}: {method.not_recorded}"
+    kinds = type(method).__mro__
+    owner = {name: next(k for k in kinds if name in vars(k)) for name in (*MOMENTS, "phase")}
+    said = kinds.index(owner["phase"])
+    for moment in MOMENTS:
+        kind = owner[moment]
+        own = kinds.index(kind) < said and not kind.__module__.startswith("metastable.")
+        if owner["phase"] is Method or own:
+            who = kind.__name__ if own else type(method).__name__
+            return f"{who} does not say with `phase` which of its updates are alike"
+    return ""
 
 
 def _fabric_class() -> Any:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,29 @@ CHUNK = 1024
 """Updates after which values of a long line become one tensor each."""
 
 
+class Line(NamedTuple):
+    """One update's metrics in one vector of float64, with their names in its order.
+
+    Attributes:
+        names: what each is called, and whether a line has the latest of it only.
+        values: `(metrics,)`.
+    """
+
+    names: tuple[tuple[str, bool], ...]
+    values: Tensor
+
+    @classmethod
+    def of(cls, averaged: Mapping[str, Tensor], latest: Mapping[str, Tensor]) -> Line:
+        """Metrics of one kind of number are joined before they are widened: fewer and smaller kernels."""
+        all_ = [((name, False), value) for name, value in averaged.items()]
+        all_ += [((name, True), value) for name, value in latest.items()]
+        kinds = dict.fromkeys(value.dtype for _, value in all_)
+        ordered = [[pair for pair in all_ if pair[1].dtype == kind] for kind in kinds]
+        parts = [torch.stack([value.detach().reshape(()) for _, value in same]).double() for same in ordered]
+        names = tuple(name for same in ordered for name, _ in same)
+        return cls(names, torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64))
+
+
 class Gather:
     """Means (or extremes) over a line, and the latest of what is neither; no value is waited for.
 
@@ -38,19 +61,44 @@ class Gather:
     def __init__(self) -> None:
         self.kept: dict[str, list[Tensor]] = {}
         self.latest: dict[str, Tensor] = {}
+        self.lines: list[Line] = []
         self.count = 0
 
     def add(self, averaged: Mapping[str, Tensor], latest: Mapping[str, Tensor]) -> None:
         """One update's metrics; tensors that nothing changes afterwards."""
+        self._join()
         for name, value in averaged.items():
             self.kept.setdefault(name, []).append(value.detach())
         self.latest = {name: value.detach() for name, value in latest.items()}
+        self._counted()
+
+    def add_line(self, line: Line) -> None:
+        """The same, of an update that left them in one vector."""
+        if self.lines and self.lines[-1].names != line.names:
+            self._join()
+        self.lines.append(line)
+        self._counted()
+
+    def _counted(self) -> None:
         self.count += 1
         if self.count % CHUNK == 0:
+            self._join()
             self.kept = {name: [_line_of(values)] for name, values in self.kept.items()}
+
+    def _join(self) -> None:
+        """What was left in vectors, by name; those that wait have the same names."""
+        if not self.lines:
+            return
+        names, together = self.lines[0].names, torch.stack([line.values for line in self.lines])
+        self.latest = {name: together[-1, i] for i, (name, last) in enumerate(names) if last}
+        for i, (name, last) in enumerate(names):
+            if not last:
+                self.kept.setdefault(name, []).append(together[:, i])
+        self.lines = []
 
     def read(self) -> Row:
         """All values, in one transfer from the device; starts the next line."""
+        self._join()
         kept = self.kept | {name: [value.reshape(())] for name, value in self.latest.items()}
         self.clear()
         if not kept:
@@ -62,15 +110,17 @@ class Gather:
 
     def clear(self) -> None:
         """Forget the line so far."""
-        self.kept, self.latest, self.count = {}, {}, 0
+        self.kept, self.latest, self.lines, self.count = {}, {}, [], 0
 
     def save(self) -> dict[str, Any]:
         """For a checkpoint."""
+        self._join()
         kept = {name: _line_of(values) for name, values in self.kept.items()}
         return {"kept": kept, "latest": self.latest, "count": self.count}
 
     def load(self, tree: dict[str, Any]) -> None:
         """From a checkpoint."""
+        self.lines = []
         self.kept = {name: [values] for name, values in tree["kept"].items()}
         self.latest, self.count = dict(tree["latest"]), tree["count"]
 

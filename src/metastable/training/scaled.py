@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,44 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def scaled_step(optimiser: Optimizer, factor: Tensor | None) -> None:
+class Rates:
+    """An optimiser's learning rates where a recorded step can read them: a tensor for each of its groups.
+
+    Schedules go on writing numbers into the groups; `write` brings them here, between two updates.
+    """
+
+    def __init__(self, optimiser: Optimizer):
+        self.optimiser = optimiser
+        self.numbers: list[Any] = [None] * len(optimiser.param_groups)
+        homes = [group["params"][0].device for group in optimiser.param_groups]
+        # the fused kernels of a GPU read rates in float32, those of the CPU in float64
+        kinds = [torch.float64 if home.type == "cpu" else torch.float32 for home in homes]
+        self.tensors = [
+            torch.zeros((), dtype=kind, device=home) for kind, home in zip(kinds, homes, strict=True)
+        ]
+
+    def write(self) -> None:
+        """The rates of the next update; nobody waits."""
+        for i, (group, tensor) in enumerate(zip(self.optimiser.param_groups, self.tensors, strict=True)):
+            rate = group["lr"]
+            if isinstance(rate, Tensor):
+                tensor.copy_(rate)
+            elif rate != self.numbers[i]:
+                self.numbers[i] = rate
+                tensor.fill_(rate)
+
+
+def is_recordable(optimiser: Optimizer) -> bool:
+    """Whether its steps look at no number: fused ones on a GPU, and those that were built as `capturable`."""
+    return all(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
+
+
+def scaled_step(optimiser: Optimizer, factor: Tensor | None, rates: Rates | None = None) -> None:
     """One step with every learning rate times `factor`, `()`; what schedules see of the rates does not change.
 
     On the CPU the factor is a number. Elsewhere the host does not wait for it: fused optimisers take rates that lie
-    on the device, and of others, whose steps are in proportion to their rates, the step itself is scaled.
+    on the device, and of others, whose steps are in proportion to their rates, the step itself is scaled. Where
+    there are `rates`, the step reads those, and may be recorded.
 
     >>> x = torch.nn.Parameter(torch.ones(1))
     >>> x.grad = torch.ones(1)
@@ -23,29 +56,35 @@ def scaled_step(optimiser: Optimizer, factor: Tensor | None) -> None:
     >>> x.item()
     0.75
     """
-    if factor is None:
+    numbers = [group["lr"] for group in optimiser.param_groups]
+    if rates is not None:
+        tensors = rates.tensors
+        with _rates(optimiser, tensors if factor is None else [t * factor.to(t) for t in tensors]):
+            optimiser.step()
+    elif factor is None:
         optimiser.step()
     elif factor.device.type == "cpu":
-        with _rates(optimiser, float(factor)):
-            optimiser.step()
-    elif all(group.get("fused") for group in optimiser.param_groups):
-        with _rates(optimiser, factor.float()):
+        with _rates(optimiser, [rate * float(factor) for rate in numbers]):
             optimiser.step()
     else:
         shortened_step(optimiser, factor)
 
 
 @contextmanager
-def _rates(optimiser: Optimizer, factor: Tensor | float) -> Iterator[None]:
-    """Every learning rate times `factor`, for as long as the `with` lasts."""
-    rates: list[Any] = [group["lr"] for group in optimiser.param_groups]
-    for group, rate in zip(optimiser.param_groups, rates, strict=True):
-        group["lr"] = rate * factor
+def _rates(optimiser: Optimizer, rates: Sequence[Any]) -> Iterator[None]:
+    """These learning rates, for as long as the `with` lasts; a step that is being recorded is said to be so."""
+    groups = optimiser.param_groups
+    before = [{name: group[name] for name in ("lr", "capturable") if name in group} for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+        home = group["params"][0]
+        if group.get("fused") and home.is_cuda and torch.cuda.is_current_stream_capturing():
+            group["capturable"] = True  # fused steps are, but refuse to be recorded unless they are told
     try:
         yield
     finally:
-        for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate
+        for group, old in zip(groups, before, strict=True):
+            group.update(old)
 
 
 @torch.no_grad()

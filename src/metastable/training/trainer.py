@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import copy
-import signal
-import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from metastable.core.batch import Batch, Rows, as_batch
+from metastable.core.batch import Rows, as_batch
+from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
 from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import derive, generator
-from metastable.core.types import LogPartition, Proposal, Walkers
+from metastable.core.types import Proposal
 from metastable.core.units import Coordinates
 from metastable.core.waiting import unwatched
 
 from .batches import Batches
+from .captured import Captured, copied
 from .checkpoints import Checkpoint, CheckpointStore, on_device
 from .config import Schedule, TrainerConfig
-from .engine import Engine
+from .contract import Outcome, TrainableMethod
+from .engine import Choice, Engine, choose_engine
 from .guard import Guard
+from .interrupts import stop_on_interrupt
 from .patience import Patience
-from .players import followers, load_weights, norm_name, offsets_of, plain_state, trainable
-from .records import LINE_MEANS, Gather, Recorder, Row
-from .returned import require_gradient, require_players, returned
-from .scaled import scaled_step
+from .players import load_weights, offsets_of, plain_state, trainable
+from .records import Gather, Recorder, Row
+from .returned import require_players
+from .scaled import is_recordable
+from .updates import Turns, Updates
 
 OnRow = Callable[[Row], None]
 """Told of every line of metrics, e.g. a progress bar."""
@@ -43,44 +48,8 @@ MOST_ERROR = 0.3
 """Standard error of log Z, in nats, above which a likelihood says nothing about when to end."""
 LOOK_EVERY = 97
 """Updates between looks at numbers on an accelerator; a prime, so that players who take turns are all looked at."""
-
-
-class TrainableMethod(Protocol):
-    """What the trainer needs of a method (`metastable.methods.base.Method` is one)."""
-
-    name: ClassVar[str]
-
-    def takes(self, batch: Batch) -> Any: ...
-    def rate(self, player: str) -> float: ...
-    def rate_factor(self, state: Any) -> Tensor | None: ...
-    def start(self, context: Any) -> Any: ...
-    def turns(self, context: Any) -> Any: ...
-    def updates(self, context: Any, player: str, steps: int) -> int: ...
-    def negatives(self, context: Any, state: Any, batch: Any) -> Any: ...
-    def loss(self, context: Any, state: Any, player: str, batch: Any, negatives: Any) -> Any: ...
-    def advance(self, context: Any, state: Any) -> Any: ...
-    def evaluations(self, context: Any, batch: int) -> int | None: ...
-    def current_walkers(self, context: Any, state: Any) -> Walkers | None: ...
-    def log_partition(self, context: Any, state: Any) -> LogPartition | None: ...
-    def save(self, state: Any) -> dict[str, Any]: ...
-    def load(self, tree: dict[str, Any]) -> Any: ...
-
-
-@dataclass
-class Outcome:
-    """What training left in memory."""
-
-    status: str
-    step: int
-    seconds: float
-    history: list[Row]
-    walkers: Walkers | None
-    log_partition: LogPartition | None
-    ema: nn.Module | None
-    state: Any
-    message: str = ""
-    kept: int | None = None
-    refused: list[str] = field(default_factory=list)
+LOOK_EVERY_CAPTURED = 17 * LOOK_EVERY
+"""The same where updates are launched as a whole, beside which one that is looked at takes long."""
 
 
 class Trainer:
@@ -129,6 +98,7 @@ class Trainer:
         config = config.resolved(len(x), x[0].numel())
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
+        self.choice = choose_engine(config.engine, x.device, method, config.steps or 0)
         units = None if coordinates is None else coordinates.events
         self.batches = Batches(data, config.batch_size, seed, units)
         self.offsets = {} if units is None else offsets_of(units.log_det, power)
@@ -139,16 +109,16 @@ class Trainer:
             given=data.given,
             noise=noise,
             rng=generator(derive(seed, "method"), x.device),
-            engine=config.engine,
+            engine=self.choice.chains,
             data_scale=max(float(x.flatten(1).var(0).sum().sqrt()), 1e-12),
         )
         for module in self.players.values():
             module.eval()
         self.trainable = {name: trainable(module) for name, module in self.players.items()}
         self.optimisers = self._optimisers()
-        self.follow = {name: followers(module) for name, module in self.players.items()}
         self.schedules = {name: self._schedule(name, o) for name, o in self.optimisers.items()}
         self.ema = self._averaged(config.ema)
+        self.captured = self._captured()
         self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep)
         self.recorder = Recorder(folder, config.tensorboard)
         self.guard = Guard(config.energy_limit * (output_scale_of(energy) or 1.0), seed)
@@ -205,6 +175,27 @@ class Trainer:
             self.players["energy"], multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True
         )
 
+    def _captured(self) -> Captured | None:
+        """Updates as a function, and what records them, where they are to be recorded."""
+        fixed = [n for n, o in self.optimisers.items() if not is_recordable(o)]
+        if self.choice.chosen == "captured" and self.engine.device.type == "cuda" and fixed:
+            why = f"the optimiser of {fixed[0]!r} is neither fused nor capturable"
+            self.choice = Choice("eager", why)
+        if self.config.engine == "captured" and self.choice.chosen != "captured":
+            warnings.warn(f"trainer.engine: not captured, as {self.choice.reason}", stacklevel=4)
+        recorded, config = self.choice.chosen == "captured", self.config
+        self.update = Updates(
+            self.method,
+            self.players,
+            self.optimisers,
+            self.engine,
+            self.ema,
+            config.ema,
+            config.clip_grad_norm,
+            recorded,
+        )
+        return Captured(self.update, self.context.rng, self.engine.device) if recorded else None
+
     # ---- the loop
 
     def run(self, resume: bool = False) -> Outcome:
@@ -212,7 +203,7 @@ class Trainer:
         if not (resume and self._resume()):
             self._begin()
         began = time.perf_counter() - self.seconds
-        with self._stop_on_interrupt(), flushed():
+        with stop_on_interrupt(self._stop), flushed():
             while not self._is_last():
                 self._update()
                 self.seconds = time.perf_counter() - began
@@ -222,6 +213,9 @@ class Trainer:
             self._checkpoint()
         self.recorder.close()
         return self._outcome("interrupted" if self._interrupted else "finished")
+
+    def _stop(self) -> None:
+        self._interrupted = True
 
     def _is_last(self) -> bool:
         """Whether there is no further update: the budget is spent, or somebody pressed Ctrl-C."""
@@ -235,30 +229,38 @@ class Trainer:
 
     def _update(self) -> None:
         """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
-        method, context = self.method, self.context
+        context, method = self.context, self.method
         batch = method.takes(self.batches.at(context.step, self.config.noise_at(context.step)))
-        hasty = context.step % LOOK_EVERY != 0
-        with self.engine.autocast(), unwatched(hasty):
-            made = method.negatives(context, self.state, batch)
-        negatives, self.state, averaged = returned(method.name, "negatives", made)
-        turns = [(turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context)]
+        turns = tuple((turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context))
         require_players(method.name, turns, self.players)
-        for together in turns:
-            with self.engine.autocast(), unwatched(hasty):
-                made = method.loss(context, self.state, together[0], batch, negatives)
-            loss, metrics = returned(method.name, "loss", made)
-            averaged |= metrics
-            averaged |= self._descend(together, loss)
+        self.update.before()
+        if not self._launched(batch, turns):
+            shared = self.captured is not None and self.state is self.captured.state
+            state = copied(self.state) if shared else self.state  # recordings write over theirs
+            with unwatched(context.step % LOOK_EVERY != 0):
+                self.state, averaged, latest = self.update(context, state, batch, turns)
+            self.gather.add(averaged, latest)
+        self.update.after()
         for player in self.optimisers.keys() & {name for together in turns for name in together}:
             self.schedules[player].step()  # once in an update, however many turns the player had
-        if self.ema is not None:
-            self.ema.update_parameters(self.players["energy"])
-        # outside autocast: log-weights add up energy differences, which half precision would not keep
-        self.state, latest = returned(method.name, "advance", method.advance(context, self.state))
-        averaged |= {name: latest.pop(name) for name in LINE_MEANS & latest.keys()}
-        self.gather.add(averaged, latest)
         self._count(len(batch))
         context.step += 1
+
+    def _launched(self, batch: Any, turns: Turns) -> bool:
+        """Whether the update was made by launching a recording."""
+        if self.captured is None or self.context.step % LOOK_EVERY_CAPTURED == 0:
+            return False
+        try:
+            made = self.captured(self.context, self.state, batch, turns)
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            self.captured, self.choice = None, Choice("eager", f"an update {error}")
+            warnings.warn(f"trainer.engine: goes on step by step, as an update {error}", stacklevel=4)
+            return False
+        if made is None:
+            return False
+        self.state, line = made
+        self.gather.add_line(line)
+        return True
 
     def _count(self, batch: int) -> None:
         made = self.method.evaluations(self.context, batch)
@@ -266,32 +268,6 @@ class Trainer:
             self.evaluations += made
         elif self.config.max_evaluations is not None:
             raise ConfigError("trainer.max_evaluations", "this method does not count its evaluations")
-
-    def _descend(self, together: tuple[str, ...], loss: Tensor) -> dict[str, Tensor]:
-        """One backward pass into the players of a turn, then a step of each; what is frozen stays."""
-        stepped = [player for player in together if player in self.optimisers]
-        parameters = [p for player in stepped for p in self.trainable[player]]
-        for parameter in parameters:
-            parameter.grad = None
-        if parameters:
-            require_gradient(self.method.name, loss)
-            self.engine.backward(loss, parameters)
-        return {norm_name(player): self._step(player) for player in stepped}
-
-    def _step(self, player: str) -> Tensor:
-        """The player's optimiser step; returns the norm of its gradient."""
-        norm = self._clip(self.trainable[player])
-        optimiser = self.optimisers[player]
-        scaled_step(optimiser, self.method.rate_factor(self.state) if player == "energy" else None)
-        for follow in self.follow[player]:
-            follow()
-        return norm
-
-    def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
-        if self.config.clip_grad_norm is not None:
-            return nn.utils.clip_grad_norm_(parameters, self.config.clip_grad_norm)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return gradients[0].norm() if len(gradients) == 1 else nn.utils.get_total_norm(gradients)
 
     def _after_update(self) -> None:
         step, config = self.context.step, self.config
@@ -336,7 +312,7 @@ class Trainer:
             self.patience = None
         elif z.std_error < MOST_ERROR and self.patience.better(self.energy, z.value, self.context.step):
             weights = {name: copy.deepcopy(m.state_dict()) for name, m in self.players.items()}
-            self.patience.best = {"weights": weights, "method": self.method.save(self.state)}
+            self.patience.best = {"weights": weights, "method": copied(self.method.save(self.state))}
 
     def _keep_best(self) -> bool:
         """Go back to where held-out rows were most likely, where that is worth it."""
@@ -420,6 +396,8 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         tree: Any = checkpoint.state
         self.state = self._reload(checkpoint)
+        if self.captured is not None:
+            self.captured.forget()
         if self.ema is not None:
             self.ema.load_state_dict(dict(checkpoint.weights["ema"]))
         for name, optimiser in self.optimisers.items():
@@ -471,22 +449,5 @@ class Trainer:
             kept=self.kept,
             message="" if self.patience is None else self.patience.words(self.context.step),
             refused=[] if self.store is None else self.store.refused,
+            engine=self.choice,
         )
-
-    @contextmanager
-    def _stop_on_interrupt(self):
-        """The first Ctrl-C ends training after the update in flight; the second one raises at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
-
-        def interrupt(number: int, frame: Any) -> None:
-            self._interrupted = True
-            signal.signal(signal.SIGINT, before)
-
-        signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)

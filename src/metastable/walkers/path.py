@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import UnsupportedError
-from metastable.core.protocols import ClosedForm, Tempering, provides
+from metastable.core.perceptron import Perceptron
+from metastable.core.protocols import (
+    ClosedForm,
+    Gaussianlike,
+    Tempering,
+    perceptron_of,
+    provides,
+    reference_of,
+)
 from metastable.core.types import Energy, EnergyGrad, Proposal, energy_and_grad, is_discrete
 from metastable.kernels import ChainState, Kernel
 from metastable.proposals.signs import Signs
@@ -71,6 +79,16 @@ class Tempered:
     def mixed(self, ends: Ends) -> EnergyGrad:
         """Values and gradients of E_β from those of both ends; 0·inf is NaN, which every kernel rejects."""
         return EnergyGrad(*(self.beta * m + self.rest * r for m, r in zip(*ends, strict=True)))
+
+    def perceptron(self) -> Perceptron | None:
+        """The model's layers, β of them, on the Gaussians of q; None where it has others below, or q is none."""
+        layers, q = perceptron_of(self.energy), self.reference.reference
+        if layers is None or not provides(q, Gaussianlike):
+            return None
+        part = layers._replace(head=self.beta * layers.head, offset=self.beta * layers.offset)
+        if layers.below is None:
+            return part._replace(below=q.gaussians(), share=self.rest.to(layers.head).reshape(1))  # pyright: ignore
+        return part if reference_of(self.energy) is q else None
 
 
 class ReferenceEnergy:

@@ -115,8 +115,10 @@ class Population(NamedTuple):
         """log Z as each population sees it now, `(G,)`: (12), continued through resampling."""
         return self.log_z + log_mean_exp(self.by_group(self.log_weight))
 
-    def resample(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Population:
-        """Resample the populations marked in `need` `(G,)` and set their weights to one.
+    def resample(
+        self, need: Tensor, scheme: str, order: str, rng: torch.Generator, ess: Tensor | None = None
+    ) -> Population:
+        """Resample the populations marked in `need` `(G,)` and set their weights to one; `ess` where it is known.
 
         log Z moves into `log_z`, energies and gradients move with their walkers. On the CPU nothing is done
         when no population needs it; elsewhere the host is not asked, and unmarked rows map to themselves.
@@ -133,7 +135,7 @@ class Population(NamedTuple):
             log_z=torch.where(need, self.log_partition(), self.log_z),
             resamplings=self.resamplings + need,
             ancestor=self.ancestor.index_select(0, rows),
-            past_noise=torch.where(need, self.noise(), self.past_noise),
+            past_noise=torch.where(need, self.noise(ess), self.past_noise),
         )
 
     def _rows(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Tensor:

@@ -50,8 +50,10 @@ def random_rows(total: int, n: int, rng: torch.Generator, device: torch.device) 
     """`n` row numbers: without replacement while there are enough rows, with replacement beyond."""
     if n == total:
         return torch.arange(total, device=device)
-    if n < total:
+    if n < total and torch.device(device).type == "cpu":
         return torch.randperm(total, generator=rng, device=device)[:n]
+    if n < total:  # elsewhere by sorting numbers, which can be recorded
+        return torch.rand(total, generator=rng, device=device, dtype=torch.float64).argsort()[:n]
     return torch.randint(total, (n,), generator=rng, device=device)
 
 

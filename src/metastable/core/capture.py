@@ -1,0 +1,265 @@
+"""Functions that launch many small kernels, recorded once as a CUDA graph and launched as a whole after that.
+
+A step of a chain or an update of a training is hundreds of kernels of a few microseconds each, which no host can
+launch as fast as a GPU runs them. A graph reads and writes the memory it was recorded with: parameters may change
+in place, as optimisers change them, but not move, and what Python decides is decided when it is recorded.
+
+Where there are no graphs, as on the CPU, the same function is called again on the same memory. Nothing is gained
+there, and everything but the graph itself can be tested: memory that was not written back, a stale closure, a
+decision that should have been made anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .errors import UnsupportedError
+from .waiting import unwatched
+
+WARM = 3
+"""Runs before the recording, in which libraries set themselves up; in the last of them nobody may wait."""
+_TORCH = str(Path(torch.__file__).parent)
+
+Function = Callable[[], tuple[Tensor, ...]]
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
+
+
+class CaptureError(UnsupportedError):
+    """A function cannot be recorded; the message names the line and why. What it changed is put back."""
+
+
+def is_recording() -> bool:
+    """Whether a function is being recorded now: a recording within another is neither needed nor possible."""
+    return _recording.get()
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[Callable[[], None]]:
+    """What stands inside is recorded as running beside what comes after it, until the function given is called.
+
+    Nothing outside may be changed inside, and nothing made inside be used before that call. Random numbers are
+    those of the order in which the code stands. Where nothing is recorded, everything is done in that order.
+
+    >>> with aside(torch.device("cpu")) as join:
+    ...     x = torch.ones(1)
+    >>> join()
+    """
+    if not (is_recording() and device.type == "cuda"):
+        yield lambda: None
+        return
+    here, beside = torch.cuda.current_stream(device), _stream(torch.cuda.current_device(), 1)
+    beside.wait_stream(here)
+    with torch.cuda.stream(beside):
+        yield lambda: here.wait_stream(beside)
+
+
+class Recording(NamedTuple):
+    """A function on its own memory: its graph, or itself where there are no graphs, and where its outputs lie.
+
+    Generators are kept because a graph goes on drawing from them.
+    """
+
+    outputs: tuple[Tensor, ...]
+    graph: torch.cuda.CUDAGraph | None
+    function: Function | None
+    generators: tuple[torch.Generator, ...] = ()
+
+    def replay(self) -> tuple[Tensor, ...]:
+        """Run it; the outputs are written over by the next run."""
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.function is not None:
+            with _inside():
+                for own, new in zip(self.outputs, self.function(), strict=True):
+                    own.copy_(new.detach())
+        return self.outputs
+
+
+def record(
+    function: Function,
+    device: torch.device,
+    *,
+    changes: Sequence[Tensor] = (),
+    generators: Sequence[torch.Generator] = (),
+    pool: Any = None,
+) -> Recording:
+    """`function` recorded, with everything that it `changes` and draws from as it was before.
+
+    Args:
+        function: reads tensors that stay where they are and returns a tuple of tensors; it must look at no number
+            and make no generator.
+        device: where it runs; a graph is made on `cuda`.
+        changes: every tensor that it writes to in place, on the host too.
+        generators: every generator that it draws from. A replay draws what the function would have drawn.
+        pool: the memory of another recording (`recording.graph.pool()`), to be shared with recordings that never
+            run at the same time and whose outputs are not needed any more.
+
+    Raises:
+        CaptureError: it cannot be recorded.
+    """
+    generators = tuple(generators)
+    kept = [tensor.detach().clone() for tensor in changes]
+    states = [rng.get_state() for rng in generators]
+
+    def undo() -> None:
+        with torch.no_grad():
+            for tensor, old in zip(changes, kept, strict=True):
+                tensor.copy_(old)
+        for rng, state in zip(generators, states, strict=True):
+            rng.set_state(state)
+
+    try:
+        with _inside(), _uncached(device):
+            if device.type == "cuda":
+                return _graphed(function, device, generators, pool, undo)
+            outputs = tuple(x.detach().clone() for x in function())
+            return Recording(outputs, None, function, generators)
+    finally:
+        undo()
+
+
+def _graphed(
+    function: Function,
+    device: torch.device,
+    generators: tuple[torch.Generator, ...],
+    pool: Any,
+    undo: Callable[[], None],
+) -> Recording:
+    """Warmed up and recorded on a stream of its own."""
+    with torch.cuda.device(device):
+        stream, here = _stream(torch.cuda.current_device()), torch.cuda.current_stream()
+        stream.wait_stream(here)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARM - 1):
+                    function()
+                with _nobody_waits():
+                    function()
+        finally:
+            here.wait_stream(stream)
+        undo()  # so that what is recorded is the same code path as what will run
+        graph = torch.cuda.CUDAGraph()
+        for rng in generators:
+            graph.register_generator_state(rng)
+        try:
+            # other threads may load data meanwhile
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                outputs = tuple(x.detach() for x in function())
+        except Exception as error:
+            torch.cuda.set_stream(here)  # what failed has left its stream in force
+            _give_up(graph, device, generators)
+            raise CaptureError(_words(error)) from error
+    return Recording(outputs, graph, None, generators)
+
+
+@functools.cache
+def _stream(device: int, place: int = 0) -> torch.cuda.Stream:
+    """The one on which everything is recorded, and those beside it: streams share no memory."""
+    return torch.cuda.Stream(device)
+
+
+def _give_up(
+    graph: torch.cuda.CUDAGraph, device: torch.device, generators: tuple[torch.Generator, ...]
+) -> None:
+    """After a recording that failed: memory and random numbers out of its hands, in which torch leaves them."""
+    with suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), graph.pool())  # pyright: ignore
+    for rng in (torch.cuda.default_generators[torch.cuda.current_device()], *generators):
+        fresh = torch.Generator(device)
+        with suppress(RuntimeError):
+            fresh.set_state(rng.get_state())
+        rng.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    token = _recording.set(True)
+    try:
+        with unwatched():
+            yield
+    finally:
+        _recording.reset(token)
+
+
+def _uncached(device: torch.device) -> AbstractContextManager:
+    """The precision that is in force, without its store of weights: it would outlive the graph's memory."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)
+
+
+@contextmanager
+def _nobody_waits() -> Iterator[None]:
+    """Every wait for the device is an error that says where: a recording would say less and break more."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        raise CaptureError(_words(error)) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _words(error: BaseException) -> str:
+    """Which line could not be recorded, and why: the first error, as ending a broken recording is one more."""
+    while error.__context__ is not None:
+        error = error.__context__
+    why = str(error).strip().split("\n")[0] or type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(_TORCH) and f.filename != __file__]
+    path = Path(own[-1].filename) if own else Path()
+    where = f"{path.parent.name}/{path.name}:{own[-1].lineno}, `{own[-1].line}`: " if own else ""
+    return f"could not be recorded as a CUDA graph: {where}{why}"
+
+
+class Replays:
+    """Recordings of functions from tensors to a tuple of tensors, one for each key and shapes of the inputs.
+
+    Functions must not look at any number. A key says what else their results depend on, such as where parameters
+    lie. On a GPU the function itself is not kept.
+    """
+
+    def __init__(self, most: int = 8):
+        self.most = most
+        self.recordings: dict[Hashable, tuple[list[Tensor], Recording]] = {}
+
+    def __call__(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        key: Hashable,
+        *inputs: Tensor,
+        generators: Sequence[torch.Generator] = (),
+    ) -> tuple[Tensor, ...]:
+        """`function(*inputs)`, of which `generators` are those that it draws from."""
+        shapes = ((x.shape, x.stride(), x.dtype, x.device) for x in inputs)
+        key = (key, *map(id, generators), *shapes)
+        known = self.recordings.pop(key, None)
+        if known is None:
+            while len(self.recordings) >= self.most:
+                self.recordings.pop(next(iter(self.recordings)))  # the one not used for longest
+            known = self.record(function, inputs, generators)
+        self.recordings[key] = known
+        own, recording = known
+        for mine, new in zip(own, inputs, strict=True):
+            mine.copy_(new)
+        return tuple(x.clone() for x in recording.replay())
+
+    def record(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        inputs: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+    ) -> tuple[list[Tensor], Recording]:
+        """The function on memory of its own."""
+        own = [x.clone() for x in inputs]
+        return own, record(lambda: function(*own), own[0].device, generators=generators)

@@ -1,0 +1,183 @@
+"""Whole updates recorded and launched at once, one recording for each kind of update.
+
+An update that is recorded reads and writes memory that stays where it is: parameters, what optimisers keep, the
+rates of learning, the rows of the batch, and the leaves of the method's state, into which its new state is copied.
+What Python decides from the number of the update is the method's `phase`; updates of one phase are recorded once.
+Between two launches everything lies in ordinary tensors, for guards, checkpoints and whoever else looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.capture import CaptureError, Recording, record
+
+from .records import Line
+from .updates import Turns, Updates
+
+MOST = 16
+"""Recordings that are kept; updates of yet another kind are made step by step."""
+MOST_SEEN = 4096
+"""Kinds of updates that are remembered as seen: a schedule may make every update one of its own."""
+
+
+class Recorded(NamedTuple):
+    """A recording, the names of its metrics, and what it was made from, whose memory it goes on using."""
+
+    recording: Recording
+    names: tuple[tuple[str, bool], ...]
+    made_from: Any
+
+
+class Captured:
+    """Updates that are launched as a whole from the second of their kind on.
+
+    The first of a kind is made step by step, in which optimisers and methods set up what they keep.
+    """
+
+    def __init__(self, updates: Updates, rng: torch.Generator, device: torch.device):
+        self.updates, self.rng, self.device = updates, rng, device
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all recordings, as when a checkpoint has put other memory in the place of what they use."""
+        self.recordings: dict[Hashable, Recorded] = {}
+        self.seen: set[Hashable] = set()
+        self.states: dict[Hashable, Any] = {}
+        self.batches: dict[Hashable, Any] = {}
+        self.state, self.kind = None, None
+
+    def __call__(self, context: Any, state: Any, batch: Any, turns: Turns) -> tuple[Any, Line] | None:
+        """The state after the update and its metrics; None where the update is still to be made step by step.
+
+        Raises:
+            CaptureError: it cannot be recorded; everything is as it was before.
+        """
+        phase = self.updates.method.phase(context)
+        kind = self.kind if state is self.state else shape_of(state)
+        key = (phase, turns, self.updates.first_average, kind, shape_of(batch))
+        recorded = self.recordings.get(key)
+        if recorded is None and (key not in self.seen or len(self.recordings) >= MOST):
+            if len(self.seen) >= MOST_SEEN:
+                self.seen.clear()
+            self.seen.add(key)
+            return None
+        self._bring(context, state, kind, batch)
+        if recorded is None:
+            recorded = self.recordings[key] = self._record(context, self.batches[shape_of(batch)], turns)
+        values = recorded.recording.replay()[0].clone()
+        return self.state, Line(recorded.names, values)
+
+    def _bring(self, context: Any, state: Any, kind: Hashable, batch: Any) -> None:
+        """State and batch into the memory that recordings use; all data, which stay, are used where they are."""
+        if kind not in self.states:
+            self.states[kind] = copied(state)
+        elif state is not self.states[kind]:
+            write(self.states[kind], state)
+        self.state, self.kind = self.states[kind], kind
+        rows = shape_of(batch)
+        if rows not in self.batches:
+            own = (context.data, context.given)
+            self.batches[rows] = replace_leaves(batch, lambda x: x if any(x is y for y in own) else x.clone())
+        else:
+            write(self.batches[rows], batch)
+
+    def _record(self, context: Any, batch: Any, turns: Turns) -> Recorded:
+        state, kind, names = self.state, self.kind, []
+        frozen = replace(context)  # the number of this update, for as long as the recording is used
+
+        def update() -> tuple[Tensor]:
+            new, averaged, latest = self.updates(frozen, state, batch, turns)
+            if shape_of(new) != kind:
+                raise CaptureError("cannot be recorded: the method's state changes its shape in every update")
+            write(state, new)
+            line = Line.of(averaged, latest)
+            names[:] = line.names
+            return (line.values,)
+
+        changes = [*self.updates.changed(), *tensors_of(state)]
+        others = next(iter(self.recordings.values()), None)
+        graph = None if others is None else others.recording.graph
+        pool = None if graph is None else graph.pool()
+        recording = record(update, self.device, changes=changes, generators=[self.rng], pool=pool)
+        return Recorded(recording, tuple(names), update)
+
+
+# ---- trees: tuples, lists, dictionaries and dataclasses of tensors and plain values
+
+
+def _children(tree: Any) -> list[Any] | None:
+    if isinstance(tree, (tuple, list)):
+        return list(tree)
+    if isinstance(tree, dict):
+        return list(tree.values())
+    if is_dataclass(tree):
+        return [vars(tree)[field.name] for field in fields(tree)]
+    return None
+
+
+def leaves_of(tree: Any) -> Iterator[Any]:
+    """What is no container, in order."""
+    inside = _children(tree)
+    if inside is None:
+        yield tree
+        return
+    for child in inside:
+        yield from leaves_of(child)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Its tensors, in order."""
+    return [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]
+
+
+def shape_of(tree: Any) -> Hashable:
+    """All that is the same in trees of one kind: containers, shapes of tensors, and plain values."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype, tree.device
+    inside = _children(tree)
+    if inside is None:
+        return tree
+    names = tuple(tree) if isinstance(tree, dict) else ()
+    return type(tree), names, *map(shape_of, inside)
+
+
+def replace_leaves(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same tree with other tensors."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    inside = _children(tree)
+    if inside is None:
+        return tree
+    inside = [replace_leaves(child, change) for child in inside]
+    if isinstance(tree, dict):
+        return dict(zip(tree, inside, strict=True))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(*inside) if hasattr(tree, "_fields") else type(tree)(inside)
+    return replace(tree, **{field.name: x for field, x in zip(fields(tree), inside, strict=True)})
+
+
+def copied(tree: Any) -> Any:
+    """The same tree in memory of its own."""
+    return replace_leaves(tree, lambda leaf: leaf.detach().clone())
+
+
+@torch.no_grad()
+def write(tree: Any, new: Any) -> None:
+    """The tensors of `new` into the memory of those of `tree`, a tree of the same kind, all at once."""
+    pairs = [(own, x) for own, x in zip(tensors_of(tree), tensors_of(new), strict=True) if own.numel()]
+    places = {own.untyped_storage().data_ptr() for own, _ in pairs}
+    # a leaf that lies in another one's memory is taken out of it first
+    moved = [
+        (own, x.clone() if x.untyped_storage().data_ptr() in places else x)
+        for own, x in pairs
+        if x.data_ptr() != own.data_ptr() or x.stride() != own.stride()
+    ]
+    for kind in dict.fromkeys(own.dtype for own, _ in moved):
+        same = [pair for pair in moved if pair[0].dtype == kind]
+        torch._foreach_copy_([own for own, _ in same], [x.detach() for _, x in same])

@@ -1,0 +1,153 @@
+"""One update of a training as a function: what it is given is tensors, and what it leaves is tensors.
+
+Nothing here looks at a number on a device or asks how far training has come, so that an update can be recorded and
+launched as a whole (`training.captured`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from .engine import Engine
+from .players import followers, norm_name, trainable
+from .records import LINE_MEANS
+from .returned import require_gradient, returned
+from .scaled import Rates, is_recordable, scaled_step
+
+Turns = tuple[tuple[str, ...], ...]
+
+
+class Updated(NamedTuple):
+    """The method's state after an update, and its metrics: those that a line averages, and those of its end."""
+
+    state: Any
+    averaged: dict[str, Tensor]
+    latest: dict[str, Tensor]
+
+
+class Updates:
+    """Negatives, a loss and a step for every turn, the average of the weights, and the method that follows.
+
+    Attributes:
+        method: whose moments they are.
+        players: all modules, by name.
+        optimisers: of those that learn.
+        rates: their learning rates as tensors, where steps read those: on accelerators wherever they can be read
+            there, and wherever updates may be recorded.
+        ema: the average of the energy's weights, if any.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        players: Mapping[str, nn.Module],
+        optimisers: Mapping[str, Optimizer],
+        engine: Engine,
+        ema: AveragedModel | None,
+        decay: float | None,
+        clip: float | None,
+        recorded: bool,
+    ):
+        self.method, self.players, self.optimisers, self.engine = method, players, optimisers, engine
+        self.ema, self.clip = ema, clip
+        self.average = None if decay is None else get_ema_multi_avg_fn(decay)
+        self.trainable = {name: trainable(module) for name, module in players.items()}
+        self.follow = {name: followers(module) for name, module in players.items()}
+        away = engine.device.type != "cpu"
+        self.rates = {
+            name: Rates(optimiser)
+            for name, optimiser in optimisers.items()
+            if (away and is_recordable(optimiser)) or (recorded and not away)
+        }
+
+    def __call__(self, context: Any, state: Any, batch: Any, turns: Turns) -> Updated:
+        """One update of `state` on `batch`, in which the players have these turns."""
+        method = self.method
+        with self.engine.autocast():
+            made = method.negatives(context, state, batch)
+        negatives, state, metrics = returned(method.name, "negatives", made)
+        averaged = dict(metrics)
+        for together in turns:
+            with self.engine.autocast():
+                made = method.loss(context, state, together[0], batch, negatives)
+            loss, metrics = returned(method.name, "loss", made)
+            averaged |= metrics
+            averaged |= self._descend(state, together, loss)
+        if self.ema is not None:
+            self._average()
+        # outside autocast: log-weights add up energy differences, which half precision would not keep
+        state, latest = returned(method.name, "advance", method.advance(context, state))
+        averaged |= {k: v for k, v in latest.items() if k in LINE_MEANS}
+        return Updated(state, averaged, {k: v for k, v in latest.items() if k not in LINE_MEANS})
+
+    def before(self) -> None:
+        """What changes between two updates by the host's hand: learning rates."""
+        for rates in self.rates.values():
+            rates.write()
+
+    def after(self) -> None:
+        """What the host counts: how many weights the average is of."""
+        if self.ema is not None:
+            self.ema.n_averaged += 1
+
+    @property
+    def first_average(self) -> bool:
+        """Whether the average begins in the next update."""
+        return self.ema is not None and not int(self.ema.n_averaged)
+
+    def changed(self) -> list[Tensor]:
+        """Every tensor that an update writes to, but for the method's state."""
+        modules = [*self.players.values(), *([] if self.ema is None else [self.ema])]
+        weights = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+        kept = [value for o in self.optimisers.values() for own in o.state.values() for value in own.values()]
+        return weights + [value for value in kept if isinstance(value, Tensor)]
+
+    def _descend(self, state: Any, together: tuple[str, ...], loss: Tensor) -> dict[str, Tensor]:
+        """One backward pass into the players of a turn, then a step of each; what is frozen stays."""
+        stepped = [player for player in together if player in self.optimisers]
+        parameters = [p for player in stepped for p in self.trainable[player]]
+        for parameter in parameters:
+            parameter.grad = None
+        if parameters:
+            require_gradient(self.method.name, loss)
+            self.engine.backward(loss, parameters)
+        return {norm_name(player): self._step(state, player) for player in stepped}
+
+    def _step(self, state: Any, player: str) -> Tensor:
+        """The player's optimiser step; returns the norm of its gradient."""
+        norm = self._clip(self.trainable[player])
+        factor = self.method.rate_factor(state) if player == "energy" else None
+        scaled_step(self.optimisers[player], factor, self.rates.get(player))
+        for follow in self.follow[player]:
+            follow()
+        return norm
+
+    def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
+        if self.clip is not None:
+            return nn.utils.clip_grad_norm_(parameters, self.clip)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return gradients[0].norm() if len(gradients) == 1 else nn.utils.get_total_norm(gradients)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """As `AveragedModel` does it, which would ask the host how many weights it has averaged."""
+        assert self.ema is not None
+        assert self.average is not None
+        own, now = _weights(self.ema.module), _weights(self.players["energy"])
+        if self.first_average:
+            for average, new in zip(own, now, strict=True):
+                average.copy_(new)
+            return
+        for kind in dict.fromkeys((t.device, t.dtype) for t in own):
+            same = [i for i, t in enumerate(own) if (t.device, t.dtype) == kind]
+            self.average([own[i] for i in same], [now[i] for i in same], 0)  # pyright: ignore
+
+
+def _weights(module: nn.Module) -> Sequence[Tensor]:
+    return [t.detach() for t in (*module.parameters(), *module.buffers())]

@@ -1,0 +1,293 @@
+"""Updates that are launched as a whole are the updates that they were recorded from, bit for bit.
+
+On the CPU the recorded function is called again on its own memory, so that everything but the graph is tested:
+state that is not written back, a rate or a decision that is still the one of when the update was recorded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from test_contract import MEMBERS, batch_of, update, with_companions
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from metastable.core.capture import CaptureError
+from metastable.core.waiting import unwatched
+from metastable.energies import MLP, Tilted
+from metastable.methods import Context, ContrastiveDivergence, Jarzynski, PersistentCD
+from metastable.proposals import fit_gaussian
+from metastable.training import SGD, Adam, Schedule, TrainerConfig, captured
+from metastable.training.captured import Captured, replace_leaves, tensors_of
+from metastable.training.engine import Engine, choose_engine
+from metastable.training.records import read_jsonl
+from metastable.training.scaled import Rates
+from metastable.training.trainer import Trainer
+from metastable.training.updates import Updates
+from metastable.walkers.population import Population
+
+HOST = torch.device("cpu")
+DATA = torch.randn((50, 3), generator=torch.Generator().manual_seed(0)) + 1.0
+PACED = Jarzynski(walkers=64, populations=4, schedule=((3, 0.99), (7, 1.0)))
+ENGINE = Engine("cpu")
+
+
+def context_of(method) -> Context:
+    """A small run of the method, as the contract builds it."""
+    energy, noise = Tilted(fit_gaussian(DATA), MLP((3,), hidden=(8,)), zero_start=True), fit_gaussian(DATA)
+    energy.sample = noise.sample
+    rng = torch.Generator().manual_seed(1)
+    return with_companions(method, Context(energy, {"energy": energy}, DATA, noise, rng))
+
+
+def trainer(method, engine: str, **options) -> Trainer:
+    """Of such a run."""
+    context = context_of(method)
+    folder = options.pop("folder", None)
+    settings = {"steps": 10, "log_every": 3, "batch_size": 20, "schedule": Schedule("cosine", warmup=2)}
+    config = TrainerConfig(**({**settings, "optimiser": Adam(1e-2)} | options), engine=engine)
+    rows = batch_of(method, context)
+    return Trainer(
+        context.energy,
+        context.players,
+        rows,
+        method,
+        config,
+        noise=context.noise,
+        engine=ENGINE,
+        make_context=Context,
+        folder=folder,
+    )
+
+
+def left_by(made: Trainer) -> dict[str, list]:
+    """Everything that the updates of a training leave behind."""
+    made._begin()
+    while not made._is_last():
+        made._update()
+        made._after_update()
+    modules = [*made.players.values(), *([] if made.ema is None else [made.ema])]
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in made.recorder.history]
+    return {
+        "weights": [t for m in modules for t in m.state_dict().values()],
+        "optimisers": [v for o in made.optimisers.values() for own in o.state.values() for v in own.values()],
+        "state": tensors_of(made.state),
+        "rng": [made.context.rng.get_state()],
+        "history": [sorted(row.items()) for row in rows],
+    }
+
+
+def equal(a: dict[str, list], b: dict[str, list]) -> bool:
+    same = a["history"] == b["history"] or str(a["history"]) == str(b["history"])  # a NaN is not itself
+    tensors = [
+        torch.equal(x, y)
+        for name in ("weights", "optimisers", "state", "rng")
+        for x, y in zip(a[name], b[name], strict=True)
+        if isinstance(x, torch.Tensor)
+    ]
+    return same and all(tensors)
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[int]:
+    made = []
+    call = Captured.__call__
+
+    def counted(self, context, *given):
+        found = call(self, context, *given)
+        made.extend([] if found is None else [context.step])
+        return found
+
+    monkeypatch.setattr(Captured, "__call__", counted)
+    return made
+
+
+@pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
+def test_launched_updates_are_the_updates(method, launches):
+    eager = left_by(trainer(method, "eager"))
+    assert not launches
+    assert equal(left_by(trainer(method, "captured")), eager)
+    assert len(launches) >= 3
+
+
+OPTIONS = {
+    "average and clip": {"ema": 0.9, "clip_grad_norm": 0.05},
+    "noise on the data": {"data_noise": 0.1, "data_noise_final": 0.0},
+    "all data": {"batch_size": None},
+    "sgd": {"optimiser": SGD(1e-2, momentum=0.5)},
+    "an optimiser of one's own": {"optimiser": lambda p: torch.optim.RMSprop(p, lr=1e-2)},
+    "float64": {"precision": "64-true"},
+    "warm-up to the end": {"schedule": Schedule("linear", warmup=5)},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_whatever_the_trainer_is_told(options, launches):
+    assert equal(left_by(trainer(PACED, "captured", **options)), left_by(trainer(PACED, "eager", **options)))
+    assert len(launches) >= 5
+
+
+@pytest.mark.parametrize("method", [PACED, PersistentCD(walkers=40, batch=16)], ids=["jarzynski", "pcd"])
+def test_resuming_in_between_changes_nothing(method, tmp_path, launches):
+    eager = left_by(trainer(method, "eager", checkpoint_every=4, ema=0.9, steps=12))
+    left_by(trainer(method, "captured", checkpoint_every=4, ema=0.9, steps=12, folder=tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000012")
+    launches.clear()
+    again = trainer(method, "captured", checkpoint_every=4, ema=0.9, steps=12, folder=tmp_path)
+    again.run(resume=True)
+    assert launches
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [3, 4, 6, 8, 9, 12]
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(again.state), eager["state"], strict=True))
+
+
+# ---- nobody waits for a device
+
+
+class NothingFromTheHost(TorchFunctionMode):
+    """Numbers of the host's do not become tensors elsewhere: such a copy cannot be recorded."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        copies = function in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
+        given = args[1] if function is torch.Tensor.new_tensor else args[0] if copies else None
+        if copies and made.device.type == "meta" and not isinstance(given, torch.Tensor):
+            raise RuntimeError(f"{given} would be copied from the host")
+        return made
+
+
+def elsewhere(tree):
+    """The same tree on a device whose numbers nobody can see."""
+    return replace_leaves(tree, lambda leaf: torch.empty_like(leaf, device="meta"))
+
+
+def nowhere(context: Context) -> Context:
+    """The context with everything on that device, some updates later."""
+    for module in {m for top in (*context.players.values(), context.noise) for m in top.modules()}:
+        for kept in (module._parameters, module._buffers):
+            for name, tensor in kept.items():
+                if tensor is not None:
+                    moved = torch.empty_like(tensor.detach(), device="meta")
+                    learns = isinstance(tensor, nn.Parameter)
+                    kept[name] = nn.Parameter(moved, tensor.requires_grad) if learns else moved
+    data, given = elsewhere((context.data, context.given))
+    return replace(context, data=data, given=given, step=5)
+
+
+@pytest.mark.parametrize("method", MEMBERS.values(), ids=MEMBERS)
+def test_no_update_looks_at_a_number(method):
+    context = context_of(method)
+    state, _ = update(method, context, method.start(context))
+    context, state = nowhere(context), elsewhere(state)
+    with unwatched():
+        state, _ = update(method, context, state)  # in which constants are copied there, once
+        with NothingFromTheHost():
+            update(method, context, state)
+
+
+def test_a_look_is_noticed(monkeypatch):
+    context = context_of(PACED)
+    state, _ = update(PACED, context, PACED.start(context))
+    state, context = elsewhere(state), nowhere(context)
+    for word in ("item", "host"):
+        looks = lambda self, ess=None, word=word: (  # noqa: E731
+            self.x.sum().item() if word == "item" else torch.tensor([1.0], device=self.x.device)
+        )
+        monkeypatch.setattr(Population, "noise", looks)
+        with unwatched(), NothingFromTheHost(), pytest.raises(RuntimeError, match=word):
+            update(PACED, context, state)
+
+
+# ---- what must not go unnoticed
+
+
+def mutant(monkeypatch, target, name, change) -> bool:
+    """Whether a training by a changed trainer is still the eager one."""
+    eager = left_by(trainer(PACED, "eager", ema=0.9))
+    monkeypatch.setattr(target, name, change)
+    return equal(left_by(trainer(PACED, "captured", ema=0.9)), eager)
+
+
+def test_a_state_that_is_not_written_back_is_noticed(monkeypatch):
+    write = captured.write
+    forgets = lambda tree, new: None if hasattr(tree, "steering") else write(tree, new)  # noqa: E731
+    assert not mutant(monkeypatch, captured, "write", forgets)
+
+
+def test_a_rate_that_stays_is_noticed(monkeypatch):
+    write = Rates.write
+    stays = lambda self: write(self) if self.numbers[0] is None else None  # noqa: E731
+    assert not mutant(monkeypatch, Rates, "write", stays)
+
+
+def test_a_phase_that_says_too_little_is_noticed(monkeypatch):
+    assert not mutant(monkeypatch, Jarzynski, "phase", lambda self, context: None)
+
+
+def test_a_count_that_stays_is_noticed(monkeypatch):
+    assert not mutant(monkeypatch, Updates, "after", lambda self: None)
+
+
+def test_a_warm_up_that_is_not_undone_is_noticed(monkeypatch):
+    assert not mutant(monkeypatch, Updates, "changed", lambda self: [])
+
+
+# ---- which engine, and what is said where there is none
+
+
+def test_the_choice_and_its_reason():
+    gpu, method = torch.device("cuda"), PersistentCD()
+    assert choose_engine("auto", HOST, method, 1000) == (
+        "eager",
+        "updates are recorded on cuda devices, not on cpu",
+    )
+    assert choose_engine("auto", gpu, method, 1000) == ("captured", "")
+    assert choose_engine("auto", gpu, method, 20) == ("eager", "20 updates are too few to record one")
+    assert choose_engine("eager", gpu, method, 1000).chosen == "eager"
+    assert choose_engine("compile", gpu, method, 1000).chains == "compile"
+
+
+@dataclass(frozen=True)
+class Silent(ContrastiveDivergence):
+    """A loss of somebody's own that asks for the step."""
+
+    def loss(self, context, state, player, batch, negatives):
+        loss, metrics = super().loss(context, state, player, batch, negatives)
+        return loss * (1 + context.step), metrics
+
+
+@dataclass(frozen=True)
+class Said(Silent):
+    """The same with its phase."""
+
+    def phase(self, context):
+        return super().phase(context), context.step // 4
+
+    def loss(self, context, state, player, batch, negatives):
+        loss, metrics = ContrastiveDivergence.loss(self, context, state, player, batch, negatives)
+        return loss * (1 + context.step // 4), metrics
+
+
+def test_a_method_that_does_not_say_its_phase_is_not_recorded(launches):
+    with pytest.warns(UserWarning, match="Silent does not say with `phase`"):
+        asked = trainer(Silent(), "captured")
+    assert equal(left_by(asked), left_by(trainer(Silent(), "eager")))
+    assert not launches
+    assert equal(left_by(trainer(Said(), "captured", steps=16)), left_by(trainer(Said(), "eager", steps=16)))
+    assert launches
+
+
+def test_what_fails_while_it_is_recorded_goes_on_step_by_step_and_says_so_once(monkeypatch):
+    def broken(*given, **named):
+        raise CaptureError("could not be recorded as a CUDA graph: somewhere/here.py:3, `x.item()`: waits")
+
+    monkeypatch.setattr(captured, "record", broken)
+    made = trainer(PACED, "captured")
+    with pytest.warns(UserWarning, match=r"goes on step by step.*here.py:3, `x.item\(\)`") as told:
+        found = left_by(made)
+    assert len(told) == 1
+    assert made.choice.chosen == "eager"
+    assert "here.py:3" in made.choice.reason
+    assert equal(found, left_by(trainer(PACED, "eager")))

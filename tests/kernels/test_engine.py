@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softmax
 
 from metastable.core.types import bind
 from metastable.energies import MLP, Banana, ConvNet, on_reference, spectral_norm
@@ -129,12 +130,13 @@ def test_a_step_size_is_taken_anew_for_every_chain(shape, device):
 def test_parameters_that_change_are_read_and_those_that_move_are_noticed(device):
     energy, x, kernel = energy_named("mlp").to(device), rows(5, 2).to(device), ULA(0.1)
     first = pair(kernel, energy, x, 8)[0].state.x
+    (loop,) = captured.known_of(energy).loops.values()
     other = MLP(2, (8, 8), seed=2)
     energy.load_state_dict(other.state_dict())
     ours, eager = pair(kernel, energy, x, 8)
     assert_same(ours, eager)
     assert not torch.equal(ours.state.x, first)
-    assert len(captured.known_of(energy).loops) == 1  # the places stayed
+    assert list(captured.known_of(energy).loops.values()) == [loop]  # the places stayed
     kept = [p.data for p in energy.parameters()]  # so that no place is used again
     for parameter in energy.parameters():
         parameter.data = 2 * parameter.data
@@ -167,6 +169,7 @@ def test_a_plain_number_that_changes_is_noticed(device):
     assert_same(*pair(ULA(0.05), square, x, 8))
     scale[0] = 2.0
     assert_same(*pair(ULA(0.05), square, x, 8))
+    assert [len(captured.known_of(e).loops) for e in (energy, square)] == [2, 2]  # made anew, on the CPU, too
 
 
 def test_few_recordings_are_kept_and_none_keeps_an_energy_alive():
@@ -394,6 +397,17 @@ def test_reads_finds_tensors_in_functions_and_numbers_elsewhere_by_value():
     assert elsewhere[0] == elsewhere[1] != elsewhere[2]
     with pytest.raises(UnwatchedError, match="is a Generator"):
         reads({"rng": rng()}, torch.device("cpu"))
+
+
+SHARPNESS = 1.0
+
+
+def test_globals_that_a_function_names_are_watched_and_those_of_libraries_are_not(monkeypatch):
+    by_global = lambda x: SHARPNESS * nn.functional.silu(x).sum(1) + softmax(x, 1).sum(1)  # noqa: E731
+    first = reads(by_global, torch.device("cpu")).key
+    assert reads(by_global, torch.device("cpu")).key == first
+    monkeypatch.setitem(globals(), "SHARPNESS", 2.0)
+    assert reads(by_global, torch.device("cpu")).key != first
 
 
 def test_a_proposal_of_a_kernel_is_watched_too():

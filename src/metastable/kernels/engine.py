@@ -169,7 +169,8 @@ def _recorded(
     try:
         loop = loop_of(kernel, energy, walk, h, slopes, count, compiled)
     except REFUSALS as error:
-        refuse(energy, "captured", str(error).splitlines()[0])
+        why = str(error).splitlines()[0].removeprefix("could not be recorded as a CUDA graph: ")
+        refuse(energy, "captured", why)
         return (_compiled if compiled else _eager)(kernel, energy, h, rng, slopes, walk, steps)
     except Exception as error:
         if not compiled or (why := compiler_gave_up(error)) is None:

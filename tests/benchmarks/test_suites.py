@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import math
 import os
 import subprocess
@@ -14,13 +15,23 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.benchmarks import SUITES, interpolant, run_suite, sampler, scoring, step_cost
+from metastable.benchmarks import (
+    SUITES,
+    interpolant,
+    run_suite,
+    sampler,
+    sampler_gpu,
+    scoring,
+    step_cost,
+    write_rows,
+)
+from metastable.benchmarks import peers as peer_chains
 from metastable.benchmarks.memory import peak_of, returned_by
 from metastable.benchmarks.timing import Timings, by_turns, on_cores
 from metastable.core import errors
 from metastable.core.errors import ConfigError, MetastableError, MissingDependencyError
 from metastable.core.types import energy_and_grad
-from metastable.kernels import ULA
+from metastable.kernels import ULA, engine
 from metastable.methods import Jarzynski
 
 over = pytest.mark.parametrize
@@ -243,7 +254,7 @@ def test_the_sampler_suite_gives_the_claims_with_their_targets(peers, without_co
 
 def test_the_jax_network_is_ours(peers):
     net, x = sampler.problem(7, (8, 5), seed=3)
-    energy = sampler.jax_energy(net)
+    energy = peer_chains.jax_energy(net)
     own = energy_and_grad(net, x)
     assert np.allclose(energy(peers.numpy.asarray(x.numpy())), own.energy.numpy(), atol=1e-6)
     grad = peers.grad(lambda x: energy(x).sum())(peers.numpy.asarray(x.numpy()))
@@ -321,3 +332,32 @@ def test_a_child_that_fails_says_why(importable):
 
 def test_a_process_of_its_own_gives_back_what_the_work_returns(importable):
     assert returned_by(importable.double, value=21) == 42
+
+
+def test_on_a_gpu_every_engine_that_can_run_is_timed(monkeypatch):
+    """Here on the CPU, where a recording is the same function on the same memory."""
+    monkeypatch.setattr(engine, "STAND_IN", True)
+    monkeypatch.setattr(engine, "why_not_captured", lambda *_: None)
+    monkeypatch.setitem(engine.WHY_NOT, "captured", lambda *_: None)
+    monkeypatch.setitem(engine.WHY_NOT, "compile", lambda *_: "left out")
+    sizes = {"mlp/1024": 5, "conv/2": 3}
+    rows = by_name(sampler_gpu.run_on(torch.device("cpu"), sizes, 3, 1, 0, lambda: None))
+    cases = {f"{kernel}/{name}" for kernel in ("ula", "mala") for name in ("eager", "captured", "auto")}
+    for name in sizes:
+        timed = {
+            row.removeprefix(f"ms_per_step/{name}/") for row in rows if row.startswith(f"ms_per_step/{name}/")
+        }
+        assert timed - {"torchebm"} == cases
+        assert rows[f"cost_ratio/{name}/mala_over_ula"].target == 1.5
+    claimed = [rows[f"speed_ratio/{name}/ula/eager"].relation for name in sizes]
+    assert claimed == [">=", None]
+    assert rows["engine/mlp/1024"].value.startswith("captured")
+
+
+def test_rows_are_written_by_device_and_other_suites_stay(tmp_path):
+    write_rows(tmp_path / "bench", {"one": [sampler.Row("a", 1.0)]})
+    path = write_rows(tmp_path / "bench", {"two": [sampler.Row("b", 2.0, ">=", 3.0)]})
+    held = json.loads(path.read_text())
+    assert path.stem == held["device"]
+    assert [row["metric"] for rows in held["suites"].values() for row in rows] == ["a", "b"]
+    assert held["suites"]["two"][0]["ok"] is False

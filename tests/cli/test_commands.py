@@ -198,6 +198,7 @@ def test_bench_runs_the_suites_that_are_asked_for(metastable, monkeypatch):
     made = types.ModuleType("metastable.benchmarks")
     made.SUITES = {"kernels": None, "walkers": None}
     made.run_suite = lambda name: [Row(f"{name} ratio", 2.5, "<=", 3.0 if name == "kernels" else 2.0)]
+    made.write_rows = lambda folder, suites: folder / "-".join(suites)
     monkeypatch.setitem(sys.modules, "metastable.benchmarks", made)
     assert metastable("bench", "--list").output.split() == ["kernels", "walkers"]
     both = metastable("bench")
@@ -208,6 +209,9 @@ def test_bench_runs_the_suites_that_are_asked_for(metastable, monkeypatch):
     assert one.exit_code == 0
     assert "2.5" in one.output
     assert "walkers" not in one.output
+    assert "written" not in one.output
+    written = metastable("bench", "--suite", "kernels", "--out", "there")
+    assert "written to there/kernels" in written.output
     result = metastable("bench", "--suite", "kernel")
     assert result.exit_code == 2
     assert "did you mean 'kernels'" in result.stderr

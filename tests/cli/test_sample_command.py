@@ -11,7 +11,8 @@ from torch import nn
 
 import metastable as ms
 from metastable.cli import runs
-from metastable.core.types import Pairs, Walkers
+from metastable.core.batch import Batch
+from metastable.core.types import Walkers
 from metastable.kernels import MALA, ULA, run_chain
 from metastable.methods import JEM, PersistentCD, Robust, ScoreMatching, ShortRun
 from metastable.runs.run import Run
@@ -178,7 +179,7 @@ def test_a_method_without_chains_gets_a_warmed_up_kernel():
 @pytest.fixture(scope="module")
 def contexts_folder(tmp_path_factory):
     rng = torch.Generator().manual_seed(0)
-    data = Pairs(torch.randn(40, 1, generator=rng), torch.randn(40, 1, generator=rng))
+    data = Batch(torch.randn(40, 1, generator=rng), torch.randn(40, 1, generator=rng))
     folder = tmp_path_factory.mktemp("contexts") / "run"
     method = ms.methods.RankingNCE(negatives_per_datum=2, proposal="gaussian")
     ms.fit(None, data.x, method, 2, given=data.given, out=folder, evaluate=False)

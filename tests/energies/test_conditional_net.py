@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from metastable.core.batch import Batch
 from metastable.core.configure import build_tagged
 from metastable.core.errors import ConfigError, InputError
-from metastable.core.types import Pairs, bind
+from metastable.core.types import bind
 from metastable.energies import ConditionalNet, check_conditional, check_energy
 from metastable.energies.build import ENERGIES, ConditionalConfig, default_config
 from metastable.proposals.encoders import Borrowed, Standardise
@@ -92,21 +93,21 @@ def test_without_contexts_it_is_a_plain_energy():
 
 def test_units_of_events_and_contexts_do_not_matter():
     x, given = normal(50, 2), normal(50, 1, seed=1)
-    plain = ConditionalNet(2, 1, width=8, data=Pairs(x, given))
-    scaled = ConditionalNet(2, 1, width=8, data=Pairs(7 + 1000 * x, 600 + 100 * given))
+    plain = ConditionalNet(2, 1, width=8, data=Batch(x, given))
+    scaled = ConditionalNet(2, 1, width=8, data=Batch(7 + 1000 * x, 600 + 100 * given))
     torch.testing.assert_close(plain(x, given), scaled(7 + 1000 * x, 600 + 100 * given))
 
 
 def test_the_reference_is_a_gaussian_of_the_data():
     x, given = 3 + 2 * normal(500, 2), normal(500, 1, seed=1)
-    bare = ConditionalNet(2, 1, width=8, data=Pairs(x, given))
-    tilted = ConditionalNet(2, 1, width=8, data=Pairs(x, given), inflate=1.5)
+    bare = ConditionalNet(2, 1, width=8, data=Batch(x, given))
+    tilted = ConditionalNet(2, 1, width=8, data=Batch(x, given), inflate=1.5)
     expected = 0.5 * ((x - x.mean(0)) / (1.5 * x.std(0))).square().sum(1)
     torch.testing.assert_close(tilted(x, given) - bare(x, given), expected)
 
 
 def test_settings_build_it():
-    rows = Pairs(torch.randn(20, 2), torch.randn(20, 3))
+    rows = Batch(torch.randn(20, 2), torch.randn(20, 3))
     assert isinstance(default_config((2,), "given"), ConditionalConfig)
     assert default_config((2,), "", time=True).time
     energy = build_tagged(ENERGIES, {"name": "conditional", "width": 8, "reference": "none"}, "energy").build(

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import metastable as ms
+from metastable.core.batch import Batch
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, EnergyError, InputError
-from metastable.core.types import Pairs, bind
+from metastable.core.types import bind
 from metastable.energies import MLP, ConvNet, JointEnergy, WideResNet, check_energy
 from metastable.energies.build import ENERGIES, JointMLPConfig, JointWRNConfig, default_config
 
@@ -138,9 +139,9 @@ def test_networks_give_logits_on_request(network):
     assert network(shape)(x).shape == (2,)
 
 
-def labelled(shape: tuple[int, ...], classes: int) -> Pairs:
+def labelled(shape: tuple[int, ...], classes: int) -> Batch:
     x = torch.randn((12, *shape), generator=torch.Generator().manual_seed(0))
-    return Pairs(x, torch.arange(12) % classes)
+    return Batch(x, torch.arange(12) % classes)
 
 
 @pytest.mark.parametrize(

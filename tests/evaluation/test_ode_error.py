@@ -9,7 +9,7 @@ import torch
 from conftest import z_limit
 from torch import Tensor, nn
 
-from metastable.core.types import Pairs
+from metastable.core.batch import Batch
 from metastable.evaluation.conditional import conditional_log_prob, log_partition_given
 from metastable.methods import RankingNCE
 from metastable.methods.base import Context, Nothing
@@ -102,7 +102,7 @@ def test_the_likelihood_of_a_finished_run_does_too(monkeypatch):
     monkeypatch.setattr(contexts, "DRAWS_ODE", 1024)
     run = run_of(Truth(), proposal=flow(**TRAINED))
     x = EXACT.means.repeat(10, 1) + SD
-    found = contexts.likelihoods(run, Pairs(x, GIVEN.repeat(15, 1)), 0)
+    found = contexts.likelihoods(run, Batch(x, GIVEN.repeat(15, 1)), 0)
     assert found is not None
     gap = found.value - EXACT.log_prob(x[:1]).double()
     assert float(gap.abs().max()) < 0.004

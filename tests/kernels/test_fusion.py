@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from metastable.kernels.fusion import split_products
+from metastable.kernels.fusion import share_sigmoids, split_products
 
 over = pytest.mark.parametrize
 aten = torch.ops.aten
@@ -58,3 +58,36 @@ def test_other_products_are_left_alone():
         before = operations(traced)
         split_products(traced.graph)
         assert operations(traced) == before
+
+
+def silu(x: Tensor) -> Tensor:
+    """As the compiler writes it."""
+    return x / (1 + torch.exp(-x))
+
+
+def test_a_sigmoid_is_made_once_for_a_layer_and_its_gradient():
+    _, x, _ = inputs(torch.float64)
+    both = lambda x: (silu(x), 2 * torch.sigmoid(x))  # noqa: E731
+    traced = graph_of(both, x)
+    share_sigmoids(traced.graph)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    assert operations(traced) == [aten.sigmoid.default, aten.mul.Tensor, aten.mul.Tensor]
+    for own, other in zip(traced(x), both(x), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-14, atol=0)
+
+
+NO_PAIR = [
+    silu,
+    torch.sigmoid,
+    lambda x: (x / (2 + torch.exp(-x)), torch.sigmoid(x)),
+    lambda x: (1 / (1 + torch.exp(-x)), torch.sigmoid(x)),
+]
+
+
+@over("f", NO_PAIR)
+def test_what_is_no_silu_beside_its_sigmoid_is_left_alone(f):
+    traced = graph_of(f, inputs(torch.float64)[1])
+    before = operations(traced)
+    share_sigmoids(traced.graph)
+    assert operations(traced) == before

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from metastable.api import sample
-from metastable.core.types import Pairs
+from metastable.core.batch import Batch
 from metastable.energies import MLP, JointEnergy
 from metastable.kernels import MALA
 from metastable.methods import JEM, Context, Negatives, PersistentCD, Robust
@@ -129,7 +129,7 @@ def gradient(loss: Tensor, energy: nn.Module) -> Tensor:
 def parts(o: float, source: Robust, method: JEM) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of JEM's loss, of its source's and of the cross-entropy, on the same negatives."""
     made = context(o)
-    batch = Pairs(made.data, made.given)
+    batch = Batch(made.data, made.given)
     negatives = (Negatives(points(9) + 0.5, torch.randn(9, generator=made.rng, dtype=torch.float64)),)
     own, _ = method.loss(made, (), "energy", batch, negatives)
     of_source, _ = source.loss(made, (), "energy", batch.x, negatives)
@@ -166,7 +166,7 @@ def test_with_exact_negatives_it_is_the_gradient_of_the_objective(o):
     grid = quadrature(energy, [(-14, 14, 3001)])
     negatives = Negatives(grid.points, grid.log_mass.detach())
     made = Context(energy, {"energy": energy}, x, fit_gaussian(x), torch.Generator(), given=labels)
-    loss, _ = JEM(source=PersistentCD()).loss(made, (), "energy", Pairs(x, labels), negatives)
+    loss, _ = JEM(source=PersistentCD()).loss(made, (), "energy", Batch(x, labels), negatives)
     log_p = (-energy(x) - grid.log_partition) / o + energy.log_prob_labels(x).gather(1, labels[:, None])[:, 0]
     (own,) = torch.autograd.grad(loss, shape)
     (truth,) = torch.autograd.grad(-log_p.mean(), shape)
@@ -197,7 +197,7 @@ def test_values_of_the_data_that_are_known_are_those_of_the_energy():
     calls: list[int] = []
     energy = copy.deepcopy(made.energy)
     energy.network.register_forward_hook(lambda module, given, out: calls.append(len(out)))
-    batch = Pairs(made.data, made.given)
+    batch = Batch(made.data, made.given)
     JEM(source=Spy()).loss(replace(made, energy=energy), (), "energy", batch, Negatives(points(4)))
     assert torch.equal(*seen)
     assert sorted(calls) == [4, 12, 12]  # negatives, the data once, and the copy that the spy asked for

@@ -10,7 +10,7 @@ import torch
 from conftest import assert_within, mean_and_error, minimise, z_limit
 from torch import Tensor, nn
 
-from metastable.core.types import Pairs
+from metastable.core.batch import Batch
 from metastable.energies import ConditionalNet
 from metastable.methods import ImplicitBC, InterpolatingNCE, RankingNCE
 from metastable.methods.base import Context, Nothing
@@ -65,18 +65,18 @@ class Minus(nn.Module):
         return -self.proposal.log_prob(x, given) + (offset[:, None] if x.dim() == 3 else offset)
 
 
-def pairs(n: int = B, slope: float = 2.0, scale: float = 0.7, seed: int = 0) -> Pairs:
+def pairs(n: int = B, slope: float = 2.0, scale: float = 0.7, seed: int = 0) -> Batch:
     given = normal(n, D, seed=seed)
-    return Pairs(slope * given + scale * normal(n, D, seed=seed + 1), given)
+    return Batch(slope * given + scale * normal(n, D, seed=seed + 1), given)
 
 
-def context_of(energy: nn.Module, proposal: nn.Module, rows: Pairs, seed: int = 0) -> Context:
+def context_of(energy: nn.Module, proposal: nn.Module, rows: Batch, seed: int = 0) -> Context:
     rng = torch.Generator().manual_seed(10_000 + seed)
     players = {"energy": energy, "proposal": proposal}
     return Context(energy, players, rows.x, Gaussian(torch.zeros(D)), rng, given=rows.given)
 
 
-def loss_of(method, context: Context, rows: Pairs) -> tuple[Tensor, dict]:
+def loss_of(method, context: Context, rows: Batch) -> tuple[Tensor, dict]:
     negatives, state, _ = method.negatives(context, Nothing(), rows)
     return method.loss(context, state, "energy", rows, negatives)
 
@@ -191,7 +191,7 @@ def slopes(method, groups: int = 40, size: int = 300) -> Tensor:
 class _On:
     """A method whose batch is always these rows, contexts and all."""
 
-    def __init__(self, method, rows: Pairs):
+    def __init__(self, method, rows: Batch):
         self.method, self.rows = method, rows
 
     def loss(self, context, state, player, batch, negatives):

@@ -16,7 +16,7 @@ from metastable.core.random import generator
 from metastable.core.types import energy_and_grad, student_t_quantile
 from metastable.energies import MLP, GaussianMixture
 from metastable.kernels import ULA
-from metastable.kernels.chain import _advance
+from metastable.kernels.compiled import Walk, several
 from metastable.methods import Context, ContrastiveDivergence, Jarzynski, PersistentCD, Robust, ShortRun
 from metastable.methods.base import Negatives, contrast
 from metastable.methods.beta_objective import VARIANTS, robust_loss
@@ -323,13 +323,14 @@ def test_compiled_chains_keep_their_program_while_beta_moves(energy: nn.Module):
     """One trace for every β: after the first, another one would raise."""
     x, kernel = torch.randn(9, 2, generator=generator(0)), ULA(0.1)
     context = Context(energy, {"energy": energy}, x, fit_gaussian(x), generator(0))
-    traced = torch.compile(_advance, fullgraph=True, dynamic=False, backend="eager")
+    traced = torch.compile(several, fullgraph=True, dynamic=False, backend="eager")
     for beta in (0.1, 0.2, 0.5):
         with torch._dynamo.config.patch(error_on_recompile=beta > 0.1), torch.no_grad():
             seen = tempered(context, 1 - beta).energy
             state, noise = kernel.init(seen, x), kernel.draw(x, generator(1))
             got, truth = (
-                f(kernel, seen, state, [noise], torch.tensor(0.1), False)[0].x for f in (traced, _advance)
+                f(kernel, seen, Walk.start(state, False), [noise], torch.tensor(0.1), False).state.x
+                for f in (traced, several)
             )
             torch.testing.assert_close(got, truth)
 

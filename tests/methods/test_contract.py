@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, UnsupportedError
-from metastable.core.types import Pairs
 from metastable.energies import MLP, AsEnergy, JointEnergy, Tilted
 from metastable.kernels import HMC, MALA, ULA, Kernel
 from metastable.kernels.base import ChainState, Info
@@ -210,9 +211,9 @@ def a_density(shape: tuple[int, ...]) -> AsEnergy:
     return energy
 
 
-def batch_of(method, context: Context) -> Tensor | Pairs:
+def batch_of(method, context: Context) -> Any:
     """All data as the method's batches are."""
-    return context.data if context.given is None else Pairs(context.data, context.given)
+    return method.takes(Batch(context.data, context.given))
 
 
 def update(method, context, state, rate=0.05):

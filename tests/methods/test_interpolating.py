@@ -10,8 +10,8 @@ from conftest import assert_within, mean_and_error, z_limit
 from torch import Tensor, nn
 
 import metastable as ms
+from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, EnergyError, InputError, UnsupportedError
-from metastable.core.types import Pairs
 from metastable.energies import ConditionalNet
 from metastable.methods import InterpolatingNCE
 from metastable.methods.base import Context, Nothing
@@ -24,11 +24,11 @@ over = pytest.mark.parametrize
 FEW_STEPS = {"name": "interpolant", "width": 8, "steps": 6, "scored": 4}
 
 
-def pairs(n: int, seed: int = 0) -> Pairs:
+def pairs(n: int, seed: int = 0) -> Batch:
     """y ~ N(1.5·x, 0.6²) given x, in float64."""
     rng = torch.Generator().manual_seed(seed)
     given = torch.randn((n, D), generator=rng, dtype=torch.float64)
-    return Pairs(SLOPE * given + SCALE * torch.randn((n, D), generator=rng, dtype=torch.float64), given)
+    return Batch(SLOPE * given + SCALE * torch.randn((n, D), generator=rng, dtype=torch.float64), given)
 
 
 def law_at(interpolant: str, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ class Exact(nn.Module):
         return 0.5 * white.square().sum(-1) + D * sd.log() + self.constant
 
 
-def positioned(flow: nn.Module, method: InterpolatingNCE, rows: Pairs, energy: nn.Module | None = None):
+def positioned(flow: nn.Module, method: InterpolatingNCE, rows: Batch, energy: nn.Module | None = None):
     energy = energy or nn.Identity()
     players, rng = {"energy": energy, "proposal": flow}, torch.Generator().manual_seed(77)
     context = Context(energy, players, rows.x, Gaussian(torch.zeros(D)), rng, given=rows.given)
@@ -154,7 +154,7 @@ def test_the_flows_loss_has_as_many_times():
 
 @over("given", [True, False])
 def test_a_run_and_its_reading_back(given, tmp_path):
-    rows = Pairs(pairs(300).x.float(), pairs(300).given.float())
+    rows = Batch(pairs(300).x.float(), pairs(300).given.float())
     method = InterpolatingNCE(negatives_per_datum=2, times=2, proposal=FEW_STEPS, walkers=512)
     run = ms.fit(
         None,

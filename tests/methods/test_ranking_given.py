@@ -12,8 +12,8 @@ from conftest import mean_and_error, z_limit
 from torch import Tensor, nn
 
 import metastable as ms
+from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, InputError, UnsupportedError
-from metastable.core.types import Pairs
 from metastable.core.waiting import unwatched
 from metastable.energies import ConditionalNet
 from metastable.methods import ImplicitBC, RankingNCE
@@ -28,11 +28,11 @@ SMALL_FLOW = {"name": "flow", "layers": 1, "hidden": (8,), "bins": 4}
 FEW_STEPS = {"name": "interpolant", "width": 8, "steps": 6, "scored": 4}
 
 
-def pairs(n: int = 400, seed: int = 0) -> Pairs:
+def pairs(n: int = 400, seed: int = 0) -> Batch:
     """y ~ N(2x, 0.5²) given x ~ N(0, 1)."""
     rng = torch.Generator().manual_seed(seed)
     given = torch.randn((n, 1), generator=rng)
-    return Pairs(2 * given + 0.5 * torch.randn((n, 1), generator=rng), given)
+    return Batch(2 * given + 0.5 * torch.randn((n, 1), generator=rng), given)
 
 
 class Slope(nn.Module):
@@ -66,7 +66,7 @@ class Line(nn.Module):
         return -0.5 * (white.square() + math.log(2 * math.pi)).sum(-1)
 
 
-def fit(energy, method, rows: Pairs | None = None, steps: int = 20, **options):
+def fit(energy, method, rows: Batch | None = None, steps: int = 20, **options):
     rows = pairs() if rows is None else rows
     options = {"batch_size": 100, "evaluate": False, "log_every": 1, **options}
     return ms.fit(energy, rows.x, method, given=rows.given, steps=steps, **options)
@@ -241,7 +241,7 @@ def test_data_noise_can_be_annealed():
 def test_an_adversary_goes_to_the_data_although_nothing_asks_for_likelihood():
     """Where energy and proposal both hold the truth, both end there (Proposition 4.13)."""
     rows = pairs(2000)
-    rows = Pairs(
+    rows = Batch(
         rows.x + 0.5 * math.sqrt(3) * torch.randn(2000, 1, generator=torch.Generator().manual_seed(5)),
         rows.given,
     )
@@ -295,10 +295,10 @@ class Halves(nn.Module):
         return self.body(given)
 
 
-def many(n: int = 200) -> Pairs:
+def many(n: int = 200) -> Batch:
     rng = torch.Generator().manual_seed(3)
     given = torch.randn((n, 2, 3), generator=rng)
-    return Pairs(given.sum((1, 2))[:, None] + torch.randn((n, 1), generator=rng), given)
+    return Batch(given.sum((1, 2))[:, None] + torch.randn((n, 1), generator=rng), given)
 
 
 @over("proposal", [SMALL_FLOW, FEW_STEPS])
@@ -461,7 +461,7 @@ def test_an_update_reads_no_number_back_from_a_device_that_is_not_looked_at(meth
     players = {"energy": energy, **method.companions(energy, rows, None, 0)}
     for player in players.values():
         player.to(there)
-    batch = Pairs(rows.x.to(there), rows.given.to(there))
+    batch = Batch(rows.x.to(there), rows.given.to(there))
     context = Context(energy, players, batch.x, None, torch.Generator(), step=1, given=batch.given)
     with unwatched():
         negatives = method.negatives(context, None, batch)[0]

@@ -11,8 +11,9 @@ from conftest import assert_within, mean_and_error, z_limit
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, InputError
-from metastable.core.types import Pairs, Proposal
+from metastable.core.types import Proposal
 from metastable.core.waiting import unwatched
 from metastable.proposals import (
     Diffusion,
@@ -149,7 +150,7 @@ def test_no_draws_are_no_rows(make):
 
 
 def test_pairs_standardise_both_events_and_contexts():
-    pairs = Pairs(500 + 20 * normal(300, 2), 1e4 * normal(300, 3, seed=1))
+    pairs = Batch(500 + 20 * normal(300, 2), 1e4 * normal(300, 3, seed=1))
     q = InterpolantFlow(2, 3, data=pairs, **SMALL)
     assert q.field.encoder(pairs.given).std().item() == pytest.approx(1.0, abs=0.01)
     torch.testing.assert_close(q.mean, pairs.x.mean(0))
@@ -501,10 +502,10 @@ def test_a_divergence_that_is_not_finite_is_named():
 # ---- contexts in units of their own
 
 
-def far_pairs(n: int = 1500) -> Pairs:
+def far_pairs(n: int = 1500) -> Batch:
     """y ~ N(c', 0.3²) with c' in [−1, 1] for contexts c = 600 + 200 c'."""
     share = 2 * torch.rand((n, 1), generator=rng(1)) - 1
-    return Pairs(share + 0.3 * torch.randn((n, 1), generator=rng(2)), 600 + 200 * share)
+    return Batch(share + 0.3 * torch.randn((n, 1), generator=rng(2)), 600 + 200 * share)
 
 
 @over("pairs", [lambda data: (data,), lambda data: (data.x, data.given)], ids=["pairs", "two tensors"])
@@ -515,7 +516,7 @@ def test_fitting_standardises_contexts_as_well(pairs):
     assert torch.equal(late.log_prob(data.x, data.given), early.log_prob(data.x, data.given))
     least = -math.log(0.3 * math.sqrt(2 * math.pi * math.e))
     assert float(late.log_prob(data.x, data.given).detach().mean()) > least - 0.15
-    other = Pairs(data.x, data.given / 100)
+    other = Batch(data.x, data.given / 100)
     early.fit(other, steps=150)
     assert float(early.log_prob(other.x, other.given).detach().mean()) > least - 0.15
 
@@ -608,7 +609,7 @@ def test_an_encoder_that_would_never_be_called_is_refused():
 
 
 def test_a_field_of_ones_own_by_name_of_its_flow_sees_contexts_as_they_are():
-    data = Pairs(normal(9, 2).float(), 7 + normal(9, 5).float())
+    data = Batch(normal(9, 2).float(), 7 + normal(9, 5).float())
     flow = proposal_for({"name": "interpolant", "field": Given(), "steps": 2}, data, "proposal")
     assert torch.equal(flow.field.encode(data.given), data.given)
     coded = proposal_for(

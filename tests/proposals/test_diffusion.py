@@ -9,8 +9,9 @@ import torch
 from conftest import assert_within, mean_and_error, z_limit
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, InputError
-from metastable.core.types import Pairs, bind
+from metastable.core.types import bind
 from metastable.evaluation.conditional import log_partition_given
 from metastable.proposals import (
     Diffusion,
@@ -323,7 +324,7 @@ def test_contexts_select_the_law():
 def test_a_new_model_is_the_gaussian_with_the_moments_of_the_data(kind):
     data = 3 + torch.tensor([2.0, 0.1]) * torch.randn((500, 2), generator=rng())
     given = 400 + 100 * torch.randn((500, 1), generator=rng(1))
-    model = kind(2, 1, data=Pairs(data, given), width=8, layers=3, steps=64)
+    model = kind(2, 1, data=Batch(data, given), width=8, layers=3, steps=64)
     exact = Gaussian(data.mean(0), data.std(0))
     with torch.no_grad():
         assert float((model.log_prob(data, given) - exact.log_prob(data)).abs().mean()) < ENOUGH

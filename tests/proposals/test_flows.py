@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from metastable.core import errors
+from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, InputError, MissingDependencyError
-from metastable.core.types import Pairs, Proposal
+from metastable.core.types import Proposal
 from metastable.proposals import Flow, Gaussian, Generator, Mixture, Uniform, flows, proposal_for
 from metastable.proposals.encoders import Standardise
 
@@ -338,7 +339,7 @@ def test_fitting_standardises_contexts_as_well():
     """y ~ N(c', 0.3²) with c' in [−1, 1] for contexts c = 600 + 200 c'."""
     rng = torch.Generator().manual_seed(1)
     share = 2 * torch.rand((1500, 1), generator=rng) - 1
-    data = Pairs(share + 0.3 * torch.randn((1500, 1), generator=rng), 600 + 200 * share)
+    data = Batch(share + 0.3 * torch.randn((1500, 1), generator=rng), 600 + 200 * share)
     settings = {"layers": 1, "hidden": (16,), "bins": 4}
     late = Flow(1, 1, **settings).fit(data, 150)
     early = Flow(1, 1, data=data, **settings).fit(data, 150)
@@ -352,7 +353,7 @@ def test_fitting_standardises_contexts_as_well():
 
 def test_frozen_parameters_stay_frozen_in_fit():
     given = torch.randn(100, 1, generator=rng())
-    data = Pairs(given + 0.1 * torch.randn(100, 1, generator=rng(1)), given)
+    data = Batch(given + 0.1 * torch.randn(100, 1, generator=rng(1)), given)
     flow = Flow(1, 1, encoder=nn.Linear(1, 3).requires_grad_(False), layers=1, hidden=(8,))
     before = {name: p.clone() for name, p in flow.named_parameters()}
     flow.fit(data, 3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from metastable.core.batch import Batch
 from metastable.core.types import LogPartition, Walkers
 from metastable.energies import MLP, on_reference
 from metastable.runs.run import Run
@@ -36,7 +37,7 @@ def judged(run: Run) -> Judged:
     with torch.no_grad():
         value = float(-run.energy(X).mean()) - run.log_partition.value
     numbers = {"log_likelihood": value, "log_likelihood_se": 0.1}
-    return Judged(run, X, 0, after_training=True, found={"likelihood": Measured(numbers)})
+    return Judged(run, Batch(X), 0, after_training=True, found={"likelihood": Measured(numbers)})
 
 
 def found(run: Run) -> dict[str, str]:

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import metastable as ms
 from metastable.cli.main import app
+from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, InputError
-from metastable.core.types import Pairs
 from metastable.data import Dataset
 from metastable.kernels import ULA
 from metastable.methods.base import Method, Nothing
@@ -26,11 +26,11 @@ from metastable.summary import contexts, judge_again
 SD = 0.5
 
 
-def pairs(n: int = 1000, seed: int = 0) -> Pairs:
+def pairs(n: int = 1000, seed: int = 0) -> Batch:
     """y ~ N(2c, 0.5²) in one dimension, c uniform on [−1, 1]: E log p = −log(0.5 √(2πe))."""
     rng = torch.Generator().manual_seed(seed)
     given = 2 * torch.rand((n, 1), generator=rng) - 1
-    return Pairs(2 * given + SD * torch.randn((n, 1), generator=rng), given)
+    return Batch(2 * given + SD * torch.randn((n, 1), generator=rng), given)
 
 
 ENTROPY = math.log(SD * math.sqrt(2 * math.pi * math.e))
@@ -226,8 +226,8 @@ def test_pairs_from_a_file_to_samples_and_scores(tmp_path):
 
 
 def test_held_out_pairs_may_be_as_many_as_those_trained_on():
-    train, other = (Pairs(torch.full((4, 1), v), torch.zeros(4, 1)) for v in (0.0, 1.0))
-    assert contexts._same(train, Pairs(train.x.clone(), train.given.clone()))
+    train, other = (Batch(torch.full((4, 1), v), torch.zeros(4, 1)) for v in (0.0, 1.0))
+    assert contexts._same(train, Batch(train.x.clone(), train.given.clone()))
     assert not contexts._same(train, other)
     assert not contexts._same(train, train[:2])
 

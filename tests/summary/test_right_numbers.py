@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import metastable as ms
-from metastable.core.types import LogPartition, Pairs, Walkers
+from metastable.core.batch import Batch
+from metastable.core.types import LogPartition, Walkers
 from metastable.data import Dataset
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.modes import independent_size, sampled_mode_weights
@@ -56,7 +57,7 @@ def judged(monkeypatch):
 
     def judge(walkers: Walkers, train: Tensor, validation: Tensor | None = None, **settings) -> Run:
         validation = train if validation is None else validation
-        return judge_training(run_of(walkers, **settings), train, validation, None, seed=0)
+        return judge_training(run_of(walkers, **settings), Batch(train), Batch(validation), None, seed=0)
 
     return judge
 
@@ -76,17 +77,17 @@ def test_the_spread_of_energies_is_of_all_the_data(judged):
     data = rows_of(10_000, 1)
     run = run_of(Walkers.equal(data))
     # noise fitted to one mode alone would lie in that mode: a spread of 1 instead of tens
-    assert _energy_facts(Judged(run, data, 0))["energy_spread"] > 5
+    assert _energy_facts(Judged(run, Batch(data), 0))["energy_spread"] > 5
 
 
 def test_contexts_of_sorted_pairs_are_all_looked_at():
     given = torch.linspace(0, 1, 1000)[:, None]
     run = run_of(Walkers.equal(rows_of(8, 0)))
-    chosen = _chosen(run, Pairs(torch.zeros(1000, 2), given), 0).given
+    chosen = _chosen(run, Batch(torch.zeros(1000, 2), given), 0).given
     assert len(chosen) == CONTEXTS
     assert chosen.mean().item() == pytest.approx(0.5, abs=0.1)  # 0.13 of the first ones
     x = torch.arange(4000.0)[:, None]
-    near = _nearest(Pairs(x, torch.zeros(4000, 1)), torch.zeros(1))
+    near = _nearest(Batch(x, torch.zeros(4000, 1)), torch.zeros(1))
     assert near.mean().item() == pytest.approx(2000, abs=250)
 
 

@@ -242,9 +242,9 @@ def test_ema_is_the_average_of_the_weights(tmp_path):
 
 def test_batches_cover_an_epoch_without_repeats():
     batches = Batches(torch.arange(10.0)[:, None], 3, seed=0)
-    epoch = torch.cat([batches.at(k) for k in range(3)]).flatten().tolist()
+    epoch = torch.cat([batches.at(k).x for k in range(3)]).flatten().tolist()
     assert len(set(epoch)) == 9
-    assert torch.equal(batches.at(1), Batches(torch.arange(10.0)[:, None], 3, seed=0).at(1))
+    assert torch.equal(batches.at(1).x, Batches(torch.arange(10.0)[:, None], 3, seed=0).at(1).x)
 
 
 def test_tensorboard_events_are_written(tmp_path):

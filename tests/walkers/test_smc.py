@@ -20,6 +20,7 @@ from metastable.walkers.path import Schedule
 from metastable.walkers.pilot import find_schedule
 from metastable.walkers.smc import ais, reverse_ais, smc
 
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 LIMIT = z_limit()
 FEW = student_t_quantile(1 - FALSE_ALARM / 2, 15)  # the same rate with the spread of 16 populations
 
@@ -260,3 +261,31 @@ def test_rows_must_fill_the_populations():
 def test_energies_without_a_density_are_refused(value, words):
     with pytest.raises(EnergyError, match=words):
         smc(lambda x: x.sum(1) * 0 + value, Gaussian(torch.zeros(2)), 2, 16, rng())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+@pytest.mark.parametrize("kernel", [MALA(0.3), HMC(0.5, leapfrog=2)], ids=lambda k: k.name)
+def test_recorded_changes_of_temperature_are_the_eager_ones_bit_for_bit(kernel, device, monkeypatch):
+    """On the CPU the recorded function is called on the memory that it was recorded with."""
+    energy, found, states = GaussianMixture(torch.tensor([[-2.0], [2.0]]), torch.tensor([0.3, 1.0])), [], []
+    energy, base = energy.to(device), Gaussian(torch.zeros(1), 2.0).to(device)
+    x, schedule = base.sample(64, torch.Generator(device).manual_seed(1)), Schedule.equal(6, 0.3)
+    for least in (2, 1000):
+        monkeypatch.setattr(annealing, "STAND_IN", True)
+        monkeypatch.setattr(annealing, "LEAST", least)
+        source = torch.Generator(device).manual_seed(0)
+        w = anneal(energy, base, x, schedule, kernel, source, steps=2, populations=4, resample_below=0.9)
+        found.append((w.x, w.log_weight, *w.info.values()))
+        states.append(source.get_state())
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert torch.equal(*states)
+    assert float(found[0][3].min()) < 0.9  # some were resampled
+
+
+def test_what_cannot_be_watched_is_walked_step_by_step(monkeypatch):
+    monkeypatch.setattr(annealing, "STAND_IN", True)
+    monkeypatch.setattr(annealing, "LEAST", 2)
+    base, source = reference(), rng()
+    energy = lambda x: (source.initial_seed() * x).square().sum(1)  # noqa: E731
+    with pytest.warns(RuntimeWarning, match="log Z: temperature by temperature, as a step .*Generator"):
+        anneal(energy, base, base.sample(4, rng()), Schedule.equal(3), MALA(0.1), rng())

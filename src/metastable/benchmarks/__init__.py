@@ -7,7 +7,8 @@ the same rows as an experiment, so that a claim which does not hold is a row tha
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,4 +43,9 @@ def run_suite(name: str, **options: Any) -> list[Row]:
     return SUITES[name](**options)
 
 
-__all__ = ["SUITES", "run_suite"]
+def write_rows(folder: Path, suites: Mapping[str, Sequence[Row]]) -> Path:
+    """Write the rows of some suites to DEVICE.json in `folder`; suites that it holds and are not given stay."""
+    return importlib.import_module(f"{__name__}.files").write_rows(folder, suites)
+
+
+__all__ = ["SUITES", "run_suite", "write_rows"]

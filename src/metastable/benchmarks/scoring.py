@@ -18,7 +18,7 @@ from metastable.energies import ConditionalNet
 from metastable.experiments.base import Row
 from metastable.proposals import Diffusion, DiffusionEnergy, InterpolantFlow
 
-from .timing import Timings, by_turns, machine, on_cores
+from .timing import by_turns, machine, on_cores
 
 TARGET = 300.0
 MOST_PARAMETERS = 22_000
@@ -64,8 +64,22 @@ def run(
         cases = scorers(models, x, given, ode_contexts)
         for name in ("energy", "diffusion_phi"):
             cases[name]()  # warm
-        times = by_turns(cases, rounds)
-        return _rows(times, models, contexts, ode_contexts) + machine()
+        times, facts = by_turns(cases, rounds), machine()
+    left_out = contexts / ode_contexts
+    part = "" if ode_contexts == contexts else f", timed on {ode_contexts} of {contexts} contexts"
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    diffusion: Any = models["diffusion"]
+    return [
+        Row(f"speed_ratio/diffusion_ode{part}", left_out * times.ratio("diffusion", "energy"), ">=", TARGET),
+        Row(f"speed_ratio/flow_ode{part}", left_out * times.ratio("flow", "energy")),
+        Row("speed_ratio/diffusion_phi", times.ratio("diffusion_phi", "energy")),
+        Row("seconds/energy", times.median("energy")),
+        *(Row(f"seconds/{name}{part}", times.median(name)) for name in ("diffusion", "flow")),
+        *(Row(f"parameters/{name}", size, "<=", MOST_PARAMETERS) for name, size in sizes.items()),
+        Row("heun_steps/diffusion", diffusion.steps),
+        Row("divergence_times/diffusion", diffusion.scored),
+        *facts,
+    ]
 
 
 def build(dim: int, context_dim: int, width: int, layers: int, seed: int) -> dict[str, nn.Module]:
@@ -92,20 +106,3 @@ def scorers(
         "diffusion": lambda: diffusion.log_prob(*few),
         "flow": lambda: flow.log_prob(*few),
     }
-
-
-def _rows(times: Timings, models: dict[str, nn.Module], contexts: int, ode_contexts: int) -> list[Row]:
-    left_out = contexts / ode_contexts
-    part = "" if ode_contexts == contexts else f", timed on {ode_contexts} of {contexts} contexts"
-    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
-    diffusion: Any = models["diffusion"]
-    return [
-        Row(f"speed_ratio/diffusion_ode{part}", left_out * times.ratio("diffusion", "energy"), ">=", TARGET),
-        Row(f"speed_ratio/flow_ode{part}", left_out * times.ratio("flow", "energy")),
-        Row("speed_ratio/diffusion_phi", times.ratio("diffusion_phi", "energy")),
-        Row("seconds/energy", times.median("energy")),
-        *(Row(f"seconds/{name}{part}", times.median(name)) for name in ("diffusion", "flow")),
-        *(Row(f"parameters/{name}", size, "<=", MOST_PARAMETERS) for name, size in sizes.items()),
-        Row("heun_steps/diffusion", diffusion.steps),
-        Row("divergence_times/diffusion", diffusion.scored),
-    ]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ from metastable.training.engine import Engine
 from metastable.training.trainer import Trainer
 
 from .memory import peak_of, returned_by
-from .timing import Timings, by_turns, machine, on_cores, pooled, rotated
+from .timing import by_turns, machine, on_cores, pooled, rotated
 
 PAPER = 36 / 34
 """Hours that the paper's CIFAR-10 training took: its method over PCD."""
@@ -93,8 +92,17 @@ def run(
         rows += _near_rows("robust", BETA_TARGET, make, plain_and_robust(walkers), updates, rounds, warmup)
         rows += _near_rows("care", CARE_TARGET, make, plain_and_careful(walkers), updates, rounds, warmup)
         for name in CONTRASTS:
-            rows += _contrast_rows(name, dim, batch, list(hidden), updates, rounds, warmup, cores, seed)
-        rows.append(_memory_row(dim, memory_walkers, list(hidden), memory_updates, seed))
+            settings = {"dim": dim, "batch": batch, "hidden": list(hidden), "updates": updates}
+            settings |= {"rounds": rounds, "warmup": warmup, "cores": cores, "seed": seed}
+            found = returned_by(time_contrast, name=name, **settings)
+            rows += [
+                Row(f"step_cost_ratio/{name}", found["ratio"], "<=", CONTRAST_TARGET),
+                Row(f"update_ms/{name}", found["ours_ms"]),
+                Row(f"update_ms/{name}/by_hand", found["hand_ms"]),
+            ]
+        large = {"dim": dim, "walkers": memory_walkers, "hidden": list(hidden)}
+        peak = peak_of(train_large, updates=memory_updates, seed=seed, **large)
+        rows.append(Row(f"peak_memory_gb/N={short(memory_walkers)}", peak / 1e9, "<=", MEMORY_TARGET))
         return rows + machine()
 
 
@@ -125,7 +133,7 @@ def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, s
     """A training that has begun, in memory."""
     config = TrainerConfig(batch_size=None, optimiser=optimiser, device="cpu")
     noise = fit_gaussian(x)
-    made = Trainer(
+    training = Trainer(
         energy,
         {"energy": energy, **method.companions(energy, x, noise, seed)},
         x,
@@ -136,8 +144,8 @@ def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, s
         make_context=Context,
         seed=seed,
     )
-    made._begin()
-    return made
+    training._begin()
+    return training
 
 
 def _advance(training: Trainer, updates: int) -> None:
@@ -157,14 +165,9 @@ def _rows(name: str, trainers: dict[str, Trainer], updates: int, rounds: int, wa
     return [
         Row(f"step_cost_ratio/{name}", times.ratio("jarzynski", "pcd"), "<=", TARGETS[name], round(PAPER, 2)),
         Row(f"step_cost_ratio/{name}/held_out=0", times.ratio("paper", "pcd"), paper=round(PAPER, 2)),
-        *_milliseconds(name, times, updates),
+        *(Row(f"update_ms/{name}/{c}", 1e3 * times.median(c) / updates) for c in ("jarzynski", "pcd")),
         Row(f"resamplings_per_update/{name}", per_update),
     ]
-
-
-def _milliseconds(name: str, times: Timings, updates: int) -> list[Row]:
-    shown = ("jarzynski", "pcd")
-    return [Row(f"update_ms/{name}/{case}", 1e3 * times.median(case) / updates) for case in shown]
 
 
 # ---- two updates of nearly the same cost: the β objective, and what looks after steps and weights
@@ -289,16 +292,6 @@ CONTRASTS: dict[str, tuple[Method, ByHand]] = {
 """Methods of noise contrast by name, each with the loop that it is timed beside."""
 
 
-def _contrast_rows(name: str, *settings: Any) -> list[Row]:
-    names = ("dim", "batch", "hidden", "updates", "rounds", "warmup", "cores", "seed")
-    found = returned_by(time_contrast, name=name, **dict(zip(names, settings, strict=True)))
-    return [
-        Row(f"step_cost_ratio/{name}", found["ratio"], "<=", CONTRAST_TARGET),
-        Row(f"update_ms/{name}", found["ours_ms"]),
-        Row(f"update_ms/{name}/by_hand", found["hand_ms"]),
-    ]
-
-
 def time_contrast(
     name: str,
     dim: int,
@@ -335,11 +328,6 @@ def train_large(dim: int, walkers: int, hidden: list[int], updates: int, seed: i
     x = torch.randn((walkers, dim), generator=torch.Generator().manual_seed(seed))
     method = Jarzynski(walkers=walkers, step_size=STEP_SIZE, pace=None)
     _advance(trainer(network(x, hidden, seed), x, method, Adam(1e-3), seed), updates)
-
-
-def _memory_row(dim: int, walkers: int, hidden: list[int], updates: int, seed: int) -> Row:
-    peak = peak_of(train_large, dim=dim, walkers=walkers, hidden=hidden, updates=updates, seed=seed)
-    return Row(f"peak_memory_gb/N={short(walkers)}", peak / 1e9, "<=", MEMORY_TARGET)
 
 
 def short(count: int) -> str:

@@ -19,6 +19,9 @@ import torch
 from metastable.core.errors import require_count
 from metastable.experiments.base import Row
 
+PLACEABLE = hasattr(os, "sched_setaffinity")
+"""Whether this system lets a process say which CPUs it runs on."""
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -98,11 +101,11 @@ def on_cores(count: int | None) -> Iterator[None]:
 
 
 def _affinity() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    return os.sched_getaffinity(0) if PLACEABLE else set()
 
 
 def _set_affinity(cpus: Any) -> None:
-    if cpus and hasattr(os, "sched_setaffinity"):
+    if cpus and PLACEABLE:
         os.sched_setaffinity(0, cpus)
 
 

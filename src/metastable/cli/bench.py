@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,10 +14,13 @@ def bench(
     suite: Annotated[
         list[str] | None, typer.Option(help="A suite; repeatable; all of them by default.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder, in which DEVICE.json gets the rows as well.")
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
 ) -> None:
     """Measure speed: every claim is a ratio of two things timed in one run; status 1 when one does not hold."""
-    from metastable.benchmarks import SUITES, run_suite
+    from metastable.benchmarks import SUITES, run_suite, write_rows
     from metastable.core.errors import require_choice
 
     from .console import console, say
@@ -33,5 +37,7 @@ def bench(
         rows = run_suite(name)
         ok = ok and all(row.ok for row in rows)
         console().print(rows_table(rows, name))
+        if out is not None:
+            say(f"written to {write_rows(out, {name: rows})}")
     if not ok:
         raise typer.Exit(FAILED)

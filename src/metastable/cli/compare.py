@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .guard import STOPPED
+from .options import Data, DryRun, Energy, HeldOut, SomeDevice
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from metastable.compare import Comparison
 
 METHODS_SHOWN = "cd,pcd,jarzynski"
@@ -27,15 +26,11 @@ def compare(
             metavar="[RUN RUN …]", help="Folders of finished runs, instead of --methods to train."
         ),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="A .npy, .npz, .csv or .tsv file, toy:NAME, mnist:FOLDER, …")
-    ] = None,
+    data: Data = None,
     methods: Annotated[
         str | None, typer.Option(help="Names with commas between them; cd,pcd,jarzynski.")
     ] = None,
-    energy: Annotated[
-        str | None, typer.Option(help="default, mlp, conv, mixture, … or your own, module:factory.")
-    ] = None,
+    energy: Energy = None,
     budget: Annotated[str | None, typer.Option(help="Time for each method: 60s, 2m, 1h.")] = None,
     evaluations: Annotated[
         int | None, typer.Option(help="Energy evaluations for each method; a gradient counts as one.")
@@ -49,8 +44,8 @@ def compare(
         bool, typer.Option("--overwrite", help="Replace an earlier comparison in --out.")
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Of every random number; 0 by default.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    held_out: Annotated[float | None, typer.Option(help="Share of the rows kept for scores; 0.1.")] = None,
+    device: SomeDevice = None,
+    held_out: HeldOut = None,
     assign: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,16 +54,14 @@ def compare(
             help="A setting of energy, trainer or one method, e.g. pcd.walkers=1000; repeatable.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and print everything, write nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
 ) -> None:
     """Train the same energy with several methods at the same cost, or take finished runs; set them side by side."""
     from dataclasses import replace
 
     import metastable.compare as room
-    from metastable.core.errors import InputError
+    from metastable.core.errors import ConfigError, InputError
     from metastable.methods import METHODS
 
     from .bars import training_bar
@@ -77,8 +70,8 @@ def compare(
     asked: dict[str, Any] = {"methods": methods, "budget": budget, "evaluations": evaluations, "steps": steps}
     asked |= {"learning_rate": learning_rate, "seed": seed, "held_out": held_out, "set": assign}
     if runs:
-        _refuse_training(asked, dry_run)
-        show(_finished(runs, data, energy, device or "cpu", out, overwrite))
+        asked["dry_run"] = dry_run or None
+        show(_finished(runs, asked, data, energy, device or "cpu", out, overwrite))
         return
     if data is None:
         raise InputError("data: give --data FILE to train on, or the folders of finished runs")
@@ -86,7 +79,8 @@ def compare(
     seconds = None if budget is None else room.parse_budget(budget)
     tree = with_assignments({}, assign or [])
     own = {name: tree.pop(name) for name in METHODS if name in tree}
-    _refuse_method(tree)
+    if "method" in tree:
+        raise ConfigError("method", "name the method whose setting it is, as in jarzynski.walkers=1000")
     room.methods_for(names, own)  # refused before the data are read
     flags = {"data": data, "energy": energy, "seed": seed, "trainer.device": device, "held_out": held_out}
     flags |= {"trainer.optimiser.learning_rate": learning_rate}
@@ -116,36 +110,30 @@ def show(found: Comparison) -> None:
     say(*(f"note: {words}" for words in found.notes), f"report: {found.folder / 'report.html'}")
 
 
-def _refuse_training(asked: dict[str, Any], dry_run: bool) -> None:
-    """Options of a training say nothing about runs that are finished."""
-    from metastable.core.errors import InputError
-
-    for option, value in (asked | {"dry_run": dry_run or None}).items():
-        if value not in (None, []):
-            raise InputError(f"{option}: is for training, and finished runs are given; leave it out")
-
-
 def _finished(
-    folders: list[Path], data: str | None, energy: str | None, device: str, out: Path, overwrite: bool
+    folders: list[Path],
+    asked: dict[str, Any],
+    data: str | None,
+    energy: str | None,
+    device: str,
+    out: Path,
+    overwrite: bool,
 ) -> Comparison:
-    """Runs that are there already, side by side."""
+    """Runs that are there already, side by side; what is asked of a training says nothing about them."""
     from metastable.compare_runs import compare_runs, differences
+    from metastable.core.errors import InputError
     from metastable.runs.folder import read_config, require_run_folder
 
     from .runs import open_run, training_set
 
+    for option, value in asked.items():
+        if value not in (None, []):
+            raise InputError(f"{option}: is for training, and finished runs are given; leave it out")
     own = [read_config(require_run_folder(folder))["energy"]["name"] == "custom" for folder in folders]
     named = [energy if mine or not any(own) else None for mine in own]
     found = [open_run(folder, device, name) for folder, name in zip(folders, named, strict=True)]
     differences(found)  # refused before the data are read
     return compare_runs(found, [training_set(run, data).x for run in found], out, overwrite=overwrite)
-
-
-def _refuse_method(tree: dict[str, Any]) -> None:
-    from metastable.core.errors import ConfigError
-
-    if "method" in tree:
-        raise ConfigError("method", "name the method whose setting it is, as in jarzynski.walkers=1000")
 
 
 def _print_plan(job: Any, chosen: list[Any], trainer: Any, out: Path) -> None:
@@ -161,13 +149,17 @@ def _print_plan(job: Any, chosen: list[Any], trainer: Any, out: Path) -> None:
 
 def comparison_table(found: Comparison) -> Any:
     """One row for each method, under a row of what the data have."""
+    from rich.text import Text
+
     from .console import clock, number, plus_minus, table
 
-    def cells(row: dict[str, Any]) -> dict[str, str | Text]:
+    def cells(row: dict[str, Any]) -> dict[str, Any]:
+        error = row.get("mode_weight_error")
+        near = error is not None and error <= CLOSE
         return {
             "method": row["method"],
             "mode weights": weights_text(row.get("mode_weights")),
-            "|error|": _graded(row.get("mode_weight_error")),
+            "|error|": "" if error is None else Text(f"{error:.3f}", style="green" if near else "red"),
             "KL est.": number(row.get("kl"), 3),
             "KL exact": number(row.get("kl_exact"), 3),
             "log-likelihood": plus_minus(row.get("log_likelihood"), row.get("log_likelihood_se")),
@@ -182,24 +174,17 @@ def comparison_table(found: Comparison) -> Any:
 
     rows = [cells(row) for row in found.rows]
     truth = {"method": "data", "mode weights": weights_text(found.truth.get("mode_weights"))}
-    left_out = _less_telling(found)
+    # columns that others make superfluous are left out, so that the table fits a terminal
+    same_steps = len({row.get("steps") for row in found.rows}) == 1
+    by_evaluations = "evaluations" in (found.budget or "")
+    left_out = set() if by_evaluations else {"evaluations"}
+    left_out |= {"steps"} if same_steps or by_evaluations else set()
+    left_out |= {"log-likelihood"} if any(row.get("kl") is not None for row in found.rows) else set()
     columns = [c for c in rows[0] if c not in left_out and any(str(row[c]) for row in rows)]
     first = [truth] if found.truth else []
     lines = [[row.get(c, "") for c in columns] for row in (*first, *rows)]
     budget = "finished runs" if found.budget is None else f"{found.budget} each"
     return table(columns, lines, f"{found.data}, {budget}", caption(found))
-
-
-def _less_telling(found: Comparison) -> set[str]:
-    """Columns that others make superfluous, so that the table fits a terminal."""
-    same_steps = len({row.get("steps") for row in found.rows}) == 1
-    has_kl = any(row.get("kl") is not None for row in found.rows)
-    by_evaluations = "evaluations" in (found.budget or "")
-    return (
-        ({"steps"} if same_steps or by_evaluations else set())
-        | (set() if by_evaluations else {"evaluations"})
-        | ({"log-likelihood"} if has_kl else set())
-    )
 
 
 def caption(found: Comparison) -> str:
@@ -219,11 +204,3 @@ def weights_text(weights: list[float] | None) -> str:
         return ""
     text = " / ".join(f"{w:.3f}" for w in weights[:MOST_WEIGHTS])
     return text + (" / …" if len(weights) > MOST_WEIGHTS else "")
-
-
-def _graded(error: float | None) -> Text:
-    from rich.text import Text
-
-    if error is None:
-        return Text("")
-    return Text(f"{error:.3f}", style="green" if error <= CLOSE else "red")

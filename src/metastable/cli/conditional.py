@@ -22,24 +22,20 @@ def contexts_of(source: str | None) -> Tensor:
         )
     path = Path(source)
     if path.suffix in (".npy", ".npz"):
-        return torch.from_numpy(np.asarray(_array(path)))
+        try:
+            found = np.load(path, allow_pickle=False)
+            if not isinstance(found, np.ndarray):
+                with found as arrays:
+                    found = arrays["given" if "given" in arrays.files else arrays.files[0]]
+        except (OSError, ValueError, IndexError) as error:
+            raise InputError(f"given: {path} is not a readable array file ({error})") from error
+        return torch.from_numpy(np.asarray(found))
     try:
         return torch.tensor([[float(part) for part in source.split(",")]], dtype=torch.float64)
     except ValueError:
         raise InputError(
             f"given: must be a .npy or .npz file, or numbers as in 0.5,1.2, got {source!r}"
         ) from None
-
-
-def _array(path: Path) -> np.ndarray:
-    try:
-        found = np.load(path, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found
-        with found:
-            return found["given" if "given" in found.files else found.files[0]]
-    except (OSError, ValueError, IndexError) as error:
-        raise InputError(f"given: {path} is not a readable array file ({error})") from error
 
 
 def sample_contexts(run: Run, n: int, given: str | None, out: Path, steps: int | None, seed: int) -> None:

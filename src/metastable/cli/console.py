@@ -48,13 +48,13 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title or None, caption=caption or None, box=SIMPLE_HEAD)
-    made.title_justify = made.caption_justify = "left"
+    drawn = Table(title=title or None, caption=caption or None, box=SIMPLE_HEAD)
+    drawn.title_justify = drawn.caption_justify = "left"
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i < words else "right")
+        drawn.add_column(column, justify="left" if i < words else "right")
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    return made
+        drawn.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return drawn
 
 
 def number(value: Any, digits: int = 4) -> str:

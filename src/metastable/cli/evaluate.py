@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .options import Device, LogZ, OwnEnergy, RunFolder, Seed
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -15,23 +17,19 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: RunFolder,
     data: Annotated[
         str | None, typer.Option(help="A file or toy:NAME; by default the run's held-out rows.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .json file to write; RUN/evaluation.json.")] = None,
-    log_z: Annotated[
-        bool, typer.Option("--log-z", help="Estimate log Z where that takes minutes too (images, jem).")
-    ] = False,
+    log_z: LogZ = False,
     ood: Annotated[
         list[str] | None,
         typer.Option(help="Data of another kind, for a classifier to tell apart; may be repeated."),
     ] = None,
-    energy: Annotated[
-        str | None, typer.Option(help="What makes the module of a run of your own: module:factory.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
+    energy: OwnEnergy = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
 ) -> None:
     """Score a trained model on data: likelihood, mode weights, distances and outliers.
 
@@ -80,7 +78,7 @@ def say_scores(run: Run, dataset: Dataset, result: dict[str, Any]) -> None:
         say(f"log Z: {warning}")
     if result["log_partition"] is None:
         say(f"log Z was not estimated: {why_costly(run.learned_energy, dataset.x)}; ask for it with --log-z")
-    if hasattr(run.energy, "logits") and "classifier" not in result:
+    if run.is_classifier and "classifier" not in result:
         say(f"not judged as a classifier: {dataset.unlabelled or 'the data have no labels'}")
     say_classifier(result.get("classifier"))
 
@@ -117,7 +115,7 @@ def look_at_negatives(run: Run, data: str | None, seed: int) -> None:
 
 def classifies(run: Run, dataset: Dataset) -> bool:
     """Whether there is a classifier to judge, and labels to judge it by."""
-    return hasattr(run.energy, "logits") and dataset.labels is not None
+    return run.is_classifier and dataset.labels is not None
 
 
 def outsiders(run: Run, dataset: Dataset, sources: list[str]) -> dict[str, Tensor]:
@@ -128,7 +126,7 @@ def outsiders(run: Run, dataset: Dataset, sources: list[str]) -> dict[str, Tenso
 
     if sources and not classifies(run, dataset):
         without = dataset.unlabelled or "the data have no labels"
-        lack = without if hasattr(run.energy, "logits") else "its energy has no logits"
+        lack = without if run.is_classifier else "its energy has no logits"
         raise InputError(f"ood: needs a run of a classifier that is an energy model (jem), and {lack}")
     return {source: rows_for(run, source, "ood")[0].x for source in sources}
 
@@ -152,6 +150,9 @@ def score_table(result: dict[str, Any]) -> Any:
         ("energy distance", number(result["energy_distance"]), "0"),
     ]
     rows = [row for row in rows if row[1]]
+    rows += [
+        (name, number(value), "") for name, value in result.items() if "/" in name
+    ]  # registered sections
     weights = result["mode_weights"] or {"data": [], "model": [], "std_error": []}
     columns = zip(weights["data"], weights["model"], weights["std_error"], strict=True)
     rows += [(f"weight of mode {i + 1}", plus_minus(m, e), f"{d:.3f}") for i, (d, m, e) in enumerate(columns)]

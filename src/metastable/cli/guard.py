@@ -44,21 +44,20 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             say_error(message)
             raise typer.Exit(status) from error
 
-    run.__signature__ = _with_debug(command)  # pyright: ignore
-    return run
-
-
-def _with_debug(command: Callable[..., None]) -> inspect.Signature:
     signature = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    return signature.replace(parameters=[*signature.parameters.values(), option])
+    parameters = [*signature.parameters.values(), option]
+    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore
+    return run
 
 
 def explain(error: Exception) -> tuple[str, int] | None:
     """The line to print and the exit status, or None for an error that nobody foresaw."""
     if isinstance(error, (typer.Exit, typer.Abort, BrokenPipeError)):
         return None
-    if _out_of_memory(error):
+    words = str(error).lower()
+    full = "out of memory" in words or "can't allocate memory" in words
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and full):  # torch's is, on the CPU
         return f"out of memory ({error}); use fewer walkers, a smaller batch or a smaller energy", REFUSED
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; choose another place, or free some space", REFUSED
@@ -69,11 +68,3 @@ def explain(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, MetastableError):
         return str(error), FAILED if isinstance(error, DivergenceError) else REFUSED
     return None
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """torch raises plain RuntimeErrors for this on the CPU."""
-    words = str(error).lower()
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
-    )

@@ -16,10 +16,24 @@ def own_energy(name: str) -> nn.Module:
     """What `factory()` of `module:factory` makes; the module is in the current folder, or installed."""
     module, colon, factory = name.partition(":")
     require(bool(module and colon and factory), "energy", "a name such as module:factory", name)
-    made = _called(_member(_imported(module), module, factory), name)
-    if not isinstance(made, nn.Module):
-        raise InputError(f"energy: {name}() must return an nn.Module, got {type(made).__name__}")
-    return made
+    place = _imported(module)
+    make = getattr(place, factory, None)
+    if make is None:
+        known = [n for n, value in vars(place).items() if callable(value) and not n.startswith("_")]
+        raise InputError(f"energy: the module {module!r} has no {factory!r}{nearest(factory, known)}")
+    if not callable(make):
+        raise InputError(
+            f"energy: {name} must be a function or a class that makes the module, got {make!r:.80}"
+        )
+    try:
+        energy = make()
+    except Exception as error:
+        raise InputError(
+            f"energy: {name}() is called without arguments, and raised {type(error).__name__}: {_line(error)}"
+        ) from error
+    if not isinstance(energy, nn.Module):
+        raise InputError(f"energy: {name}() must return an nn.Module, got {type(energy).__name__}")
+    return energy
 
 
 def _imported(module: str) -> Any:
@@ -39,27 +53,6 @@ def _imported(module: str) -> Any:
         ) from error
     finally:
         sys.path.remove(here)
-
-
-def _member(module: Any, name: str, factory: str) -> Any:
-    found = getattr(module, factory, None)
-    if found is None:
-        known = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise InputError(f"energy: the module {name!r} has no {factory!r}{nearest(factory, known)}")
-    if not callable(found):
-        raise InputError(
-            f"energy: {name}:{factory} must be a function or a class that makes the module, got {found!r:.80}"
-        )
-    return found
-
-
-def _called(factory: Any, name: str) -> Any:
-    try:
-        return factory()
-    except Exception as error:
-        raise InputError(
-            f"energy: {name}() is called without arguments, and raised {type(error).__name__}: {_line(error)}"
-        ) from error
 
 
 def _line(error: Exception) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.core.types import Energy, Pairs, bind, events
+from metastable.core.batch import Beside
+from metastable.core.types import Energy, bind
 from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
 from metastable.runs.plan import make_plan
@@ -34,14 +35,19 @@ def print_plan(job: Job, folder: Path) -> None:
         held_out=job.held_out,
         units=job.units,
     )
-    rows, energy, x = plan.rows, plan.energy, events(plan.rows)
-    paired = isinstance(rows, Pairs)
-    seen = bind(energy, rows.given[:PROBE]) if paired and job.method.needs != "labels" else energy
-    if paired and job.method.needs == "labels":
+    rows, energy, x = plan.rows, plan.energy, plan.rows.x
+    seen = energy
+    if rows.kind is Beside.CONTEXTS:
+        seen = bind(energy, rows.conditions[:PROBE])
+    elif rows.kind is Beside.LABELS:
         check_joint(energy, rows.given)
     say(json.dumps(job.described() | {"units": plan.units}, indent=2), "")
     if columns := columns_of(plan.train):
         console().print(column_table(columns))
+    state = ""
+    if folder.exists() and any(folder.iterdir()):
+        resumable = (folder / "config.json").exists()
+        state = " (holds a run: --resume goes on with it)" if resumable else " (not empty)"
     parameters = sum(p.numel() for p in energy.parameters())
     limit = "" if job.trainer.max_seconds is None else f", at most {job.trainer.max_seconds:g} s"
     say(
@@ -53,7 +59,7 @@ def print_plan(job: Job, folder: Path) -> None:
         f"updates     {plan.updates}",
         f"steps       {plan.trainer.steps}{limit}",
         f"memory      about {_size(memory(job, energy, x, seen))}",
-        f"folder      {folder}{_state(folder)}",
+        f"folder      {folder}{state}",
         *job.notes,
         *([] if plan.doubt is None else [f"energy: {plan.doubt}"]),
         "dry run: nothing was written",
@@ -77,12 +83,6 @@ def column_table(columns: list[Column]) -> Any:
     return table(
         ["column", "mean", "unit (sd)", "range", "values", ""], rows, "", f"and {more} more" if more else ""
     )
-
-
-def _state(folder: Path) -> str:
-    if not folder.exists() or not any(folder.iterdir()):
-        return ""
-    return " (holds a run: --resume goes on with it)" if (folder / "config.json").exists() else " (not empty)"
 
 
 def memory(job: Job, energy: nn.Module, x: Tensor, seen: Any = None) -> int:

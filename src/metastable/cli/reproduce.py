@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .guard import FAILED
-
-if TYPE_CHECKING:
-    from metastable.experiments.base import Experiment
+from .options import Device, Seed
 
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="The experiment; --list shows them all.")] = None,
     scale: Annotated[str, typer.Option(help="smoke, cpu or gpu.")] = "smoke",
     out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-SCALE-seedS by default.")] = None,
-    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    seed: Seed = 0,
+    device: Device = "auto",
     show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings, run nothing.")] = False,
 ) -> None:
     """Run a paper's experiment and set our numbers beside the paper's; status 1 when one is not as it should be."""
+    import json
+
+    from metastable.core.errors import require_choice
     from metastable.experiments import EXPERIMENTS, TITLES
 
     from .console import clock, console, note, say, table
@@ -39,7 +40,10 @@ def reproduce(
     experiment = find(EXPERIMENTS, name)
     folder = out or Path("runs") / f"{name}-{scale}-seed{seed}"
     if dry_run:
-        _print_plan(experiment, scale, folder)
+        require_choice("scale", scale, experiment.scales)
+        settings = json.dumps(dict(experiment.scales[scale]), indent=2, default=str)
+        say(experiment.title, experiment.paper, settings)
+        say(f"folder: {folder}", "dry run: nothing was written")
         return
     result = run_experiment(experiment, scale, seed, folder, device=device, say=note)
     facts = f"scale {result.scale}, seed {result.seed}, {result.device}, {clock(result.seconds)}"
@@ -47,15 +51,3 @@ def reproduce(
     say(f"report: {folder / 'report.html'}")
     if not result.ok:
         raise typer.Exit(FAILED)
-
-
-def _print_plan(experiment: Experiment, scale: str, folder: Path) -> None:
-    import json
-
-    from metastable.core.errors import require_choice
-
-    from .console import say
-
-    require_choice("scale", scale, experiment.scales)
-    say(experiment.title, experiment.paper, json.dumps(dict(experiment.scales[scale]), indent=2, default=str))
-    say(f"folder: {folder}", "dry run: nothing was written")

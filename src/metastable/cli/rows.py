@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,18 +13,15 @@ if TYPE_CHECKING:
 
 def rows_table(rows: Iterable[Row], title: str, caption: str = "") -> Table:
     """One line for each row."""
+    from rich.text import Text
+
     from .console import number, table
 
     cells = []
     for row in rows:
-        required = "" if row.relation is None else f"{row.relation} {number(row.target)}"
-        cells.append((row.metric, number(row.value), required, number(row.paper), _verdict(row)))
+        required, verdict = "", Text("")
+        if row.relation is not None:
+            required = f"{row.relation} {number(row.target)}"
+            verdict = Text("holds", style="green") if row.ok else Text("fails", style="bold red")
+        cells.append((row.metric, number(row.value), required, number(row.paper), verdict))
     return table(["metric", "ours", "required", "paper", "verdict"], cells, title, caption)
-
-
-def _verdict(row: Row) -> Any:
-    from rich.text import Text
-
-    if row.relation is None:
-        return Text("")
-    return Text("holds", style="green") if row.ok else Text("fails", style="bold red")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from metastable.api import load_run, sample
 from metastable.core.errors import InputError
+from metastable.core.parts import home_of
 from metastable.core.random import derive, generator
 from metastable.core.types import Proposal, Walkers
 from metastable.data import Dataset, load_array
@@ -34,30 +34,22 @@ STARTS = 1000
 
 def open_run(folder: Path, device: str = "cpu", energy: str | None = None) -> Run:
     """A run whose energy and walkers are on the same device; one of a module of one's own is told its name."""
-    kept = read_config(require_run_folder(folder))["energy"]
-    if energy is None and kept["name"] == "custom":
+    settings = read_config(require_run_folder(folder))["energy"]
+    if energy is None and settings["name"] == "custom":
         raise InputError(
-            f"energy: the run in {folder} trained your own {kept['class']}; name a function that makes it, "
+            f"energy: the run in {folder} trained your own {settings['class']}; name a function that makes it, "
             "--energy module:factory"
         )
-    if energy is not None and kept["name"] != "custom":
-        raise InputError(f"energy: the run in {folder} has the built-in {kept['name']!r}; leave --energy out")
+    if energy is not None and settings["name"] != "custom":
+        raise InputError(
+            f"energy: the run in {folder} has the built-in {settings['name']!r}; leave --energy out"
+        )
     own = None if energy is None else own_energy(energy)
     run = load_run(folder, own, device=str(Engine(device).device))
     if run.walkers is not None and run.coordinates is None:
-        run.walkers = _placed(run.walkers, run.energy)
+        home, walkers = home_of(run.energy), run.walkers
+        run.walkers = replace(walkers, x=walkers.x.to(home), log_weight=walkers.log_weight.to(home.device))
     return run
-
-
-def home_of(energy: Any) -> dict[str, Any]:
-    """Device and dtype of the energy's parameters."""
-    first = next(energy.parameters()) if isinstance(energy, nn.Module) else torch.empty(0)
-    return {"device": first.device, "dtype": first.dtype}
-
-
-def _placed(walkers: Walkers, energy: Any) -> Walkers:
-    home = home_of(energy)
-    return replace(walkers, x=walkers.x.to(**home), log_weight=walkers.log_weight.to(home["device"]))
 
 
 def chains_from_noise(
@@ -70,7 +62,7 @@ def chains_from_noise(
     """
     noise, like = _noise(run)
     drawn = noise.sample(n if label is None else max(n, STARTS), generator(derive(seed, "noise")))
-    start = Walkers.equal(drawn.to(**home_of(run.energy)))
+    start = Walkers.equal(drawn.to(home_of(run.energy)))
     energy: Any = run.learned_energy
     if label is not None:
         energy, start = given_label(energy, start, label)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .options import Device, OwnEnergy, RunFolder, Seed
+
 if TYPE_CHECKING:
     from metastable.core.types import Walkers
     from metastable.runs.run import Run
@@ -16,7 +18,7 @@ FEW = 0.1
 
 
 def sample(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: RunFolder,
     n: Annotated[int, typer.Option("--n", "-n", help="How many.")] = 1000,
     out: Annotated[Path, typer.Option(help="The .npy file to write.")] = Path("samples.npy"),
     steps: Annotated[
@@ -40,11 +42,9 @@ def sample(
     label: Annotated[
         int | None, typer.Option(help="Draw from p(x | label) of a classifier that is an energy model (jem).")
     ] = None,
-    energy: Annotated[
-        str | None, typer.Option(help="What makes the module of a run of your own: module:factory.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
+    energy: OwnEnergy = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
 ) -> None:
     """Draw samples from a trained model: its walkers go on at its final parameters, and keep their weights."""
     import numpy as np
@@ -67,9 +67,9 @@ def sample(
     walkers, origin = draw(found, n, steps, label, seed)
     if corrected:
         walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
-    kept = walkers if weighted else walkers.resampled(n, seed=seed)
+    written = walkers if weighted else walkers.resampled(n, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
-    np.save(out, kept.x.cpu().numpy())
+    np.save(out, written.x.cpu().numpy())
     say(f"{n} samples of shape {found.event_shape} from {origin}{worth(walkers)}")
     if (warning := few_starts(walkers, label)) is not None:
         say(warning)
@@ -77,9 +77,9 @@ def sample(
         say(weights)
     say(f"wrote {out}")
     if weighted:
-        beside = out.with_suffix(".log_weight.npy")
-        np.save(beside, kept.log_weight.cpu().numpy())
-        say(f"wrote {beside}")
+        weights_file = out.with_suffix(".log_weight.npy")
+        np.save(weights_file, written.log_weight.cpu().numpy())
+        say(f"wrote {weights_file}")
 
 
 def refuse_on_contexts(**asked: bool) -> None:

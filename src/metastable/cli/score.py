@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .options import Device, LogZ, OwnEnergy, RunFolder, Seed
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -18,20 +20,16 @@ MOST_OWN, MOST_OWN_GIVEN = 10_000, 1000
 
 
 def score(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: RunFolder,
     data: Annotated[str, typer.Option(help="The rows: a .csv, .tsv, .npy or .npz file, mnist:FOLDER, …")],
     out: Annotated[Path, typer.Option(help="The .csv or .npz file to write.")] = Path("scores.csv"),
     outliers: Annotated[
         float, typer.Option(help="Share of the run's own rows beyond the threshold of an outlier.")
     ] = 0.01,
-    log_z: Annotated[
-        bool, typer.Option("--log-z", help="Estimate log Z where that takes minutes too (images, jem).")
-    ] = False,
-    energy: Annotated[
-        str | None, typer.Option(help="What makes the module of a run of your own: module:factory.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "cpu",
+    log_z: LogZ = False,
+    energy: OwnEnergy = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
 ) -> None:
     """Score every row: its log-density, or its energy where log Z is not trusted, and whether it is an outlier."""
     from metastable.core.errors import require
@@ -119,8 +117,8 @@ def write(out: Path, columns: dict[str, np.ndarray]) -> None:
     with out.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(columns)
-        table.writerows(zip(*(map(_text, column.tolist()) for column in columns.values()), strict=True))
-
-
-def _text(value: float | bool) -> str:
-    return f"{value:.12g}" if isinstance(value, float) else str(int(value))
+        texts = (
+            [f"{v:.12g}" if isinstance(v, float) else str(int(v)) for v in column.tolist()]
+            for column in columns.values()
+        )
+        table.writerows(zip(*texts, strict=True))

@@ -18,6 +18,7 @@ from typing import Any
 from metastable._version import __version__
 from metastable.core.configure import build, build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, nearest, refuse_newer, require
+from metastable.core.protocols import reference_of
 from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
@@ -93,10 +94,6 @@ def read_settings(source: str | Path) -> Settings:
             raise InputError(f"config: {source} is not a run (it holds no config.json)")
     if path.suffix not in (".json", ".toml"):
         return read_preset(str(source))
-    return _read_file(path)
-
-
-def _read_file(path: Path) -> Settings:
     try:
         text = path.read_text(encoding="utf-8")
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
@@ -127,7 +124,11 @@ def with_assignments(settings: Mapping[str, Any], assignments: Iterable[str]) ->
         dotted, equals, value = text.partition("=")
         if not equals or not dotted.strip():
             raise InputError(f"set: must read NAME=VALUE, as in method.walkers=1000, got {text!r}")
-        settings = with_flags(settings, {dotted.strip(): _parsed(value.strip())})
+        try:
+            parsed = json.loads(value.strip())
+        except json.JSONDecodeError:
+            parsed = value.strip()
+        settings = with_flags(settings, {dotted.strip(): _Null if parsed is None else parsed})
     return dict(settings)
 
 
@@ -140,14 +141,6 @@ def with_method(settings: Mapping[str, Any], name: str | None) -> Settings:
 
 class _Null:
     """`null` of JSON, told apart from a flag that was not given."""
-
-
-def _parsed(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return text
-    return _Null if value is None else value
 
 
 def _placed(tree: Any, path: list[str], value: Any) -> Settings:
@@ -188,8 +181,8 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     require(isinstance(dequantise, bool), "dequantise", "true or false", dequantise)
     trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
     dataset, notes = data_of(settings.get("data"))
-    beside = "" if method.needs == "given?" and dataset.given is None else method.needs.rstrip("?")
-    energy = energy_of(settings.get("energy"), dataset.event_shape, beside, method.timed)
+    needs = "" if method.needs == "given?" and dataset.given is None else method.needs.rstrip("?")
+    energy = energy_of(settings.get("energy"), dataset.event_shape, needs, method.timed)
     mixture = on_mixture(energy, dataset, method)
     trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel(), mixture)
     notes += _still_pixels(dataset, energy)
@@ -200,7 +193,7 @@ def resolve(settings: Mapping[str, Any]) -> Job:
 
 def _still_pixels(dataset: Dataset, energy: Any) -> tuple[str, ...]:
     """A note where pixels hardly change: on a Gaussian fitted to them any ordinary step is far too long."""
-    if len(dataset.event_shape) != 3 or getattr(energy, "reference", "none") == "none":
+    if len(dataset.event_shape) != 3 or reference_of(energy) in (None, "none"):
         return ()
     sd = dataset.x.std(0)
     still = int((sd < STILL * sd.square().mean().sqrt()).sum())
@@ -226,7 +219,7 @@ def data_of(value: Any) -> tuple[Dataset, tuple[str, ...]]:
     return dataset, ()
 
 
-def energy_of(table: Any, event_shape: tuple[int, ...], beside: str = "", timed: bool = False) -> Any:
+def energy_of(table: Any, event_shape: tuple[int, ...], needs: str = "", timed: bool = False) -> Any:
     """The settings of a built-in energy, or a module of one's own, `module:factory`; else the default.
 
     The default is for data of this shape and this method.
@@ -240,7 +233,7 @@ def energy_of(table: Any, event_shape: tuple[int, ...], beside: str = "", timed:
             f"was {named.get('class', 'a class')} of your own; name a function that makes it, "
             "--energy module:factory, or train it from Python with metastable.fit",
         )
-    return energy_config(named, event_shape, beside, timed)
+    return energy_config(named, event_shape, needs, timed)
 
 
 def method_of(table: Any) -> Method:
@@ -252,29 +245,27 @@ def trainer_of(table: Any) -> TrainerConfig:
     """The trainer's settings, with optimiser and schedule made from their tables."""
     if table is not None and not isinstance(table, Mapping):
         raise ConfigError("trainer", f"must be a table of settings, got {table!r}")
-    made = dict(table or {})
-    for name in made.keys() & {"learning_rate", *RATE_NAMES}:
+    settings = dict(table or {})
+    for name in settings.keys() & {"learning_rate", *RATE_NAMES}:
         raise ConfigError(
             f"trainer.{name}",
             "the rate is the optimiser's: --learning-rate, or trainer.optimiser.learning_rate",
         )
-    if "optimiser" in made:
-        made["optimiser"] = build_tagged(OPTIMISERS, _named(made["optimiser"], "adam"), "trainer.optimiser")
-    if "optimisers" in made:
-        made["optimisers"] = _optimisers(made["optimisers"])
-    if "schedule" in made:
-        shape = made["schedule"]
-        made["schedule"] = build(
+    if "optimiser" in settings:
+        settings["optimiser"] = build_tagged(
+            OPTIMISERS, _named(settings["optimiser"], "adam"), "trainer.optimiser"
+        )
+    if "optimisers" in settings:
+        path, players = "trainer.optimisers", settings["optimisers"]
+        if not isinstance(players, Mapping):
+            raise ConfigError(path, f"must be a table of optimisers by player, got {players!r}")
+        settings["optimisers"] = {
+            player: build_tagged(OPTIMISERS, _named(given, "adam"), f"{path}.{player}")
+            for player, given in players.items()
+        }
+    if "schedule" in settings:
+        shape = settings["schedule"]
+        settings["schedule"] = build(
             Schedule, {"shape": shape} if isinstance(shape, str) else shape, "trainer.schedule"
         )
-    return build(TrainerConfig, made, "trainer")
-
-
-def _optimisers(table: Any) -> dict[str, Any]:
-    path = "trainer.optimisers"
-    if not isinstance(table, Mapping):
-        raise ConfigError(path, f"must be a table of optimisers by player, got {table!r}")
-    return {
-        player: build_tagged(OPTIMISERS, _named(given, "adam"), f"{path}.{player}")
-        for player, given in table.items()
-    }
+    return build(TrainerConfig, settings, "trainer")

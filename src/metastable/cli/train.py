@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from .guard import STOPPED
+from .options import Data, DryRun, Energy, HeldOut, SomeDevice
 
 if TYPE_CHECKING:
     from metastable.runs.run import Run
@@ -25,20 +26,16 @@ def train(
             help=f"A preset ({PRESETS}), a settings file (.json, .toml), or the folder of a run.",
         ),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="A .npy, .npz, .csv or .tsv file, toy:NAME, mnist:FOLDER, …")
-    ] = None,
+    data: Data = None,
     method: Annotated[str | None, typer.Option(help="jarzynski, pcd, robust, jem, ranking-nce, …")] = None,
-    energy: Annotated[
-        str | None, typer.Option(help="default, mlp, conv, mixture, … or your own, module:factory.")
-    ] = None,
+    energy: Energy = None,
     steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimiser.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-N by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of every random number.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    device: SomeDevice = None,
     precision: Annotated[str | None, typer.Option(help="32-true, 64-true or bf16-mixed.")] = None,
-    held_out: Annotated[float | None, typer.Option(help="Share of the rows kept for scores; 0.1.")] = None,
+    held_out: HeldOut = None,
     units: Annotated[
         str | None, typer.Option(help="What training measures columns in: auto, none, scale or whiten.")
     ] = None,
@@ -58,9 +55,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and print everything, write nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> None:
     """Train an energy on data, and say what it is worth."""

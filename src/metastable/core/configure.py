@@ -60,7 +60,12 @@ def describe(config: Any) -> Any:
         return [describe(v) for v in config]
     if isinstance(config, (str, int, float, bool)) or config is None:
         return config
-    return f"<{getattr(config, '__qualname__', type(config).__qualname__)}>"
+    return f"<{name_of(config)}>"
+
+
+def name_of(thing: Any) -> str:
+    """What a function, a class or an object of a class is called."""
+    return getattr(thing, "__qualname__", type(thing).__qualname__)
 
 
 def _convert(value: Any, hint: Any, path: str) -> Any:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .batch import Batch
 from .types import Energy, LogPartition, Proposal, Walkers
 
 Metrics = dict[str, Tensor]
@@ -92,7 +93,7 @@ class Nothing(NamedTuple):
 class Method(Generic[State]):
     """Base of all methods: what the rest of the library asks of one, with what it is told where nothing is said.
 
-    A method that needs labels or contexts gets batches, and data in `companions`, as `Pairs` in the place of a
+    A method that needs labels or contexts gets batches, and data in `companions`, as a `Batch` in the place of a
     tensor. What a diagnosis and a report ask are the members of `core.traits.Traits`.
     """
 
@@ -124,6 +125,10 @@ class Method(Generic[State]):
     """Steps of chains that begin afresh at every update; None where it has none of these."""
     not_recorded: ClassVar[str] = ""
     """Why its updates cannot be recorded and launched as a whole, in words; nothing where they can."""
+
+    def takes(self, batch: Batch) -> Any:
+        """A batch as the method is given it: events alone, `(B, *event)`, where it needs nothing beside them."""
+        return batch if self.needs else batch.x
 
     def with_sources(self, sources: Sequence[Method]) -> Method:
         """The same method on other sources, as many as it has."""
@@ -162,7 +167,7 @@ class Method(Generic[State]):
 
     def start(self, context: Context) -> State:
         """The state before the first update."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.start(context): a method has to define it")
 
     def turns(self, context: Context) -> Sequence[str | tuple[str, ...]]:
         """Which players are stepped in this update, in order.
@@ -195,7 +200,9 @@ class Method(Generic[State]):
         self, context: Context, state: State, player: str, batch: Any, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """The surrogate whose gradient is this player's update."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__}.loss(context, state, player, batch, negatives): a method has to define it"
+        )
 
     def advance(self, context: Context, state: State) -> tuple[State, Metrics]:
         """Follow the parameters after the step."""
@@ -235,4 +242,9 @@ class Method(Generic[State]):
 
     def load(self, tree: dict[str, Any]) -> State:
         """The inverse of `save`."""
-        raise NotImplementedError
+        if not tree:
+            return Nothing()  # pyright: ignore
+        raise NotImplementedError(
+            f"{type(self).__name__}.load(tree): a method that carries something has to define it, such as "
+            "State(**tree), to be resumed and read back"
+        )

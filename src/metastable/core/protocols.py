@@ -206,7 +206,23 @@ class ZeroStarting(Protocol):
         ...
 
 
+class Layered(Protocol):
+    """An energy that is a perceptron, alone or on Gaussians, in whatever units."""
+
+    def perceptron(self) -> Any:
+        """Its layers as a `core.perceptron.Perceptron`, for chains that run in one launch; None if it is none."""
+        ...
+
+
 # ---- proposals
+
+
+class Gaussianlike(Protocol):
+    """A proposal that is a Gaussian or a mixture of them."""
+
+    def gaussians(self) -> Any:
+        """Its components as `core.perceptron.Gaussians`, for chains that run in one launch."""
+        ...
 
 
 class Conditional(Protocol):
@@ -278,7 +294,34 @@ class Flowing(Protocol):
         ...
 
 
+# ---- settings of an energy
+
+
+class Settling(Protocol):
+    """Settings that leave something to the data."""
+
+    def settled(self, x: Tensor) -> Any:
+        """The same settings, with what they leave to the data decided: a run records what it was."""
+        ...
+
+
+# ---- transitions
+
+
+class NoiseDrawing(Protocol):
+    """A transition of `MetropolisHastings` whose draws are not made of normal noise of the event's shape."""
+
+    def noise(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """What `draw(x, noise)` is handed; standard normal, of the shape of `x`, where it is left out."""
+        ...
+
+
 # ---- asking
+
+
+def perceptron_of(energy: Any) -> Any:
+    """The layers of an energy that is a perceptron; None of any other."""
+    return energy.perceptron() if provides(energy, Layered) else None
 
 
 @cache
@@ -318,9 +361,19 @@ def is_costly(energy: Any) -> bool:
     return bool(getattr(energy, "costly", False))
 
 
+def is_enumerable(energy: Any) -> bool:
+    """Whether an energy that sums over its states can; it can where it says nothing."""
+    return bool(getattr(energy, "enumerable", True))
+
+
 def is_biased(proposal: Any) -> bool:
     """Whether a proposal says that its log-density is an estimate."""
     return bool(getattr(proposal, "biased", False))
+
+
+def is_symmetric(noise: Any) -> bool:
+    """Whether conditional noise says that p(y given x) = p(x given y)."""
+    return bool(getattr(noise, "symmetric", False))
 
 
 def has_time(energy: Any, default: bool | None = None) -> bool | None:

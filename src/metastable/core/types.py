@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from .batch import Batch as Batch
 from .errors import EnergyError, InputError, need
 from .protocols import Encoding, event_shape_of, has_time, provides
 from .protocols import is_discrete as is_discrete
@@ -40,37 +41,6 @@ class Proposal(Protocol):
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log-density, `(B, *event)` to `(B,)`."""
         ...
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Events with what each of them is given: a label, or a context.
-
-    Attributes:
-        x: events, `(B, *event)`.
-        given: labels, int64 `(B,)`, or contexts, `(B, *context)`.
-    """
-
-    x: Tensor
-    given: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.x) != len(self.given):
-            raise InputError(
-                f"given: must be one for each of the {len(self.x)} events, got {len(self.given)} of shape "
-                f"{tuple(self.given.shape[1:])}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, rows: Any) -> Pairs:
-        return Pairs(self.x[rows], self.given[rows])
-
-
-def events(batch: Tensor | Pairs) -> Tensor:
-    """The events of a batch, whether or not they are given something."""
-    return batch.x if isinstance(batch, Pairs) else batch
 
 
 def precise(values: Tensor) -> Tensor:
@@ -202,18 +172,27 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
         with torch.no_grad():
             return EnergyGrad(*own(x))
     if torch.compiler.is_compiling():
-
-        def total(y: Tensor) -> tuple[Tensor, Tensor]:
-            values = energy(y)
-            return values.sum(), values
-
-        grad, (_, values) = torch.func.grad_and_value(total, has_aux=True)(x)
+        values, grad = traced_energy_and_grad(energy, x)
         return EnergyGrad(values.detach(), grad.detach())
     with torch.enable_grad():
         y = x.detach().requires_grad_(True)
         values = energy(y)
         grad = torch.autograd.grad(values.sum(), y)[0] if values.requires_grad else torch.zeros_like(x)
     return EnergyGrad(values.detach(), grad)
+
+
+def traced_energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
+    """E and ∇E, not detached, by a functional transform that `torch.compile` takes into one full graph.
+
+    Parameters can be differentiated through both, as losses of score matching ask for.
+    """
+
+    def total(y: Tensor) -> tuple[Tensor, Tensor]:
+        values = energy(y)
+        return values.sum(), values
+
+    grad, (_, values) = torch.func.grad_and_value(total, has_aux=True)(x)
+    return EnergyGrad(values, grad)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.batch import as_batch
 from ..core.errors import InputError, nearest, require
 from ..core.labels import integers, within
 from ..core.random import derive, generator
-from ..core.types import Pairs, events
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet
 from .files import read_arrays
 from .images import BLOCK, image_source, open_images, parse_images
@@ -306,12 +306,14 @@ def _load_toy(source: str, dtype: torch.dtype) -> Dataset:
     n = _whole(source, "n", settings.get("n", str(toy.default_rows)))
     seed = _whole(source, "seed", settings.get("seed", "0"))
     drawn = toy.sample(n, seed)
-    given = drawn.given if isinstance(drawn, Pairs) else None
+    drawn = as_batch(drawn)
     labels = toy.labels(n, seed) if isinstance(toy, ToySet) else None
-    rows = check_data(events(drawn), source, dtype=dtype)
+    rows = check_data(drawn.x, source, dtype=dtype)
     if "noise" not in settings:
-        return Dataset.of(rows, name, toy if isinstance(toy, ToySet) else None, labels=labels, given=given)
-    return Dataset.of(_noisy(rows, settings["noise"], source), source, labels=labels, given=given)
+        return Dataset.of(
+            rows, name, toy if isinstance(toy, ToySet) else None, labels=labels, given=drawn.given
+        )
+    return Dataset.of(_noisy(rows, settings["noise"], source), source, labels=labels, given=drawn.given)
 
 
 def _noisy(x: Tensor, scale: str, source: str) -> Tensor:

@@ -14,9 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ..core.batch import Batch
 from ..core.errors import InputError, nearest, require_count
 from ..core.random import Seed, derive, generator
-from ..core.types import Pairs
 from .toy import DEFAULT_ROWS, _normal, _turn, _uniform
 
 BLOCK = 1 << 19  # values held at once by the spiral's density: they stay in the cache
@@ -63,12 +63,12 @@ class ConditionalToySet:
         """How many rows to draw when nobody says."""
         return DEFAULT_ROWS
 
-    def sample(self, n: int, seed: Seed = 0) -> Pairs:
+    def sample(self, n: int, seed: Seed = 0) -> Batch:
         """`n` independent events with what each is given, from the joint law."""
         require_count("n", n)
         rng = self._rng(seed, "pairs")
         values = self.draw_values(n, rng)
-        return Pairs(self.draw(values, rng), self.embed(values))
+        return Batch(self.draw(values, rng), self.embed(values))
 
     def sample_given(self, value: float, n: int, seed: Seed = 0) -> Tensor:
         """`n` independent events given one `value`, `(n, *event)`."""

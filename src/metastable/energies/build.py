@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import ConfigError, require, require_choice, require_count, require_positive
 from metastable.core.random import derive
-from metastable.core.types import Pairs, events
 from metastable.proposals import fit_gaussian, fit_reference, fit_signs
 
 from .analytic import GaussianMixture
@@ -158,20 +158,17 @@ class JointConfig:
         """The classifier."""
         raise NotImplementedError
 
-    def build(self, data: Tensor | Pairs, seed: int) -> JointEnergy:
+    def build(self, data: Rows, seed: int) -> JointEnergy:
         """The energy for this data."""
-        classes = _classes(data) if self.classes is None else self.classes
-        network = self.network(tuple(events(data).shape[1:]), classes, derive(seed, "energy"))
+        rows, classes = as_batch(data), self.classes
+        if classes is None and rows.given is None:
+            raise ConfigError(
+                "energy.classes",
+                "say how many there are, or use data with labels and a method that needs them (jem)",
+            )
+        classes = classes or max(int(rows.given.max()) + 1, 2)  # pyright: ignore
+        network = self.network(rows.event_shape, classes, derive(seed, "energy"))
         return JointEnergy(network, self.output_scale, classes)
-
-
-def _classes(data: Tensor | Pairs) -> int:
-    if not isinstance(data, Pairs):
-        raise ConfigError(
-            "energy.classes",
-            "say how many there are, or use data with labels and a method that needs them (jem)",
-        )
-    return max(int(data.given.max()) + 1, 2)
 
 
 @dataclass(frozen=True)
@@ -315,15 +312,16 @@ class ConditionalConfig:
         require_choice("energy.reference", self.reference, ("gaussian", "none"))
         require_positive("energy.inflate", self.inflate)
 
-    def build(self, data: Tensor | Pairs, seed: int) -> ConditionalNet:
+    def build(self, data: Rows, seed: int) -> ConditionalNet:
         """The energy for this data."""
+        rows = as_batch(data)
         return ConditionalNet(
-            tuple(events(data).shape[1:]),
-            tuple(data.given.shape[1:]) if isinstance(data, Pairs) else None,
+            rows.event_shape,
+            rows.context_shape,
             self.width,
             self.depth,
             self.time,
-            data=data,
+            data=rows,
             inflate=self.inflate if self.reference == "gaussian" else None,
             seed=derive(seed, "energy"),
         )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch
 from metastable.core.errors import EnergyError, InputError
-from metastable.core.protocols import has_time
-from metastable.core.types import Bound, Energy, Pairs, bind, is_discrete
+from metastable.core.protocols import ClosedForm, has_time, provides
+from metastable.core.types import Bound, Energy, bind, is_discrete
 from metastable.proposals.signs import require_signs
 
 
@@ -59,11 +60,11 @@ def _check(energy: Any, example: Tensor, walls: bool) -> None:
         values = _call(energy, y)
         _check_values(values, y)
         if not discrete and not (walls and bool((values == values[0]).all())):
-            _check_gradient(values, y)
+            _check_own_gradient(energy, x.detach(), values.detach(), _check_gradient(values, y))
     _check_rows(energy, x.detach(), values.detach())
 
 
-def check_conditional(energy: Any, example: Pairs) -> Any:
+def check_conditional(energy: Any, example: Batch) -> Any:
     """Like `check_energy`, for a conditional energy E(x | given) and events with their contexts.
 
     It must take events `(B, K, *event)`, K for each of the contexts `(B, *context)`, and return `(B, K)`. One with
@@ -72,10 +73,12 @@ def check_conditional(energy: Any, example: Pairs) -> Any:
     _check_kind(energy)
     few = example[:2]
     x = torch.stack([few.x.detach()] * 3, 1)
-    _call(bind(energy, few.given), x.flatten(0, 1))  # which checks that there is one value for each event
+    _call(
+        bind(energy, few.conditions), x.flatten(0, 1)
+    )  # which checks that there is one value for each event
     if _has_time(energy):
-        _call_at_a_time(bind(energy, few.given, 0.5), x)
-    check_energy(bind(energy, few.given[:1]), few.x[:1])
+        _call_at_a_time(bind(energy, few.conditions, 0.5), x)
+    check_energy(bind(energy, few.conditions[:1]), few.x[:1])
     return energy
 
 
@@ -155,7 +158,7 @@ def _check_values(values: Any, x: Tensor) -> None:
         raise EnergyError(f"energy: must be finite on the data, got {values[row].item()} on row {row}")
 
 
-def _check_gradient(values: Tensor, x: Tensor) -> None:
+def _check_gradient(values: Tensor, x: Tensor) -> Tensor:
     if not values.requires_grad:
         raise EnergyError(
             "energy: its output does not depend on x through differentiable operations "
@@ -166,6 +169,39 @@ def _check_gradient(values: Tensor, x: Tensor) -> None:
         raise EnergyError("energy: its output does not depend on x (no gradient reaches the input)")
     if not torch.isfinite(grad).all():
         raise EnergyError("energy: its gradient in x is not finite on the data (sqrt or log at zero?)")
+    return grad
+
+
+def _check_own_gradient(energy: Any, x: Tensor, values: Tensor, grad: Tensor) -> None:
+    """What an energy's own `value_and_grad` says must be what automatic differentiation of it says."""
+    own = energy.value_and_grad if provides(energy, ClosedForm) else None
+    if own is None:
+        return
+    try:
+        with torch.no_grad():
+            found = own(x)
+    except Exception as error:  # one that stands in other units may stumble over what is inside it
+        raise EnergyError(
+            "energy.value_and_grad: must return energies (B,) and gradients (B, *event); raised "
+            f"{type(error).__name__} on a batch of shape {tuple(x.shape)}: {error}"
+        ) from error
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise EnergyError(
+            "energy.value_and_grad: must return a pair, energies (B,) and gradients (B, *event), got "
+            f"{_describe(found)}"
+        )
+    for what, mine, known in zip(("energies", "gradients"), found, (values, grad), strict=True):
+        if not isinstance(mine, Tensor) or mine.shape != known.shape:
+            raise EnergyError(
+                f"energy.value_and_grad: {what} must have shape {tuple(known.shape)} for input {tuple(x.shape)}, "
+                f"got {_describe(mine)}"
+            )
+        off = float((mine - known).abs().max())
+        if not off <= 1e-2 * (1 + float(known.abs().max())):
+            raise EnergyError(
+                f"energy.value_and_grad: {what} must be those of the energy itself, by automatic "
+                f"differentiation; off by {off:.3g} on the data"
+            )
 
 
 def _check_rows(energy: Energy, x: Tensor, values: Tensor) -> None:

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import InputError, require_count, require_positive
 from metastable.core.random import seeded
 from metastable.core.times import checked_times
-from metastable.core.types import Pairs, as_shape, events
+from metastable.core.types import as_shape
 from metastable.proposals.encoders import Encoder, Standardise, moments, require_contexts, width_of
 from metastable.proposals.interpolants import log_time
 
@@ -72,7 +73,7 @@ class ConditionalNet(nn.Module):
         time: bool = False,
         encoder: Encoder | None = None,
         *,
-        data: Tensor | Pairs | None = None,
+        data: Rows | None = None,
         inflate: float | None = None,
         seed: int = 0,
     ):
@@ -84,20 +85,20 @@ class ConditionalNet(nn.Module):
         self.event_shape = as_shape(event_shape)
         self.context_shape = None if context_shape is None else as_shape(context_shape)
         self.time, self.inflate = time, inflate
-        mean, scale = moments(self.event_shape, None if data is None else events(data))
+        rows = None if data is None else as_batch(data)
+        mean, scale = moments(self.event_shape, None if rows is None else rows.x)
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
-        self.encoder = self._encoder(encoder, data)
+        self.encoder = self._encoder(encoder, None if rows is None else rows.given)
         with seeded(seed):
             self._build(width, depth)
         self.to(mean)
 
-    def _encoder(self, encoder: Encoder | None, data: Tensor | Pairs | None) -> Encoder | None:
+    def _encoder(self, encoder: Encoder | None, given: Tensor | None) -> Encoder | None:
         if self.context_shape is None:
             if encoder is not None:
                 raise InputError("encoder: an energy without contexts has none; set context_shape")
             return None
-        given = data.given if isinstance(data, Pairs) else None
         return Standardise(self.context_shape, given) if encoder is None else encoder
 
     def _build(self, width: int, depth: int) -> None:

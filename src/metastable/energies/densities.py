@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
+from metastable.core.batch import Beside, Rows, as_batch
 from metastable.core.errors import ConfigError
 from metastable.core.random import derive
-from metastable.core.types import Pairs, events
 from metastable.proposals import Diffusion, DiffusionEnergy, Flow, InterpolantFlow
 from metastable.proposals.encoders import Standardise
 
@@ -24,18 +24,16 @@ class DensityConfig:
     kind: ClassVar[type[nn.Module]]
     paired: ClassVar[bool] = True
 
-    def build(self, data: Tensor | Pairs, seed: int) -> nn.Module:
+    def build(self, data: Rows, seed: int) -> nn.Module:
         """The model for this data, as an energy."""
         settings: dict[str, Any] = {f.name: vars(self)[f.name] for f in fields(self)}
-        if isinstance(data, Pairs):
-            if not data.given.is_floating_point():
-                raise ConfigError(
-                    "energy.name", f"must be a classifier for data with labels, got {self.name!r}"
-                )
-            shape = tuple(data.given.shape[1:])
-            settings |= {"context_shape": shape, "encoder": Standardise(shape, data.given)}
-        x = events(data)
-        return as_energy(self.kind(tuple(x.shape[1:]), data=x, seed=derive(seed, "energy"), **settings))
+        rows = as_batch(data)
+        if rows.kind is Beside.LABELS:
+            raise ConfigError("energy.name", f"must be a classifier for data with labels, got {self.name!r}")
+        if rows.given is not None:
+            shape = rows.context_shape or ()
+            settings |= {"context_shape": shape, "encoder": Standardise(shape, rows.given)}
+        return as_energy(self.kind(rows.event_shape, data=rows.x, seed=derive(seed, "energy"), **settings))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.parts import home_of
+from metastable.core.perceptron import Perceptron
 from metastable.core.protocols import (
     Classifier,
     ClosedForm,
@@ -21,6 +22,7 @@ from metastable.core.protocols import (
     Normalisable,
     Sampled,
     carry,
+    perceptron_of,
     provides,
     reference_of,
 )
@@ -59,6 +61,11 @@ class InDataUnits(nn.Module):
     def to_inner(self, x: Tensor) -> Tensor:
         """u of x, in the dtype and on the device of the energy inside."""
         return self.coordinates.events.forward(x).to(home_of(self.inner))
+
+    def perceptron(self) -> Perceptron | None:
+        """The layers of the energy inside, the first of which takes x; None where it has none."""
+        layers, units = perceptron_of(self.inner), self.coordinates.events
+        return layers and layers.of_units(units.mean, units.matrix, units.inverse_matrix, self.offset)
 
     def contexts(self, given: Any) -> Any:
         """Contexts as the energy inside takes them; labels have no units."""
@@ -145,6 +152,12 @@ class InTrainingUnits(nn.Module):
     def forward(self, u: Tensor, *rest: Any) -> Tensor:
         """E(u), `(B, *event)` to `(B,)`; what else the energy inside takes, as a time, is handed on."""
         return self.inner(self.to_data(u), *rest) + self.offset
+
+    def perceptron(self) -> Perceptron | None:
+        """The layers of the energy inside, the first of which takes u; None where it has none."""
+        layers, units = perceptron_of(self.inner), self.coordinates.events
+        origin = units.forward(torch.zeros(1, *units.event_shape, dtype=torch.float64)).flatten()
+        return layers and layers.of_units(origin, units.inverse_matrix, units.matrix, self.offset)
 
     def exact_start(self, probe: Tensor) -> Proposal | None:
         """The density that the energy inside equals now, in the units of training; None where it says none."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, EnergyError, InputError, require_count, require_positive
 from metastable.core.labels import integers, within
-from metastable.core.protocols import Classifier, event_shape_of, provides
+from metastable.core.protocols import Classifier, Counted, event_shape_of, provides
 from metastable.core.types import Bound, bind, precise
 
 OUTPUT_SCALE = 20_000.0
@@ -176,9 +176,8 @@ def as_labels(labels: Any, classes: int, name: str = "labels") -> Tensor:
 
 
 def _classes_of(network: nn.Module) -> int:
-    own = getattr(network, "classes", None)
-    if isinstance(own, int):
-        return own
+    if provides(network, Counted) and isinstance(network.classes, int):
+        return network.classes
     layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
     if not layers:
         raise ConfigError(

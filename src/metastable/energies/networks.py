@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
-from metastable.core.protocols import ZeroStarting, provides
+from metastable.core.perceptron import Perceptron
+from metastable.core.protocols import Gaussianlike, ZeroStarting, perceptron_of, provides
 from metastable.core.random import seeded
 from metastable.core.types import Proposal, as_shape
 from metastable.proposals import fit_gaussian
@@ -59,11 +60,19 @@ class MLP(nn.Module):
                 layers += [nn.Linear(i, o), ACTIVATIONS[activation]()]
             self.body = nn.Sequential(*layers)
             self.head = nn.Linear(widths[-1], outputs or 1)
-        self.outputs = outputs
+        self.outputs, self.activation = outputs, activation
 
     def forward(self, x: Tensor) -> Tensor:
         made = self.head(self.body(x.flatten(1)))
         return made.squeeze(-1) if self.outputs is None else made
+
+    def perceptron(self) -> Perceptron | None:
+        """Its layers; None where it has logits, no hidden layer, or a `forward` of its own."""
+        if self.outputs is not None or not len(self.body) or type(self).forward is not MLP.forward:
+            return None
+        layers: list[nn.Linear] = list(self.body[::2])  # pyright: ignore
+        weights, biases = tuple(m.weight for m in layers), tuple(m.bias for m in layers)
+        return Perceptron(weights, biases, self.head.weight[0], self.head.bias, self.activation)
 
 
 class ConvNet(nn.Module):
@@ -122,6 +131,13 @@ class Tilted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x) - self.reference.log_prob(x)  # pyright: ignore
+
+    def perceptron(self) -> Perceptron | None:
+        """The network's layers on the reference's Gaussians; None where one of them has none."""
+        layers = perceptron_of(self.network)
+        plain = layers is not None and layers.below is None and type(self).forward is Tilted.forward
+        known = plain and provides(self.reference, Gaussianlike)
+        return layers._replace(below=self.reference.gaussians()) if known else None  # pyright: ignore
 
     def exact_start(self, probe: Tensor) -> Proposal | None:
         """The density this energy equals now, if the network is exactly zero on `probe`; else None."""

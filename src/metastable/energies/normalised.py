@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch
 from metastable.core.errors import InputError
 from metastable.core.protocols import Fitted, context_shape_of, provides
-from metastable.core.types import Pairs, Proposal, events
+from metastable.core.types import Proposal
+from metastable.proposals.cnf import InterpolantFlow
 from metastable.proposals.continuous import ContinuousFlow
 from metastable.proposals.encoders import require_contexts
 
@@ -46,14 +48,12 @@ class AsEnergy(nn.Module):
         """−log p: `(B, *event)` to `(B,)`, or `(B, K, *event)` for B contexts to `(B, K)`."""
         return -self.log_prob(x, given)
 
-    def check(self, rows: Tensor | Pairs) -> None:
+    def check(self, rows: Batch) -> None:
         """Refuse events or contexts of other shapes, without a log-density, which may cost an ODE."""
-        x = events(rows)
-        if tuple(x.shape[1:]) != self.event_shape:
-            shape = tuple(x.shape[1:])
+        if rows.event_shape != self.event_shape:
+            shape = rows.event_shape
             raise InputError(f"x: the density is one of events {self.event_shape}, the data are {shape}")
-        given = rows.given if isinstance(rows, Pairs) else None
-        require_contexts(given, self.context_shape, len(x), "the density")
+        require_contexts(rows.given, self.context_shape, len(rows), "the density")
 
     def log_prob(self, x: Tensor, given: Tensor | None = None) -> Tensor:
         """The proposal's."""
@@ -72,7 +72,7 @@ class AsEnergy(nn.Module):
     @property
     def loss_rows(self) -> int:
         """Rows that go through the network for each row in `loss`: an interpolant may look at several times."""
-        return getattr(self.proposal, "times", 1)
+        return self.proposal.times if isinstance(self.proposal, InterpolantFlow) else 1
 
     @property
     def costly(self) -> bool:

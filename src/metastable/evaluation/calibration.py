@@ -102,20 +102,22 @@ def reliability(logits: Tensor, labels: Tensor, bins: int = BINS, kind: str = "e
     >>> curve.confidence, curve.accuracy, curve.events
     (tensor([0.7500], dtype=torch.float64), tensor([0.7500], dtype=torch.float64), tensor([4]))
     """
-    confidence, correct = _confidence(logits, labels)
+    labels = check_classified(logits, labels)
     require_count("bins", bins)
     require_choice("kind", kind, WIDTHS)
+    confidence, guess = torch.softmax(logits.detach().double(), 1).max(1)
+    correct = (guess == labels).double()
     edges = _edges(confidence, bins, kind)
     # (low, high]; the first bin is closed below
     index = (torch.bucketize(confidence, edges) - 1).clamp(0, len(edges) - 2)
     count = torch.bincount(index, minlength=len(edges) - 1)
-    kept = count > 0
-    n = count[kept]
-    hits = torch.bincount(index, correct, minlength=len(count))[kept]
-    total = torch.bincount(index, confidence, minlength=len(count))[kept]
+    filled = count > 0
+    n = count[filled]
+    hits = torch.bincount(index, correct, minlength=len(count))[filled]
+    total = torch.bincount(index, confidence, minlength=len(count))[filled]
     near = (hits + 1) / (n + 2)
     error = (near * (1 - near) / (n + 2)).sqrt()
-    return Reliability(edges[:-1][kept], edges[1:][kept], total / n, hits / n, n, error)
+    return Reliability(edges[:-1][filled], edges[1:][filled], total / n, hits / n, n, error)
 
 
 def expected_calibration_error(
@@ -152,13 +154,6 @@ def _edges(confidence: Tensor, bins: int, kind: str) -> Tensor:
     places = torch.linspace(0, len(ordered), min(bins, len(ordered)) + 1).round().long()[1:] - 1
     upper = torch.unique(ordered[places.to(ordered.device)])
     return torch.cat([ordered[:1], upper])
-
-
-def _confidence(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest probability of each row, and 1 where it is that of the label, both float64 `(N,)`."""
-    labels = check_classified(logits, labels)
-    confidence, guess = torch.softmax(logits.detach().double(), 1).max(1)
-    return confidence, (guess == labels).double()
 
 
 def check_classified(logits: Tensor, labels: Tensor) -> Tensor:

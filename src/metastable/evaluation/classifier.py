@@ -86,7 +86,21 @@ def classifier_summary(
             raise InputError(
                 f"outside: {name} must have events of the shape {tuple(x.shape[1:])}, got {tuple(events.shape[1:])}"
             )
-    numbers = _as_classifier(in_parts(energy.logits, x), labels, bins)
+    logits = in_parts(energy.logits, x)
+    share = accuracy(logits, labels)
+    by_mass = expected_calibration_error(logits, labels, bins, "equal-mass")
+    curve = reliability(logits, labels, bins)
+    numbers: dict[str, Any] = {
+        "rows": len(logits),
+        "classes": logits.shape[1],
+        "accuracy": share,
+        "accuracy_se": math.sqrt(share * (1 - share) / len(logits)),
+        "negative_log_likelihood": negative_log_likelihood(logits, labels),
+        "brier_score": brier_score(logits, labels),
+        "calibration_error": expected_calibration_error(logits, labels, bins)._asdict(),
+        "calibration_error_equal_mass": by_mass._asdict(),
+        "reliability": {name: column.tolist() for name, column in curve._asdict().items()},
+    }
     inside = ood_scores(energy, _some(x, most_scored, seed))
     arrays = {f"inside_{name}": values.cpu().numpy() for name, values in inside.items()}
     numbers["ood"] = []
@@ -97,24 +111,6 @@ def classifier_summary(
         numbers["ood"].append({"name": name, "rows": len(rows), "auroc": found})
         arrays |= {f"outside_{i}_{score}": values.cpu().numpy() for score, values in scores.items()}
     return ClassifierSummary(numbers, arrays)
-
-
-def _as_classifier(logits: Tensor, labels: Tensor, bins: int) -> dict[str, Any]:
-    share = accuracy(logits, labels)
-    curve = reliability(logits, labels, bins)
-    return {
-        "rows": len(logits),
-        "classes": logits.shape[1],
-        "accuracy": share,
-        "accuracy_se": math.sqrt(share * (1 - share) / len(logits)),
-        "negative_log_likelihood": negative_log_likelihood(logits, labels),
-        "brier_score": brier_score(logits, labels),
-        "calibration_error": expected_calibration_error(logits, labels, bins)._asdict(),
-        "calibration_error_equal_mass": expected_calibration_error(
-            logits, labels, bins, "equal-mass"
-        )._asdict(),
-        "reliability": {name: column.tolist() for name, column in curve._asdict().items()},
-    }
 
 
 def _some(x: Tensor, most: int, seed: int) -> Tensor:

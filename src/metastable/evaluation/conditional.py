@@ -124,20 +124,26 @@ def log_partition_given(
     require_count("draws", draws, 2)
     if std_error is not None:
         require_positive("std_error", std_error)
-    _require_density(proposal)
+    if not provides(proposal, Sampled, Scored):
+        raise InputError(f"proposal: must have sample and log_prob, got {type(proposal).__name__}")
+    if is_biased(proposal):
+        raise UnsupportedError(
+            "proposal: its log_prob is a biased estimate, so that the weights would not average to Z; use one with "
+            "a density of its own, such as a flow"
+        )
     rng = torch.Generator(given.device).manual_seed(0) if rng is None else rng
     job = _Job(energy, proposal, given, rng, t)
     first = GROUPS * math.ceil(draws / GROUPS)
     parts = [_estimate(job, rows, first, std_error, most) for rows in _chunks(len(given), first)]
     columns = (torch.cat(column) for column in zip(*parts, strict=True))
-    value, error, ess, made = columns
-    words, shift = _words(error, ess, made, std_error), _ode_shift(job, first)
+    value, error, ess, counts = columns
+    words, shift = _words(error, ess, counts, std_error), _ode_shift(job, first)
     if shift is None:
-        return LogPartitions(value, error, ess, made, words)
+        return LogPartitions(value, error, ess, counts, words)
     coarse = shift.too_coarse(error)
     words += (ode_words(shift.value),) if bool(coarse.any()) else ()
     total = torch.hypot(error, shift.value)
-    return LogPartitions(value, total, ess, made, words, ode_shift=shift.value, coarse=coarse)
+    return LogPartitions(value, total, ess, counts, words, ode_shift=shift.value, coarse=coarse)
 
 
 class ConditionalLogProb(NamedTuple):
@@ -252,11 +258,11 @@ def _estimate(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Value, error, effective draws and draws of some contexts; draws are doubled until the target is met."""
     log_weight = job.log_weights(rows, draws)
-    columns = value, error, ess, made = _statistics(log_weight)
+    columns = value, error, ess, counts = _statistics(log_weight)
     late = torch.arange(len(rows))  # on the host, as `rows` are
     while target is not None and 2 * draws <= most:
         # two estimates of the error, or whoever looks precise by luck would stop
-        by_ess = (1 / ess[late] - 1 / made[late]).clamp(min=0).sqrt()
+        by_ess = (1 / ess[late] - 1 / counts[late]).clamp(min=0).sqrt()
         open_ = ~(torch.maximum(error[late], by_ess) <= target).cpu()
         if not bool(open_.any()):
             break
@@ -265,7 +271,7 @@ def _estimate(
         log_weight, draws = torch.cat([log_weight, torch.cat(more)], 1), 2 * draws
         for column, new in zip(columns, _statistics(log_weight), strict=True):
             column[late] = new
-    return value, error, ess, made
+    return value, error, ess, counts
 
 
 def _statistics(log_weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -299,13 +305,3 @@ def _words(error: Tensor, ess: Tensor, draws: Tensor, target: float | None) -> t
             f"{float(error.max()):.2g}; allow more draws (most=…)"
         )
     return tuple(words)
-
-
-def _require_density(proposal: Any) -> None:
-    if not provides(proposal, Sampled, Scored):
-        raise InputError(f"proposal: must have sample and log_prob, got {type(proposal).__name__}")
-    if is_biased(proposal):
-        raise UnsupportedError(
-            "proposal: its log_prob is a biased estimate, so that the weights would not average to Z; use one with "
-            "a density of its own, such as a flow"
-        )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import EnergyError, require
+from metastable.core.errors import EnergyError
 from metastable.core.parts import home_of
 from metastable.core.protocols import Listed, provides
 from metastable.core.random import derive, generator
@@ -28,7 +28,7 @@ from metastable.walkers.path import Schedule
 from metastable.walkers.pilot import find_schedule
 from metastable.walkers.smc import reverse_ais, smc
 
-from .log_z_search import PILOT_WALKERS
+from .log_z_search import PILOT_WALKERS, in_groups
 from .log_z_words import contradictions, pilot_words, run_words
 
 MOST_WORK = 1 << 26
@@ -98,21 +98,17 @@ def discrete_log_partition(
     for name, rows in (("data", data), ("samples", samples)):
         if rows is not None:
             require_signs(rows, name)
-    if reference is None and samples is None and _work(energy, event_shape) <= MOST_WORK:
+    units = math.prod(event_shape)
+    listed = energy.listed_units if provides(energy, Listed) else units
+    work = 2.0**listed * units
+    if reference is None and samples is None and work <= MOST_WORK:
         return exact_log_partition(energy, event_shape, like, settings.seed)
     if reference is None:
         reference = Signs.uniform(event_shape, like) if data is None else fit_signs(data)
-    return annealed_log_partition(energy, _placed(reference, like), settings, samples)
-
-
-def _placed(reference: Proposal, like: Tensor) -> Proposal:
-    """The reference in the dtype and on the device of the walkers; the one that was given stays as it is."""
-    return deepcopy(reference).to(like) if isinstance(reference, nn.Module) else reference
-
-
-def _work(energy: Any, event_shape: tuple[int, ...]) -> float:
-    units = math.prod(event_shape)
-    return 2.0 ** getattr(energy, "listed_units", units) * units
+    own: Any = reference
+    if isinstance(own, nn.Module):  # the one that was given stays as it is
+        own = deepcopy(own).to(like)
+    return annealed_log_partition(energy, own, settings, samples)
 
 
 def exact_log_partition(energy: Any, event_shape: tuple[int, ...], like: Tensor, seed: int) -> LogPartition:
@@ -138,7 +134,11 @@ def annealed_log_partition(
     options = {"steps": 2 * settings.steps, "conditional_ess": settings.conditional_ess}
     pilot = find_schedule(energy, reference, PILOT_WALKERS, settings.kernel, rng, **options)
     main, steps = _walk(energy, reference, pilot.schedule, settings, rng)
-    back = None if samples is None else _back(energy, reference, main, samples, settings, steps, rng)
+    back = None
+    if samples is not None:  # walked to the reference on the same path
+        x, G = in_groups(samples, settings.populations, rng), settings.populations
+        options = {"steps": steps, "populations": G, "resample_below": 0.5}
+        back = reverse_ais(energy, reference, x, *main.schedule, settings.kernel, rng, **options)
     each = main.log_partitions
     value, error = float(log_mean_exp(each)), float(spread_of_log_mean(each))
     if not math.isfinite(value):
@@ -168,21 +168,3 @@ def _walk(
         path, steps = path.refined(), 2 * steps
         main = smc(energy, reference, *sizes, rng, kernel=settings.kernel, schedule=path, steps=steps)
     return main, steps
-
-
-def _back(
-    energy: Energy,
-    reference: Proposal,
-    main: Annealed,
-    samples: Tensor,
-    settings: Settings,
-    steps: int,
-    rng: torch.Generator,
-) -> Annealed:
-    """Samples of the model walked to the reference on the same path."""
-    G = settings.populations
-    require(len(samples) >= 2 * G, "samples", f"at least {2 * G} rows", len(samples))
-    rows = torch.randperm(len(samples), generator=rng, device=samples.device)
-    rows = rows[: len(rows) - len(rows) % G]
-    options = {"steps": steps, "populations": G, "resample_below": 0.5}
-    return reverse_ais(energy, reference, samples[rows], *main.schedule, settings.kernel, rng, **options)

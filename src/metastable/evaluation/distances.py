@@ -25,15 +25,10 @@ BANDWIDTH_FACTORS = (0.5, 1.0, 2.0)
 Kernel = Callable[[Tensor, float], Tensor]
 
 
-def _gaussian(squared: Tensor, bandwidth: float) -> Tensor:
-    return torch.exp(squared / (-2 * bandwidth**2))
-
-
-def _rational(squared: Tensor, bandwidth: float) -> Tensor:
-    return 1 / (1 + squared / (2 * bandwidth**2))
-
-
-KERNELS: dict[str, Kernel] = {"gaussian": _gaussian, "rational": _rational}
+KERNELS: dict[str, Kernel] = {
+    "gaussian": lambda squared, bandwidth: torch.exp(squared / (-2 * bandwidth**2)),
+    "rational": lambda squared, bandwidth: 1 / (1 + squared / (2 * bandwidth**2)),
+}
 
 
 def _rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,18 +20,18 @@ from metastable.core.types import (
     LogPartition,
     Proposal,
     Walkers,
-    is_discrete,
 )
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.walkers.anneal import STEP_JITTER, Annealed
 from metastable.walkers.path import Schedule
-from metastable.walkers.smc import default_kernel, reverse_ais, smc
+from metastable.walkers.smc import reverse_ais, smc
+from metastable.walkers.space import space_of
 
 from .discrete import UNEASY, Settings, discrete_log_partition
-from .log_z_search import SPREAD, Job, Start, begin
+from .log_z_search import SPREAD, Job, Start, begin, in_groups
 from .log_z_words import Walked, contradictions, drift_words, outside_words, run_words
-from .stationarity import Drift, find_drift
+from .stationarity import find_drift
 from .whitened import Place
 
 RUNAWAY_WALKERS = 32
@@ -109,19 +109,28 @@ def log_partition(
         None if rows is None else rows.detach().to(**place._asdict()) for rows in (data, samples)
     )
     shape = _event_shape(energy, dim, event_shape, reference, data, samples)
-    kernel = default_kernel(energy) if kernel is None else kernel
-    if is_discrete(energy):
+    space = space_of(energy)
+    kernel = space.annealer if kernel is None else kernel
+    if not space.has_volume:
         settings = Settings(
             kernel, walkers, populations, steps, conditional_ess, refinements, _checked_seed(seed)
         )
         like = torch.empty(0, **place._asdict())
         return discrete_log_partition(energy, shape, like, settings, reference, data, samples)
     job = Job(energy, shape, place, kernel, steps, conditional_ess, _checked_seed(seed))
-    _check_values(job)
+    with torch.no_grad():
+        values = energy(torch.zeros(2, *shape, **place._asdict()))
+    if not isinstance(values, Tensor) or tuple(values.shape) != (2,):
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise EnergyError(f"energy: must return one value per row, shape (2,) for 2 rows, got {got}")
     start = begin(job, reference, data if data is not None else samples, spread)
     walked = _walk(job, start, populations, walkers, refinements)
-    main = walked.main
-    back = None if samples is None else _walk_back(job, start, main, samples, populations)
+    main, white, back = walked.main, start.white, None
+    if samples is not None:  # walked to the reference on the same path
+        rng = job.rng("back")
+        x = white.to_white(in_groups(samples, populations, rng))
+        options = {"steps": steps, "populations": populations, "resample_below": 0.5}
+        back = reverse_ais(white.energy, white.reference, x, *main.schedule, kernel, rng, **options)
     words = [*start.words, *_reach_words(job, start, main, data, samples), *drift_words(walked)]
     return _summary(job, start, walked, back, words)
 
@@ -136,20 +145,15 @@ def _walk(job: Job, start: Start, populations: int, walkers: int, refinements: i
         main = _run(job, start, path, steps, populations, walkers, attempt, jitter)
         doubtful = walked is not None and walked.drift is not None and walked.drift.significant
         drift = find_drift(start.white.energy, main, job.kernel, job.rng("drift", attempt), doubtful)
-        walked = Walked(main, drift) if walked is None else _finer(walked, main, drift)
+        before, walked = walked, Walked(main, drift)
+        if before is not None and doubtful:  # what a finer path changed counts where populations drifted
+            (old, old_error), (new, new_error) = (_mean_of(w.log_partitions) for w in (before.main, main))
+            walked = Walked(main, drift, new - old, math.hypot(old_error, new_error))
         if float(main.log_partitions.std()) < UNEASY and not drift.significant:
             break
         path, steps, jitter = path.refined().scaled(FINER_STEP), 2 * steps, FINER_JITTER
     assert walked is not None
     return walked
-
-
-def _finer(before: Walked, main: Annealed, drift: Drift) -> Walked:
-    """What a finer path changed; nothing that counts where populations disagreed but did not drift."""
-    if before.drift is None or not before.drift.significant:
-        return Walked(main, drift)
-    (old, old_error), (new, new_error) = (_mean_of(w.log_partitions) for w in (before.main, main))
-    return Walked(main, drift, new - old, math.hypot(old_error, new_error))
 
 
 def _mean_of(each: Tensor) -> tuple[float, float]:
@@ -170,27 +174,6 @@ def _run(
     white, rng = start.white, job.rng("walk", attempt)
     options = {"schedule": path, "kernel": job.kernel, "steps": steps, "jitter": jitter}
     return smc(white.energy, white.reference, populations, walkers, rng, **options)
-
-
-def _walk_back(job: Job, start: Start, main: Annealed, samples: Tensor, populations: int) -> Annealed:
-    """Samples in as many groups as there are populations, to the reference on the same path."""
-    require(len(samples) >= 2 * populations, "samples", f"at least {2 * populations} rows", len(samples))
-    rng = job.rng("back")
-    rows = torch.randperm(len(samples), generator=rng, device=samples.device)
-    rows = rows[: len(rows) - len(rows) % populations]
-    betas, sizes = main.schedule
-    return reverse_ais(
-        start.white.energy,
-        start.white.reference,
-        start.white.to_white(samples[rows]),
-        betas,
-        sizes,
-        job.kernel,
-        rng,
-        steps=job.steps,
-        populations=populations,
-        resample_below=0.5,
-    )
 
 
 def _summary(job: Job, start: Start, walked: Walked, back: Annealed | None, words: list[str]) -> LogPartition:
@@ -249,9 +232,10 @@ def _reach_words(
 
 def _placement(sources: list, dtype: torch.dtype | None, device: torch.device | str | None) -> Place:
     """dtype and device of the first thing that has them."""
-    found = next((t for source in sources for t in _tensors(source) if t.is_floating_point()), None)
-    if found is None:
-        found = torch.empty(0)
+    things = (
+        t for s in sources for t in ([*s.parameters(), *s.buffers()] if isinstance(s, nn.Module) else [s])
+    )
+    found = next((t for t in things if isinstance(t, Tensor) and t.is_floating_point()), torch.empty(0))
     place = Place(
         found.dtype if dtype is None else dtype, torch.device(found.device if device is None else device)
     )
@@ -259,12 +243,6 @@ def _placement(sources: list, dtype: torch.dtype | None, device: torch.device | 
         place.dtype in (torch.float32, torch.float64), "dtype", "torch.float32 or torch.float64", place.dtype
     )
     return place
-
-
-def _tensors(source: object) -> list[Tensor]:
-    if isinstance(source, nn.Module):
-        return [*source.parameters(), *source.buffers()]
-    return [source] if isinstance(source, Tensor) else []
 
 
 def _event_shape(
@@ -299,11 +277,3 @@ def _event_shape(
 def _checked_seed(seed: int) -> int:
     require(isinstance(seed, int) and not isinstance(seed, bool), "seed", "an integer", seed)
     return seed
-
-
-def _check_values(job: Job) -> None:
-    with torch.no_grad():
-        values = job.energy(torch.zeros(2, *job.shape, **job.place._asdict()))
-    if not isinstance(values, Tensor) or tuple(values.shape) != (2,):
-        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise EnergyError(f"energy: must return one value per row, shape (2,) for 2 rows, got {got}")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.errors import require
 from metastable.core.protocols import reference_of
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, Proposal
@@ -116,7 +117,11 @@ def _settle(job: Job, reference: Gaussian, rows: Tensor | None) -> Start:
     for number in range(1, LOOKS):
         if not pilot.complete or (number > wide_looks and _holds(pilot)):
             break
-        x, log_weight = _with_rows(white.to_model(pilot.x), pilot.log_weight, rows)
+        x, log_weight = white.to_model(pilot.x), pilot.log_weight
+        if rows is not None:  # of the same total weight as the walkers
+            ours = log_weight - torch.logsumexp(log_weight, 0)
+            theirs = ours.new_full((len(rows),), -math.log(len(rows)))
+            x, log_weight = torch.cat([x, rows]), torch.cat([ours, theirs])
         fit = fit_reference(x, log_weight, WIDER if number < wide_looks else INFLATE)
         white, pilot = _look(job, fit, number, rough=number < wide_looks)
         wide = float(pilot.log_partitions) if number < wide_looks else wide
@@ -134,13 +139,11 @@ def _holds(pilot: Annealed) -> bool:
     return bool((mean.abs() < 0.5).all() and (std < 1.1).all() and (std > 0.4).all())
 
 
-def _with_rows(x: Tensor, log_weight: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Walkers, and rows of the same total weight."""
-    if rows is None:
-        return x, log_weight
-    ours = log_weight - torch.logsumexp(log_weight, 0)
-    theirs = ours.new_full((len(rows),), -math.log(len(rows)))
-    return torch.cat([x, rows]), torch.cat([ours, theirs])
+def in_groups(samples: Tensor, groups: int, rng: torch.Generator) -> Tensor:
+    """Samples in a random order, without those that would make one group larger than another."""
+    require(len(samples) >= 2 * groups, "samples", f"at least {2 * groups} rows", len(samples))
+    rows = torch.randperm(len(samples), generator=rng, device=samples.device)
+    return samples[rows[: len(rows) - len(rows) % groups]]
 
 
 def fit_reference(x: Tensor, log_weight: Tensor | None, inflate: float) -> Gaussian:

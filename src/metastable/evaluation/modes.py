@@ -242,11 +242,6 @@ def find_modes(data: Tensor, max_modes: int = 8, seed: int = 0, *, rows: int = 2
     chosen = torch.randperm(data.shape[0], generator=rng)[:rows]
     sample = data[chosen.to(data.device)].flatten(1).double().cpu()
     labels, evidence = _basins(_coordinates(_dithered(sample, rng)), max_modes)
-    return _summary(data, sample, labels, evidence)
-
-
-def _summary(data: Tensor, sample: Tensor, labels: Tensor, evidence: dict[str, Any]) -> Modes:
-    """Centres of the basins, unless nearest centres do not give the basins back."""
     centers = torch.stack([sample[labels == m].mean(0) for m in range(int(labels.max()) + 1)])
     agreement = float((nearest_center(sample, centers) == labels).double().mean())
     evidence["nearest_center_agreement"] = agreement
@@ -274,20 +269,15 @@ def _dithered(sample: Tensor, rng: torch.Generator) -> Tensor:
 def _principal(x: Tensor, most: int) -> Tensor:
     """Leading principal components, `(N, at most most)`, without those that are constant."""
     x = x - x.mean(0)
-    if min(x.shape) > 256:  # an exact decomposition of images would take seconds
-        x = x @ _leading_directions(x, 4 * most)
+    if min(x.shape) > 256:  # an exact decomposition of images would take seconds: subspace iteration
+        start = torch.randn(x.shape[1], 4 * most, generator=generator(0), dtype=x.dtype)
+        q = torch.linalg.qr(start).Q
+        for _ in range(10):
+            q = torch.linalg.qr(x.T @ (x @ q)).Q
+        x = x @ q
     u, s, _ = torch.linalg.svd(x, full_matrices=False)
-    kept = min(most, max(1, int((s > 1e-6 * s[0]).sum())))
-    return u[:, :kept] * s[:kept]
-
-
-def _leading_directions(x: Tensor, count: int, sweeps: int = 10) -> Tensor:
-    """Orthonormal directions near the leading singular ones, by subspace iteration: `(D, count)`."""
-    start = torch.randn(x.shape[1], count, generator=generator(0), dtype=x.dtype)
-    q = torch.linalg.qr(start).Q
-    for _ in range(sweeps):
-        q = torch.linalg.qr(x.T @ (x @ q)).Q
-    return q
+    components = min(most, max(1, int((s > 1e-6 * s[0]).sum())))
+    return u[:, :components] * s[:components]
 
 
 def _coordinates(sample: Tensor) -> Tensor:
@@ -319,7 +309,11 @@ def _basins(x: Tensor, max_modes: int) -> tuple[Tensor, dict[str, Any]]:
     k = min(max(10, round(NEIGHBOURS * math.sqrt(n))), n // 3)
     near = torch.cdist(x, x).topk(k + 1, largest=False)
     dimension, log_density = _log_density(near.values[:, 1:])
-    edges = _edges(near.indices[:, 1:])
+    edges: list[set[int]] = [set() for _ in range(n)]  # to neighbours, in both directions
+    for row, others in enumerate(near.indices[:, 1:].tolist()):
+        edges[row].update(others)
+        for other in others:
+            edges[other].add(row)
     drop = (SIGNIFICANT_ON_A_LINE if dimension < 1.5 else SIGNIFICANT) * math.sqrt(2 / k)
     labels = torch.tensor(_flood(log_density.tolist(), edges, drop))
     labels = _absorb(x, labels, least=max(8, k // 2), most=max_modes)
@@ -339,16 +333,6 @@ def _log_density(distance: Tensor) -> tuple[float, Tensor]:
     log_r = distance.clamp(min=float(positive.min()) if len(positive) else 1.0).log()
     dimension = 1 / max(float((log_r[:, -1:] - log_r[:, :-1]).mean()), 1e-3)
     return dimension, -dimension * log_r[:, -1]
-
-
-def _edges(neighbours: Tensor) -> list[set[int]]:
-    """Neighbours of each row, in both directions."""
-    edges: list[set[int]] = [set() for _ in range(len(neighbours))]
-    for row, others in enumerate(neighbours.tolist()):
-        edges[row].update(others)
-        for other in others:
-            edges[other].add(row)
-    return edges
 
 
 def _flood(height: list[float], edges: list[set[int]], drop: float) -> list[int]:

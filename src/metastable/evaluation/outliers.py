@@ -107,12 +107,8 @@ def ood_scores(energy: Any, x: Tensor) -> dict[str, Tensor]:
     log_density, gradient = in_parts(both, x, NUMBERS // 8).unbind(1)
     found = {"log_density": log_density, "gradient": gradient}
     if provides(energy, Classifier):
-        found["confidence"] = in_parts(lambda part: _confidence(energy.logits(part)), x)
+        found["confidence"] = in_parts(lambda part: torch.softmax(energy.logits(part).double(), 1).amax(1), x)
     return {name: found[name] for name in SCORES if name in found}
-
-
-def _confidence(logits: Tensor) -> Tensor:
-    return torch.softmax(logits.double(), 1).amax(1)
 
 
 def ood_aurocs(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor]) -> dict[str, Auroc]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -92,20 +93,16 @@ def _blocks(axes: Sequence[Tensor]) -> Iterator[Tensor]:
         yield torch.stack([axis[place] for axis, place in zip(axes, places)], 1)
 
 
-def _home(function: Callable[[Tensor], Tensor]) -> tuple[torch.dtype, torch.device]:
-    """Where a function wants its input: the type and device of its parameters, else float64 on the CPU."""
-    tensors = [*function.parameters(), *function.buffers()] if isinstance(function, nn.Module) else []
-    found = [t for t in tensors if t.is_floating_point()]
-    return (found[0].dtype, found[0].device) if found else (torch.float64, torch.device("cpu"))
-
-
 def _evaluate(function: Callable[[Tensor], Tensor], axes: Sequence[Tensor], name: str) -> Tensor:
     """Values on the flattened grid in float64; a network in float32 is evaluated in float32."""
-    dtype, device = _home(function)
+    home = torch.empty(0, dtype=torch.float64, device="cpu")  # where a plain function is evaluated
+    module = cast(nn.Module, function)
+    if isinstance(module, nn.Module):
+        home = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), home)
     parts = []
     with torch.no_grad():
         for x in _blocks(axes):
-            values = function(x.to(device, dtype))
+            values = function(x.to(home))
             if values.shape != (len(x),):
                 raise EnergyError(
                     f"{name}: must map ({len(x)}, {len(axes)}) to ({len(x)},), got {tuple(values.shape)}"

@@ -16,8 +16,8 @@ from torch import Tensor
 from metastable.core.parts import energies_of
 from metastable.core.protocols import Classifier, is_normalised, provides
 from metastable.core.random import generator
-from metastable.core.types import is_discrete
 from metastable.proposals.basic import column_scales
+from metastable.walkers.space import space_of
 
 RAYS = 256
 NEAR, FAR = 100.0, 1000.0
@@ -135,7 +135,7 @@ def bare_network_words(energy: Any, x: Tensor) -> str | None:
     Nothing is said of units coded −1 and +1, whose states are finitely many, of a classifier, whose density is a
     by-product, and of a density.
     """
-    if is_discrete(energy) or provides(energy, Classifier) or is_normalised(energy):
+    if not space_of(energy).has_volume or provides(energy, Classifier) or is_normalised(energy):
         return None
     found = holds_density(energy, x)
     return None if found.holds else f"{found.text} {ADVICE}"

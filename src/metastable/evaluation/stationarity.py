@@ -114,12 +114,8 @@ def _largest(before: Tensor, after: Tensor, dim: int, false_alarm: float) -> Dri
     k = int(score.abs().argmax())
     spread = float(before[..., k].std().clamp(min=1e-300))
     limit = student_t_quantile(1 - false_alarm / (2 * len(score)), len(change) - 1)
-    return Drift(
-        _name(k, dim), float(change.mean(0)[k]) / spread, float(score[k]), abs(float(score[k])) > limit
-    )
-
-
-def _name(k: int, dim: int) -> str:
     if k < 2:
-        return ("mean energy", "mean squared length")[k]
-    return f"mean of coordinate {k - 1}" if k < 2 + dim else f"mean square of coordinate {k - 1 - dim}"
+        name = ("mean energy", "mean squared length")[k]
+    else:
+        name = f"mean of coordinate {k - 1}" if k < 2 + dim else f"mean square of coordinate {k - 1 - dim}"
+    return Drift(name, float(change.mean(0)[k]) / spread, float(score[k]), abs(float(score[k])) > limit)

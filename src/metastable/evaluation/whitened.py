@@ -34,7 +34,12 @@ class Whitened:
 
     def __init__(self, energy: Energy, reference: Proposal, place: Place, rng: torch.Generator):
         gaussian = isinstance(reference, Gaussian)
-        centre, scale = (reference.mean, reference.scale) if gaussian else _scales(reference, rng)
+        if gaussian:
+            centre, scale = reference.mean, reference.scale
+        else:
+            with torch.no_grad():
+                draws = reference.sample(4096, rng)
+            centre, scale = draws.mean(0), draws.std(0)
         self.full = gaussian and reference.full
         self.centre, self.scale = centre.to(**place._asdict()), scale.to(**place._asdict())
         diagonal = self.scale.diagonal() if self.full else self.scale
@@ -58,12 +63,6 @@ class Whitened:
     def pull_back(self, grad: Tensor) -> Tensor:
         """∇_z = Lᵀ∇_x."""
         return (grad.flatten(1) @ self.scale).view(grad.shape) if self.full else grad * self.scale
-
-
-def _scales(reference: Proposal, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        draws = reference.sample(4096, rng)
-    return draws.mean(0), draws.std(0)
 
 
 class _WhiteEnergy:

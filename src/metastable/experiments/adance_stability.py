@@ -119,7 +119,7 @@ def network(bench: Bench, kind: str) -> nn.Module:
 
 def arms(bench: Bench) -> list[Arm]:
     """Every R, with and without spectral normalisation."""
-    made = []
+    compared = []
     for R in bench.rejuvenations:
         source = PersistentCD(
             walkers=bench.buffer,
@@ -130,8 +130,8 @@ def arms(bench: Bench) -> list[Arm]:
             start_at="noise",
         )
         method = AdaptiveNCE(source, interval=bench.interval, tempered=False)
-        made += [Arm(name_of(kind, R), method, about=kind) for kind in KINDS]
-    return made
+        compared += [Arm(name_of(kind, R), method, about=kind) for kind in KINDS]
+    return compared
 
 
 def name_of(kind: str, R: float) -> str:
@@ -237,22 +237,22 @@ def _rows(bench: Bench, data: Digits, trials: dict[str, Trial]) -> list[Row]:
         long[most].findings
     )
     rows.append(Row(f"long_run_named_lost/R={most:.0%}", float(lost), ">=", 1.0, paper="mode collapse"))
-    return rows + [row for R, own in long.items() if own for row in _long_rows(data, f"{R:.0%}", own)]
-
-
-def _long_rows(data: Digits, R: str, found: Look) -> list[Row]:
-    return [
-        Row(f"fall_from_noise_to_data/R={R}", found.fall),
-        Row(f"noise_to_data_in_std/R={R}", found.separation),
-        Row(f"energy_spread_nats/R={R}", found.energy_spread),
-        Row(f"long_run_classes/R={R}", classes(data, found.long_run)),
-        Row(f"long_run_distinct/R={R}", distinct(data, found.long_run)),
-        Row(f"long_run_spread/R={R}", spread(data, found.long_run)),
-        *(
-            Row(f"diagnosis/{name}/R={R}", float(name in found.findings), paper=REPORTED.get((R, name)))
-            for name in NAMES
-        ),
-    ]
+    for share, own in long.items():
+        if own is None:
+            continue
+        R = f"{share:.0%}"
+        rows += [
+            Row(f"fall_from_noise_to_data/R={R}", own.fall),
+            Row(f"noise_to_data_in_std/R={R}", own.separation),
+            Row(f"energy_spread_nats/R={R}", own.energy_spread),
+            Row(f"long_run_classes/R={R}", classes(data, own.long_run)),
+            Row(f"long_run_distinct/R={R}", distinct(data, own.long_run)),
+            Row(f"long_run_spread/R={R}", spread(data, own.long_run)),
+        ]
+        for name in NAMES:
+            found = float(name in own.findings)
+            rows.append(Row(f"diagnosis/{name}/R={R}", found, paper=REPORTED.get((R, name))))
+    return rows
 
 
 def _draw_v(bench: Bench, trials: dict[str, Trial]) -> None:

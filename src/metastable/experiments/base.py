@@ -49,8 +49,20 @@ class Row:
         }
 
 
+class WithSettings:
+    """The settings of a scale, each read as an attribute."""
+
+    settings: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["settings"][name]
+        except KeyError:
+            raise AttributeError(f"the settings of this scale have no {name!r}") from None
+
+
 @dataclass
-class Bench:
+class Bench(WithSettings):
     """What an experiment's body is given: its settings, seed, device, a folder for pictures, and a voice."""
 
     settings: Mapping[str, Any]
@@ -59,12 +71,6 @@ class Bench:
     device: str
     folder: Path
     say: Callable[[str], None] = field(default=lambda text: None)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.settings[name]
-        except KeyError:
-            raise AttributeError(f"the settings of this scale have no {name!r}") from None
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,16 @@ class BatchedNets(nn.Module):
     def __init__(self, seeds: Sequence[int], sizes: Sequence[int], slope: float):
         super().__init__()
         self.slope = slope
-        weights, biases = _initial(seeds, [*sizes, 1])
-        self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
+        drawn: dict[int, list[tuple[Tensor, Tensor]]] = {seed: [] for seed in seeds}
+        for seed, layers in drawn.items():
+            rng = generator(seed)
+            for inputs, outputs in itertools.pairwise([*sizes, 1]):
+                bound = 1 / math.sqrt(inputs)
+                weight = torch.empty(inputs, outputs).uniform_(-bound, bound, generator=rng)
+                layers.append((weight, torch.empty(1, outputs).uniform_(-bound, bound, generator=rng)))
+        each = list(zip(*(drawn[seed] for seed in seeds), strict=True))
+        self.weights = nn.ParameterList([torch.stack([w for w, _ in layer]) for layer in each])
+        self.biases = nn.ParameterList([torch.stack([b for _, b in layer]) for layer in each])
 
     def __len__(self) -> int:
         return len(self.weights[0])
@@ -64,11 +72,11 @@ class BatchedNets(nn.Module):
         return self._pull_back(self._hidden(x))
 
     def _hidden(self, x: Tensor) -> list[Tensor]:
-        made, (*layers, _) = [], zip(self.weights, self.biases, strict=True)
+        hidden, (*layers, _) = [], zip(self.weights, self.biases, strict=True)
         for w, b in layers:
             x = leaky_relu(torch.baddbmm(b, x, w), self.slope, inplace=True)
-            made.append(x)
-        return made
+            hidden.append(x)
+        return hidden
 
     def _pull_back(self, hidden: list[Tensor]) -> Tensor:
         """df/dx from the last layer to the first; a leaky ReLU has the sign of its input."""
@@ -78,23 +86,6 @@ class BatchedNets(nn.Module):
         for h, w in zip(reversed(hidden), reversed(weights), strict=True):
             g = torch.bmm(backward(g, h, self.slope, True), w.mT)
         return g
-
-
-def _initial(seeds: Sequence[int], sizes: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-    made: dict[int, list[tuple[Tensor, Tensor]]] = {}
-    for seed in seeds:
-        if seed not in made:
-            rng = generator(seed)
-            made[seed] = [_layer(i, o, rng) for i, o in itertools.pairwise(sizes)]
-    layers = list(zip(*(made[seed] for seed in seeds), strict=True))
-    weights = [torch.stack([w for w, _ in layer]) for layer in layers]
-    return weights, [torch.stack([b for _, b in layer]) for layer in layers]
-
-
-def _layer(inputs: int, outputs: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    bound = 1 / math.sqrt(inputs)
-    weight = torch.empty(inputs, outputs).uniform_(-bound, bound, generator=rng)
-    return weight, torch.empty(1, outputs).uniform_(-bound, bound, generator=rng)
 
 
 class OneNet(nn.Module):

@@ -64,13 +64,13 @@ def arms(bench: Bench) -> list[Arm]:
     """
     paper = {"step_size": bench.step_size, "pace": None}
     followed = {"walkers": 2 * bench.walkers, "held_out": 0.5, "populations": 2}
-    made = [Arm(NEVER, Jarzynski(**followed, **paper, resample="never"))]
+    compared = [Arm(NEVER, Jarzynski(**followed, **paper, resample="never"))]
     alone = {"walkers": bench.walkers, "held_out": 0.0, "resample": "lag"}
     for lag in bench.lags:
         for name, (scheme, order) in SCHEMES.items():
             method = Jarzynski(**alone, **paper, lag=lag, scheme=scheme, order=order)
-            made.append(Arm(name_of(name, lag), method))
-    return made
+            compared.append(Arm(name_of(name, lag), method))
+    return compared
 
 
 def resampling_noise(x: Tensor, log_weight: Tensor, scheme: Scheme, draws: int, seed: int) -> float:
@@ -123,7 +123,7 @@ def body(bench: Bench) -> list[Row]:
     never = found.pop(NEVER)
     _draw_9(bench, never)
     _draw_10(bench, found)
-    return [*_never_rows(bench, never), *_grid_rows(bench, found), *_noise_rows(noise)]
+    return _rows(bench, never, found, noise)
 
 
 def spread(trials: list[Trial]) -> float:
@@ -142,39 +142,32 @@ def off(trials: list[Trial]) -> float:
     return abs(mean(last(trials, "error")))
 
 
-def _never_rows(bench: Bench, never: list[Trial]) -> list[Row]:
+def _rows(bench: Bench, never: list[Trial], found: Found, noise: dict[str, list[float]]) -> list[Row]:
+    """Without resampling; by every scheme at every lag; and what one resampling changes."""
     smallest = mean(trial.curves["ess"].min() for trial in never)
-    return [
-        Row("ess_final/never/held_out", mean(last(never, "ess_held_out")), "<=", bench.ess_target),
-        Row("ess_smallest/never/steering", smallest, "<=", bench.smallest_ess_target),
-        Row("ess_final/never/steering", mean(last(never, "ess"))),
-        Row("mass_off/never", off(never), ">=", bench.off_target),
-    ]
-
-
-def _grid_rows(bench: Bench, found: Found) -> list[Row]:
     often, well, rarely = bench.lags
     many = bench.repeats >= 6  # a ratio of two spreads says little with fewer
     relation, most = ("<=", 1.0) if many else (None, None)
     widest = spread(found[name_of("multinomial", often)])
     rare = name_of("systematic", rarely)
-    rows = [Row(f"mass_off/{rare}", off(found[rare]), ">=", bench.rare_target)]
+    rows = [
+        Row("ess_final/never/held_out", mean(last(never, "ess_held_out")), "<=", bench.ess_target),
+        Row("ess_smallest/never/steering", smallest, "<=", bench.smallest_ess_target),
+        Row("ess_final/never/steering", mean(last(never, "ess"))),
+        Row("mass_off/never", off(never), ">=", bench.off_target),
+        Row(f"mass_off/{rare}", off(found[rare]), ">=", bench.rare_target),
+    ]
     for name in (name_of("systematic", often), name_of("sorted", often)):
         rows.append(Row(f"spread_over_multinomial/{name}", spread(found[name]) / widest, relation, most))
     for name, trials in found.items():
         limit = ("<=", bench.mass_target) if name == name_of("sorted", well) else (None, None)
         rows.append(Row(f"mass_error/{name}", mean(abs(last(trials, "error"))), *limit))
         rows.append(Row(f"mass_spread/{name}", spread(trials)))
-    return rows
-
-
-def _noise_rows(noise: dict[str, list[float]]) -> list[Row]:
     rms = {name: float(np.sqrt(np.mean(np.square(values)))) for name, values in noise.items()}
-    rows = [Row(f"resampling_noise/{name}", value) for name, value in rms.items()]
-    for name, most in (("stratified", 0.9), ("systematic", 0.9), ("sorted", 0.2)):
-        rows.append(
-            Row(f"resampling_noise_over_multinomial/{name}", rms[name] / rms["multinomial"], "<=", most)
-        )
+    rows += [Row(f"resampling_noise/{name}", value) for name, value in rms.items()]
+    for name, limit in (("stratified", 0.9), ("systematic", 0.9), ("sorted", 0.2)):
+        ratio = rms[name] / rms["multinomial"]
+        rows.append(Row(f"resampling_noise_over_multinomial/{name}", ratio, "<=", limit))
     return rows
 
 

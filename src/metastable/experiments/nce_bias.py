@@ -65,13 +65,12 @@ def population_objective(kind: str, theta: float, K: int) -> float:
     cell, step = x[1] - x[0], u[1] - u[0]
     r = score(kind, torch.tensor(theta, dtype=torch.float64), x)
     transform = torch.exp(-torch.exp(u[:, None] + r))  # e^{−t w(x)}
-    data, proposal = (cell * torch.exp(_log_normal(x, mean)) for mean in (DATA_MEAN, 0.0))
+    log_2pi = math.log(2 * math.pi)
+    data, proposal = (
+        cell * torch.exp(-0.5 * (x - mean).square() - 0.5 * log_2pi) for mean in (DATA_MEAN, 0.0)
+    )
     difference = torch.exp(-u.exp()) - (transform @ data) * (transform @ proposal) ** K
     return float(data @ r - step * difference.sum())
-
-
-def _log_normal(x: Tensor, mean: float) -> Tensor:
-    return -0.5 * (x - mean).square() - 0.5 * math.log(2 * math.pi)
 
 
 def log_likelihood(theta: float) -> float:
@@ -132,19 +131,18 @@ def body(bench: Bench) -> list[Row]:
         words=lambda trial: f"trained {estimate(trial):.3f}",
     ).run(bench)
     _draw(bench, found)
-    return [row for name, trials in found.items() for row in _rows(name, trials)]
-
-
-def _rows(name: str, trials: list[Trial]) -> list[Row]:
-    at = trials[0].arm.about
-    truth, on_curve = OPTIMA[at], optimum(*at)
-    trained = [estimate(trial) for trial in trials]
-    return [
-        Row(f"optimum/{name}", on_curve),
-        Row(f"optimum_error/{name}", abs(on_curve - truth), "<=", TOLERANCE),
-        Row(f"trained/{name}", sum(trained) / len(trained)),
-        Row(f"trained_error/{name}", max(abs(t - truth) for t in trained), "<=", TOLERANCE),
-    ]
+    rows = []
+    for name, trials in found.items():
+        at = trials[0].arm.about
+        truth, on_curve = OPTIMA[at], optimum(*at)
+        trained = [estimate(trial) for trial in trials]
+        rows += [
+            Row(f"optimum/{name}", on_curve),
+            Row(f"optimum_error/{name}", abs(on_curve - truth), "<=", TOLERANCE),
+            Row(f"trained/{name}", sum(trained) / len(trained)),
+            Row(f"trained_error/{name}", max(abs(t - truth) for t in trained), "<=", TOLERANCE),
+        ]
+    return rows
 
 
 def _draw(bench: Bench, found: dict[str, list[Trial]]) -> None:

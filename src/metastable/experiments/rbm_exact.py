@@ -254,15 +254,18 @@ def body(bench: Bench) -> list[Row]:
     _draw_log_z(bench, estimates)
     _draw_training(bench, trained, alone, on_bars)
     draw_memory(bench)
-    return [
-        *_marginal_rows(bench, found),
-        *_log_z_rows(estimates),
-        *_training_rows(bench, trained, alone, on_bars),
-        *memory_rows(bench),
-    ]
+    return [*_rows(bench, found, estimates, trained, alone, on_bars), *memory_rows(bench)]
 
 
-def _marginal_rows(bench: Bench, found: dict[str, Marginal]) -> list[Row]:
+def _rows(
+    bench: Bench,
+    found: dict[str, Marginal],
+    estimates: dict[str, Estimates],
+    trained: dict[str, Trial],
+    alone: float,
+    on_bars: dict[str, Trial],
+) -> list[Row]:
+    """Marginals, log Z, and students."""
     rows = [Row("relaxation_sweeps/gibbs", relaxation_time(target_rbm()))]
     for name, m in found.items():
         key = name.replace(", ", "/").replace(" ", "-")
@@ -270,11 +273,6 @@ def _marginal_rows(bench: Bench, found: dict[str, Marginal]) -> list[Row]:
             Row(f"total_variation/{key}", m.distance, "<=", bench.tv_target),
             Row(f"total_variation_of_independent_draws/{key}", m.noise),
         ]
-    return rows
-
-
-def _log_z_rows(estimates: dict[str, Estimates]) -> list[Row]:
-    rows = []
     for name, e in estimates.items():
         rows += [
             Row(f"log_z_worst_z/{name}", float(e.scores.max()), "<=", 3.0),
@@ -283,13 +281,7 @@ def _log_z_rows(estimates: dict[str, Estimates]) -> list[Row]:
             Row(f"log_z_mean_error/{name}", float(e.values.mean()) - e.exact),
             Row(f"log_z_exact/{name}", e.exact),
         ]
-    return rows
-
-
-def _training_rows(
-    bench: Bench, trained: dict[str, Trial], alone: float, on_bars: dict[str, Trial]
-) -> list[Row]:
-    rows = [Row("kl_exact/independent-units", alone)]
+    rows.append(Row("kl_exact/independent-units", alone))
     for name, trial in trained.items():
         target = bench.kl_targets.get(name)
         rows.append(Row(f"kl_exact/{name}", trial.kept.kl, "<=" if target else None, target))

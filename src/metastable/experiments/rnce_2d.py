@@ -23,9 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from metastable.api import fit
+from metastable.core.batch import Batch
 from metastable.core.random import derive, generator
-from metastable.core.types import Energy, Pairs, bind
+from metastable.core.types import Energy, bind
 from metastable.data import ConditionalToySet, Dataset, conditional_toy_set
+from metastable.energies import AsEnergy
 from metastable.energies.conditional import ConditionalNet
 from metastable.evaluation.bhattacharyya import least_overlap
 from metastable.evaluation.conditional import log_partition_given
@@ -43,7 +45,7 @@ from metastable.report.figures import MUTED, density_colours, picture
 from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
-from .base import Bench, Experiment, Row
+from .base import Bench, Experiment, Row, WithSettings
 from .trials import by_scale
 
 SETS = ("pinwheel", "spiral")
@@ -63,7 +65,7 @@ MODELS = (IRNCE, RNCE, IBC, *DENSITIES)
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(WithSettings):
     """One training: which model, on which set, from which seed, with the settings of the scale.
 
     `truth` is the seed of the true samples, which are the same for all models.
@@ -77,34 +79,26 @@ class Job:
     device: str
     settings: Mapping[str, Any]
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["settings"][name]
-        except KeyError:
-            raise AttributeError(f"the settings of this scale have no {name!r}") from None
-
 
 def toy_of(name: str) -> ConditionalToySet:
     """The conditional toy set behind a short name."""
     return conditional_toy_set(f"{name}-given")
 
 
-def build(job: Job, pairs: Pairs) -> tuple[nn.Module, Method]:
+def build(job: Job, pairs: Batch) -> tuple[nn.Module, Method]:
     """The model, on the data's moments, and the method that trains it."""
-    shape, context = tuple(pairs.x.shape[1:]), tuple(pairs.given.shape[1:])
+    shape, context = tuple(pairs.x.shape[1:]), tuple(pairs.conditions.shape[1:])
+    layers = {"width": job.width, "layers": 8, "seed": job.seed}
+    if job.model == "nf":
+        encoder = Standardise(context, pairs.given)
+        settings = {"field": "residual", "encoder": encoder, "alpha": job.alpha}
+        return InterpolantFlow(shape, context, data=pairs.x, **settings, **layers), Density()
     if job.model in DENSITIES:
-        return _density(job, shape, context, pairs), Density()
+        kind = Diffusion if job.model == "diffusion" else DiffusionEnergy
+        return kind(shape, context, data=pairs, **layers), Density()
     width = job.width if job.model == IBC else job.energy_width
-    energy = ConditionalNet(
-        shape,
-        context,
-        width,
-        depth=8,
-        time=job.model == IRNCE,
-        data=pairs,
-        inflate=job.inflate,
-        seed=job.seed,
-    )
+    settings = {"depth": 8, "time": job.model == IRNCE, "inflate": job.inflate, "seed": job.seed}
+    energy = ConditionalNet(shape, context, width, data=pairs, **settings)
     if job.model == IBC:
         return energy, ImplicitBC(negatives_per_datum=job.ibc_negatives)
     proposal = {"name": "interpolant", "width": job.proposal_width, "layers": 3}
@@ -114,16 +108,6 @@ def build(job: Job, pairs: Pairs) -> tuple[nn.Module, Method]:
     if job.model == RNCE:
         return energy, RankingNCE(**settings)
     return energy, InterpolatingNCE(times=job.times, **settings)
-
-
-def _density(job: Job, shape: tuple[int, ...], context: tuple[int, ...], pairs: Pairs) -> nn.Module:
-    layers = {"width": job.width, "layers": 8, "seed": job.seed}
-    if job.model == "nf":
-        encoder = Standardise(context, pairs.given)
-        settings = {"field": "residual", "encoder": encoder, "alpha": job.alpha}
-        return InterpolantFlow(shape, context, data=pairs.x, **settings, **layers)
-    kind = Diffusion if job.model == "diffusion" else DiffusionEnergy
-    return kind(shape, context, data=pairs, **layers)
 
 
 def updates(job: Job) -> int:
@@ -137,7 +121,7 @@ def updates(job: Job) -> int:
     return steps // energy * (proposal + energy)
 
 
-def train(job: Job, pairs: Pairs) -> Run:
+def train(job: Job, pairs: Batch) -> Run:
     """The model after its training, on the job's device."""
     model, method = build(job, pairs)
     return fit(
@@ -157,7 +141,9 @@ def train(job: Job, pairs: Pairs) -> Run:
 
 def density(job: Job, run: Run) -> Any:
     """The trained density, its ODE solved in the steps of the scale."""
-    model: Any = getattr(run.energy, "proposal", run.energy)  # what is no energy by itself is wrapped as one
+    model: Any = (
+        run.energy.proposal if isinstance(run.energy, AsEnergy) else run.energy
+    )  # what is no energy by itself is wrapped as one
     return model.with_steps(job.heun_steps)
 
 
@@ -259,13 +245,13 @@ def true_samples(toy: ConditionalToySet, n: int, seed: int, name: str = "a") -> 
 
 def jobs(bench: Bench) -> list[Job]:
     """All trainings; IBC more than once, for its spread."""
-    made, truth = [], derive(bench.seed, "truth") % 2**31
+    todo, truth = [], derive(bench.seed, "truth") % 2**31
     for model in MODELS:
         for toy in SETS:
             for r in range(bench.repeats if model == IBC else 1):
                 seed = derive(bench.seed, "rnce-2d", toy, model, r) % 2**31
-                made.append(Job(model, toy, r, seed, truth, bench.device, bench.settings))
-    return made
+                todo.append(Job(model, toy, r, seed, truth, bench.device, bench.settings))
+    return todo
 
 
 def learn_all(bench: Bench) -> list[Outcome]:

@@ -117,7 +117,7 @@ class Outcome:
 
 def arms(bench: Bench) -> list[Arm]:
     """The library's R-NCE with the proposal of each regime; learning beforehand takes updates of its own."""
-    made = []
+    compared = []
     for name, regime in REGIMES.items():
         before = bench.pretrain if regime.pretrained else 0
         method = RankingNCE(
@@ -127,8 +127,8 @@ def arms(bench: Bench) -> list[Arm]:
             pretrain=before,
             proposal_rate=AHEAD if regime.pretrained else 1.0,
         )
-        made.append(Arm(name, method, {"steps": bench.steps + before}, about=before))
-    return made
+        compared.append(Arm(name, method, {"steps": bench.steps + before}, about=before))
+    return compared
 
 
 def outcome(trial: Trial, at: Problem, run: Run) -> Outcome:

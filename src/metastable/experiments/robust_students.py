@@ -199,7 +199,14 @@ class Students:
         self.noise = EPSILON * self.step_size.sqrt()
         self.start_mean = setup.toy.start * shifted * self._tensor([1.0, -1.0])
         self.start_scale = setup.toy.start * (1 - 0.5 * shifted)
-        self.objectives = list(self._objectives())
+        self.objectives: list[tuple[slice, float | Tensor, str]] = []
+        for (robust, variant), group in itertools.groupby(self.each, key=lambda e: e[0].objective):
+            begin = self.objectives[-1][0].stop if self.objectives else 0
+            own = slice(
+                begin, begin + len(list(group))
+            )  # neighbours with the same objective, and β/T of each
+            beta = self.beta[own, 0, 0] / TEMPERATURE if robust else 0.0
+            self.objectives.append((own, beta, variant))
         self.rng = generator(derive(seeds[0], "toy", setup.toy.name, setup.name), self.device)
         self.learning_rate = learning_rate
         self.adam = torch.optim.Adam(
@@ -219,14 +226,6 @@ class Students:
 
     def _column(self, values: Sequence[float]) -> Tensor:
         return self._tensor(values)[:, None, None]
-
-    def _objectives(self) -> Iterable[tuple[slice, float | Tensor, str]]:
-        """Neighbours with the same objective: which they are, β/T of each, and the variant."""
-        end = 0
-        for (robust, variant), group in itertools.groupby(self.each, key=lambda e: e[0].objective):
-            begin, end = end, end + len(list(group))
-            beta = self.beta[begin:end, 0, 0] / TEMPERATURE if robust else 0.0
-            yield slice(begin, end), beta, variant
 
     def chains(self, n: int, power: Tensor | float, rng: torch.Generator) -> Tensor:
         """n ends of chains on `power`·f for each student, `(K, n, 2)`."""
@@ -330,7 +329,3 @@ def score(students: Students, samples: int, seed: int) -> dict[tuple[str, str, S
         own = Score(kl, float(energy_distance(x[k], data)), energy, x[k])
         scores.setdefault((setup.name, setup.toy.name, student), []).append(own)
     return scores
-
-
-def _mean(values: Iterable[float]) -> float:
-    return math.fsum(found := list(values)) / len(found)

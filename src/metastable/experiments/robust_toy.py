@@ -21,7 +21,7 @@ start lies (here one standard deviation of the default start to the right and on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from .base import Bench, Experiment, Row
 from .robust_students import (
@@ -32,7 +32,6 @@ from .robust_students import (
     Scores,
     Setup,
     Student,
-    _mean,
     default_setup,
     degenerate_setup,
     longer_setup,
@@ -43,21 +42,6 @@ from .robust_students import (
 from .robust_toy_figures import draw
 from .trials import by_scale
 
-# ---- the two sets
-
-
-# ---- what is trained
-
-
-# ---- training
-
-
-# ---- scores
-
-
-# ---- the rows
-
-
 TENTH = 0.1
 GAUSSIANS_LIMIT = 0.6
 """KL of β = 0.5 and 0.9 on the eight modes."""
@@ -65,48 +49,29 @@ GAUSSIANS_LIMIT = 0.6
 
 def rows_of(scores: Scores, variant_ratio: float) -> list[Row]:
     """What is required first, then every number."""
-    required = [*_against_plain(scores), *_against_uniform(scores)]
-    required += _against_variants(scores, variant_ratio)
-    return [*required, *_every_number(scores)]
-
-
-def _kl(scores: Sequence[Score]) -> float:
-    return _mean(s.kl for s in scores)
-
-
-def _against_plain(scores: Scores) -> Iterable[Row]:
+    kl = {key: fmean(s.kl for s in own) for key, own in scores.items()}
+    rows = []
     for name in TOYS:
-        small, plain = (scores[DEFAULT, name, Student(b)] for b in (0.1, 0.0))
-        yield Row(f"kl_ratio/{name}/beta=0.1 to beta=0", _kl(small) / _kl(plain), "<=", TENTH)
-
-
-def _against_uniform(scores: Scores) -> Iterable[Row]:
+        ratio = kl[DEFAULT, name, Student(0.1)] / kl[DEFAULT, name, Student(0.0)]
+        rows.append(Row(f"kl_ratio/{name}/beta=0.1 to beta=0", ratio, "<=", TENTH))
     for name, beta in itertools.product(TOYS, (0.5, 0.9)):
         limit = TOYS[name].kl_of_uniform()
         limit = min(limit, GAUSSIANS_LIMIT) if name == "gaussians" else limit
         largest = max(s.kl for s in scores[DEFAULT, name, Student(beta)])
-        yield Row(f"kl_largest/{name}/beta={beta:g}", largest, "<=", limit)
-
-
-def _against_variants(scores: Scores, limit: float) -> Iterable[Row]:
-    own, *others = (scores["restricted", "gaussians", Student(0.5, v)] for v in VARIANTS)
+        rows.append(Row(f"kl_largest/{name}/beta={beta:g}", largest, "<=", limit))
+    plain, *others = (kl["restricted", "gaussians", Student(0.5, v)] for v in VARIANTS)
     for variant, other in zip(VARIANTS[1:], others, strict=True):
-        yield Row(f"kl_ratio/restricted/gaussians/default to {variant}", _kl(own) / _kl(other), "<=", limit)
-
-
-def _every_number(scores: Scores) -> Iterable[Row]:
-    for name, toy in TOYS.items():
-        yield Row(f"kl/{name}/uniform", toy.kl_of_uniform())
+        label = f"kl_ratio/restricted/gaussians/default to {variant}"
+        rows.append(Row(label, plain / other, "<=", variant_ratio))
+    rows += [Row(f"kl/{name}/uniform", toy.kl_of_uniform()) for name, toy in TOYS.items()]
     for (setup, name, student), own in scores.items():
-        label = "/".join([*([] if setup == DEFAULT else [setup]), name, _named(student)])
-        yield Row(f"kl/{label}", _kl(own))
+        where = name if setup == DEFAULT else f"{setup}/{name}"
+        variant = "" if student.variant == "default" else f"/{student.variant}"
+        label = f"{where}/beta={student.beta:g}{variant}{'/shifted' if student.shifted else ''}"
+        rows.append(Row(f"kl/{label}", kl[setup, name, student]))
         if setup in (DEFAULT, "longer"):  # elsewhere chains hardly move
-            yield Row(f"distance/{label}", _mean(s.distance for s in own))
-
-
-def _named(student: Student) -> str:
-    variant = "" if student.variant == "default" else f"/{student.variant}"
-    return f"beta={student.beta:g}{variant}{'/shifted' if student.shifted else ''}"
+            rows.append(Row(f"distance/{label}", fmean(s.distance for s in own)))
+    return rows
 
 
 # ---- the experiment

@@ -67,36 +67,40 @@ def draw(bench: Bench, scores: Scores) -> None:
     for name, lines in plans().items():
         drawn = [line for line in lines if all(_key(line, s) in scores for s in line.students.values())]
         if drawn and not (name == "figure-5" and len(drawn) == 1):  # it compares two
-            _draw_figure(bench, name, drawn, scores)
+            # columns: data, then for each student p_θ and SGLD(p_θ), those of the first seed
+            columns = 1 + 2 * max(len(line.students) for line in drawn)
+            size, shape = (1.25 * columns + 0.5, 2.6 * len(drawn) + 0.3), (2 * len(drawn), columns)
+            with picture(bench.folder / f"{name}.png", *size, *shape, dpi=90, squeeze=False) as axes:
+                for a in axes.flat:
+                    a.set_axis_off()
+                for i, line in enumerate(drawn):
+                    shown = [(label, scores[_key(line, s)][0]) for label, s in line.students.items()]
+                    _draw_line(axes[2 * i : 2 * i + 2], line, shown)
 
 
 def _key(line: Line, student: Student) -> tuple[str, str, Student]:
     return line.setup, line.toy.name, student
 
 
-def _draw_figure(bench: Bench, name: str, lines: Sequence[Line], scores: Scores) -> None:
-    """Columns: data, then for each student p_θ and SGLD(p_θ), those of the first seed."""
-    columns = 1 + 2 * max(len(line.students) for line in lines)
-    size = 1.25 * columns + 0.5, 2.6 * len(lines) + 0.3
-    path = bench.folder / f"{name}.png"
-    with picture(path, *size, 2 * len(lines), columns, dpi=90, squeeze=False) as axes:
-        for a in axes.flat:
-            a.set_axis_off()
-        for i, line in enumerate(lines):
-            shown = [(label, scores[_key(line, s)][0]) for label, s in line.students.items()]
-            _draw_line(axes[2 * i : 2 * i + 2], line, shown)
-
-
 def _draw_line(axes: Any, line: Line, students: Sequence[tuple[str, Score]]) -> None:
-    """Colours end at the data's maximum, so that what is too peaked shows as such, or below it at one's own."""
-    toy = line.toy
+    """A density above, its logarithm below, from its own maximum down.
+
+    Colours end at the data's maximum, so that what is too peaked shows as such, or below it at one's own.
+    """
+    toy, half = line.toy, line.toy.half_width
+    colours = density_colours().resampled(LEVELS)
+    look: dict[str, Any] = {"origin": "lower", "extent": (-half, half) * 2, "cmap": colours}
+    look["interpolation"] = "nearest"
     data = learned(toy, lambda x: -toy.log_density(x))
     pictures = [("data", data)]
     for label, score in students:
         pictures += [(f"{label}\npθ, KL {score.kl:.3g}", learned(toy, score.energy))]
         pictures += [("\nSGLD(pθ)", smoothed(toy, score.samples))]
     for pair, (title, density) in zip(axes.T, pictures, strict=True):
-        _draw_pair(pair, toy, density, float(data.max()))
+        log_density = density.clamp(min=1e-300).log()
+        top = min(float(data.max()), float(density.max()))
+        pair[0].imshow(density.T.numpy(), vmin=0, vmax=top, **look)
+        pair[1].imshow((log_density - log_density.max()).T.numpy(), vmin=-DEPTH, vmax=0, **look)
         pair[0].set_title(title, fontsize=8, fontweight="normal", loc="center", pad=3)
     for a, text in ((axes[0, 0], f"{line.title}density"), (axes[1, 0], "log density")):
         a.text(-0.08, 0.5, text, rotation=90, ha="right", va="center", fontsize=8, transform=a.transAxes)
@@ -112,13 +116,3 @@ def smoothed(toy: Toy, samples: Tensor) -> Tensor:
     axis = torch.linspace(-toy.half_width, toy.half_width, POINTS, dtype=torch.float64)
     along = torch.exp(-((axis[:, None, None] - samples.double()) / BANDWIDTH).square() / 2)  # (grid, n, 2)
     return along[..., 0] @ along[..., 1].T / (len(samples) * 2 * math.pi * BANDWIDTH**2)
-
-
-def _draw_pair(pair: Any, toy: Toy, density: Tensor, top: float) -> None:
-    """A density above, in colours up to `top` at most; its logarithm below, from its own maximum down."""
-    log_density = density.clamp(min=1e-300).log()
-    extent = (-toy.half_width, toy.half_width) * 2
-    colours = density_colours().resampled(LEVELS)
-    look: dict[str, Any] = {"origin": "lower", "extent": extent, "cmap": colours, "interpolation": "nearest"}
-    pair[0].imshow(density.T.numpy(), vmin=0, vmax=min(top, float(density.max())), **look)
-    pair[1].imshow((log_density - log_density.max()).T.numpy(), vmin=-DEPTH, vmax=0, **look)

@@ -236,25 +236,14 @@ def mode_rows(found: Mapping[str, Mapping[str, list[Learned]]]) -> Iterator[Row]
     """Far: the blind ones are wrong though their scores are right. Near: all of them see."""
     for place, by_method in found.items():
         for name, learned in by_method.items():
-            yield Row(f"mode_weight_error/{name}/{place}", weight_error(learned), *_weight_goal(name, place))
+            sees = name == "jarzynski" or place == NEAR
+            goal = (">=", 0.1) if place == FAR and name in BLIND else ("<=", 0.05) if sees else (None, None)
+            yield Row(f"mode_weight_error/{name}/{place}", weight_error(learned), *goal)
             if len(learned) > 1:
                 shares = [one.left_mass for one in learned]
                 yield Row(f"left_mass_range/{name}/{place}", max(shares) - min(shares))
             error = mean(one.score_error for one in learned)
-            yield Row(f"score_error/{name}/{place}", error, *_score_goal(name))
-
-
-Goal = tuple[str | None, float | None]
-
-
-def _weight_goal(name: str, place: str) -> Goal:
-    if place == FAR and name in BLIND:
-        return ">=", 0.1
-    return ("<=", 0.05) if name == "jarzynski" or place == NEAR else (None, None)
-
-
-def _score_goal(name: str) -> Goal:
-    return ("<=", 0.1) if name in BLIND else (None, None)
+            yield Row(f"score_error/{name}/{place}", error, *(("<=", 0.1) if name in BLIND else (None, None)))
 
 
 def body(bench: Bench) -> list[Row]:

@@ -1,8 +1,8 @@
 """Markov kernels: pure functions over tuples of tensors."""
 
 from .adaptation import follow_acceptance, unadjusted_target, warm_up
-from .base import ChainState, Info, Kernel, Noise, StepKernel
-from .chain import ChainResult, run_chain
+from .base import ChainResult, ChainState, Info, Kernel, Noise, StepKernel
+from .chain import run_chain
 from .general import Flips, Independent, MetropolisHastings, RandomWalk
 from .gibbs import Gibbs
 from .hmc import HMC

@@ -174,6 +174,11 @@ def require_adaptable(kernel: Kernel, energy: Energy) -> None:
     if not isinstance(kernel, StepKernel):
         raise UnsupportedError(f"warmup: {kernel.name!r} has no step size to adapt; leave warmup out")
     require_events(kernel, energy)
+    if not kernel.invariant and not isinstance(kernel, ULA):
+        raise UnsupportedError(
+            f"warmup: {kernel.name!r} never rejects (invariant = False): there is no acceptance to adapt to; "
+            "give its step_size and leave warmup out"
+        )
     if isinstance(kernel, ULA) and (kernel.noise is not None or kernel.drift_clip is not None):
         raise UnsupportedError(
             "warmup: a ULA kernel with its own noise or a clipped drift has no acceptance to adapt to; "

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.errors import UnsupportedError, require_positive
+from metastable.core.errors import ConfigError, UnsupportedError, require, require_positive
 from metastable.core.random import normal_like, uniform_rows
 from metastable.core.types import Energy, is_discrete
 
@@ -51,6 +51,19 @@ class ChainState(NamedTuple):
     grad: Tensor
 
 
+class ChainResult(NamedTuple):
+    """The final state, mean diagnostics over the run, and positions `(draws, B, *event)` if recorded.
+
+    `slope` is the mean of ‖∇E‖ over the positions x₀ … x_{k−1} of each chain, `(B,)`, if asked for; zero where
+    the kernel has no gradients.
+    """
+
+    state: ChainState
+    info: Info
+    trace: Tensor | None
+    slope: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Kernel:
     """Base of all kernels: a frozen set of numbers with a pure `step`. Those with a step size are `StepKernel`s."""
@@ -84,7 +97,7 @@ class Kernel:
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """The state of chains standing at `x`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.init(energy, x): a kernel has to define it")
 
     def draw(self, x: Tensor, rng: torch.Generator, energy: Energy | None = None) -> Noise:
         """The random numbers of one step; `energy` is for kernels that must ask it how many they need."""
@@ -97,7 +110,9 @@ class Kernel:
 
         It may be one for each row, `(B, 1, …, 1)`, which broadcasts against positions.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__}.step(energy, state, noise, step_size): a kernel has to define it"
+        )
 
 
 @dataclass(frozen=True)
@@ -115,6 +130,15 @@ class StepKernel(Kernel):
 
     def __post_init__(self) -> None:
         require_positive(f"{self.name}.step_size", self.step_size)
+
+
+def require_kernel(field: str, kernel: object) -> None:
+    """Refuse what is no kernel: a name, a class, an object that does not derive from `Kernel`."""
+    if isinstance(kernel, type):
+        raise ConfigError(field, f"got the class {kernel.__name__}; pass an instance, {kernel.__name__}(…)")
+    require(
+        isinstance(kernel, Kernel), field, "a kernel, an object of a class that derives from Kernel", kernel
+    )
 
 
 def require_events(kernel: Kernel, energy: Energy) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from metastable.core.configure import build_tagged
 from metastable.core.errors import ConfigError, require, require_positive
+from metastable.core.protocols import NoiseDrawing, provides
 from metastable.core.random import normal_like, uniform_rows
 from metastable.core.types import Energy, Proposal, is_discrete, row_sum
 
@@ -158,9 +159,10 @@ class MetropolisHastings(Kernel):
 
     def draw(self, x: Tensor, rng: torch.Generator, energy: Energy | None = None) -> Noise:
         """What the proposal needs in `normal`, and the uniforms of the accept step."""
-        own = getattr(self.transition, "noise", None)
+        own = provides(self.transition, NoiseDrawing)
         with torch.no_grad():
-            return Noise(normal_like(x, rng) if own is None else own(x, rng), uniform_rows(x, rng))
+            noise = self.transition.noise(x, rng) if own else normal_like(x, rng)  # pyright: ignore
+            return Noise(noise, uniform_rows(x, rng))
 
     def step(
         self, energy: Energy, state: ChainState, noise: Noise, step_size: Tensor | float

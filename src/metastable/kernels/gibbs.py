@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require_choice
-from metastable.core.protocols import Sweeping, provides
+from metastable.core.protocols import SweepCounted, Sweeping, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, is_discrete, row_dot
 
@@ -110,7 +110,7 @@ class Gibbs(Kernel):
     def draw(self, x: Tensor, rng: torch.Generator, energy: Energy | None = None) -> Noise:
         """`uniform`: one number for each unit that a sweep draws. `normal`: their ranks are the order."""
         d = math.prod(x.shape[1:])
-        width = getattr(energy, "sweep_uniforms", d)
+        width = energy.sweep_uniforms if provides(energy, SweepCounted) else d  # pyright: ignore
         uniform = torch.rand((len(x), width), generator=rng, device=x.device, dtype=x.dtype)
         return Noise(normal_like(x.new_empty(d if self.order == "random" else 0), rng), uniform)
 

@@ -16,6 +16,7 @@ from metastable.core.method import Context, Method, Metrics, Negatives, State
 from metastable.core.method import Nothing as Nothing
 from metastable.core.types import Energy, LogPartition, Walkers, precise
 from metastable.kernels import ULA, Kernel, follow_acceptance
+from metastable.kernels.base import require_kernel
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class ChainMethod(Method[State]):
         if self.kernel is not None and self.step_size is not None:
             raise ConfigError(f"{self.name}.step_size", "give either step_size or kernel, not both")
         require(self.steps >= 1, f"{self.name}.steps", "at least 1", self.steps)
+        if self.kernel is not None:
+            require_kernel(f"{self.name}.kernel", self.kernel)
         require(self.energy_l2 >= 0, f"{self.name}.energy_l2", "at least 0", self.energy_l2)
         _ = self.moves
 

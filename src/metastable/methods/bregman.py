@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from metastable.core.configure import name_of
 from metastable.core.convex import derivative, require_convex
 from metastable.core.errors import ConfigError, require_choice
 
@@ -76,7 +77,7 @@ class Bregman:
             g = log_g.exp()
             return derivative(psi, g) * g - psi(g)
 
-        return cls(getattr(psi, "__qualname__", type(psi).__qualname__), of_negatives, of_data)
+        return cls(name_of(psi), of_negatives, of_data)
 
     def weights(self, log_g_negatives: Tensor, log_g_data: Tensor) -> tuple[Tensor, Tensor]:
         """S₀′(g)g of negatives and S₁′(g)g of data, the weights of (4.12), without a graph."""

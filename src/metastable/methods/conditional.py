@@ -32,6 +32,7 @@ from metastable.core.errors import (
     require_count,
     require_positive,
 )
+from metastable.core.protocols import is_symmetric
 from metastable.core.random import generator, normal_like
 from metastable.core.types import Proposal
 
@@ -198,7 +199,7 @@ def default_sigma(data: Tensor) -> float:
 @torch.no_grad()
 def log_noise_ratio(noise: Any, x: Tensor, y: Tensor) -> Tensor | None:
     """log p_n(y given x) − log p_n(x given y), `(B,)`; None for noise that says it is symmetric."""
-    if getattr(noise, "symmetric", False):
+    if is_symmetric(noise):
         return None
     return noise.log_prob(y, x) - noise.log_prob(x, y)
 

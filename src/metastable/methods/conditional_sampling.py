@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_count
-from metastable.core.protocols import JointlyScored, Sampled, provides
+from metastable.core.protocols import Flowing, JointlyScored, Sampled, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, Walkers, bind, energy_and_grad
 from metastable.kernels import HMC, MALA, ULA, Kernel
@@ -51,7 +51,7 @@ def sample_from_proposal(
     kernel: Kernel | None = None,
     steps: int = 100,
     t: float | None = None,
-    engine: str = "eager",
+    engine: str = "auto",
     candidates: int | None = None,
     tune: bool | None = None,
 ) -> Walkers:
@@ -70,7 +70,7 @@ def sample_from_proposal(
         kernel: the paper's Langevin step is `ULA(eta)`; by default MALA, with a step size for each context.
         steps: T_mcmc; 0 gives the starts.
         t: the time of an energy that has one; the data are at t = 1.
-        engine: `eager` or `compile`.
+        engine: how chains run, as `run_chain` takes it.
         candidates: draws of the proposal for each start. By default 32, and at least 1,024 for a context; 4, and at
             least 256, where the proposal solves an ODE, each of whose draws costs as much as some hundred
             energies. 1 starts at the proposal's own draws, as the paper does; so does a proposal whose density is
@@ -117,7 +117,7 @@ def sample_interpolating(
     evaluations: int = 500,
     eta: float | None = None,
     kernel: Kernel | None = None,
-    engine: str = "eager",
+    engine: str = "auto",
     candidates: int = 1,
     tune: bool | None = None,
 ) -> Walkers:
@@ -142,7 +142,7 @@ def sample_interpolating(
         kernel: of the chain; by default Langevin with step size η where that is given, as in the paper, else MALA
             with a step size for each context, which a few more walkers find at t = 1. The paper's policies take
             `HMC(step_size=eta, leapfrog=50)`.
-        engine: of the chain, `eager` or `compile`.
+        engine: of the chain, as `run_chain` takes it.
         candidates: draws of the flow at t̲ for each walker, of which one is taken in proportion to
             exp(−E(· | given, t̲))/p_ξ^t̲; 1 takes the flow's own, as the paper does. With more, branches have the
             shares of the energy, not of the flow, for as many draws of the flow with their densities.
@@ -193,9 +193,7 @@ def follow_sde(
     if not isinstance(eta, Tensor):
         _require_eta(eta)
     dt = (1 - t_low) / max(steps, 1)
-    once = (
-        flow.velocity_given(target.given) if hasattr(flow, "velocity_given") else None
-    )  # contexts encoded once
+    once = flow.velocity_given(target.given) if provides(flow, Flowing) else None  # contexts encoded once
     each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
     noise = (2 * each * dt).sqrt()
     finite_for = torch.zeros(y.shape[:2], dtype=torch.long, device=y.device)

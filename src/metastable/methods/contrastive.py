@@ -13,10 +13,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.errors import ConfigError, InputError, require, require_choice, require_count
+from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.protocols import Sampled, provides
-from metastable.core.types import Walkers, is_discrete
+from metastable.core.types import Walkers
 from metastable.kernels import MALA, Kernel, run_chain, unadjusted_target
+from metastable.walkers.space import space_of
 from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_data, from_noise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Nothing, State, chain_metrics
@@ -248,10 +249,9 @@ class PersistentCD(UnadjustedChains[PersistentState]):
     def start(self, context: Context) -> PersistentState:
         """Line 2."""
         N = self.stored(0, len(context.data))
-        if self.noise == "uniform" and is_discrete(context.energy):
-            raise ConfigError(
-                "pcd.noise", "must be 'gaussian' for units coded −1 and +1: their noise is random signs"
-            )
+        if self.noise == "uniform":
+            rule = "must be 'gaussian' for units coded −1 and +1: their noise is random signs"
+            space_of(context.energy).require_volume("pcd.noise", rule)
         box = torch.stack(Box.around(context.data)) if self.noise == "uniform" else None
         if self.start_at == "data":
             x = from_data(context.data, N, context.rng)

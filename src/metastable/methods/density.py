@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import UnsupportedError
-from metastable.core.protocols import Fitted, is_normalised, provides
-from metastable.core.types import LogPartition, Pairs, Walkers
+from metastable.core.protocols import Fitted, LossCounted, is_normalised, provides
+from metastable.core.types import LogPartition, Walkers
 
 from .base import Context, Method, Metrics, Nothing
 
@@ -61,16 +62,17 @@ class Density(Method[Nothing]):
         return Nothing()
 
     def loss(
-        self, context: Context, state: Nothing, player: str, batch: Tensor | Pairs, negatives: Any
+        self, context: Context, state: Nothing, player: str, batch: Rows, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """The model's own."""
-        model: Any = context.energy
-        loss = _loss(model, batch, context)
+        model, rows = cast(Any, context.energy), as_batch(batch)
+        beside = () if rows.given is None else (rows.given,)
+        loss = model.loss(rows.x, *beside, rng=context.rng)
         return loss, {"density_loss": loss.detach()}
 
     def evaluations(self, context: Context, batch: int) -> int:
         """One row of the network for each datum, or as many as the model's loss looks at."""
-        return batch * getattr(context.energy, "loss_rows", 1)
+        return batch * (context.energy.loss_rows if provides(context.energy, LossCounted) else 1)  # pyright: ignore
 
     def log_partition(self, context: Context, state: Nothing) -> LogPartition | None:
         """log Z = 0 of a normalised model; none of one that is known up to a constant."""
@@ -84,9 +86,3 @@ class Density(Method[Nothing]):
     def load(self, tree: dict[str, Any]) -> Nothing:
         """Nothing."""
         return Nothing()
-
-
-def _loss(model: Any, batch: Tensor | Pairs, context: Context) -> Tensor:
-    if isinstance(batch, Pairs):
-        return model.loss(batch.x, batch.given, rng=context.rng)
-    return model.loss(batch, rng=context.rng)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metastable.core.protocols import ExactlyStarted, Normalisable, Sampled, provides
-from metastable.core.types import energy_and_grad, is_discrete
+from metastable.core.protocols import ExactlyStarted, Normalisable, Sampled, is_enumerable, provides
+from metastable.core.types import energy_and_grad
 from metastable.core.weights import log_mean_exp
 from metastable.walkers.population import Population
 from metastable.walkers.smc import smc
+from metastable.walkers.space import space_of
 
 from .base import Context
 
@@ -41,7 +42,7 @@ def _exact(context: Context, n: int) -> tuple[Tensor, Tensor] | None:
         density = energy.exact_start(probe)  # pyright: ignore
         if density is not None:
             return density.sample(n, context.rng).to(data.dtype), torch.zeros((), **as_tensor)
-    if provides(energy, Sampled, Normalisable) and getattr(energy, "enumerable", True):
+    if provides(energy, Sampled, Normalisable) and is_enumerable(energy):
         log_z0 = torch.as_tensor(energy.log_partition()).detach().to(**as_tensor)  # pyright: ignore
         return energy.sample(n, context.rng).detach().to(data.dtype), log_z0  # pyright: ignore
     return None
@@ -58,7 +59,7 @@ def _by_smc(context: Context, n: int, groups: int) -> Population:
 
 
 def _population(context: Context, x: Tensor, log_z: Tensor) -> Population:
-    if is_discrete(context.energy):
+    if not space_of(context.energy).has_volume:
         with torch.no_grad():
             return Population.start(x, context.energy(x), x[:0], log_z)
     U, dU = energy_and_grad(context.energy, x)

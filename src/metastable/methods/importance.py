@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from metastable.core.protocols import is_biased
 from metastable.core.types import LogPartition, Walkers
 from metastable.proposals import Uniform
 from metastable.proposals.given import finely
@@ -44,7 +45,7 @@ class ImportanceSampled(Method[Nothing]):
         events with contexts, of which each has a log Z of its own.
         """
         q: Any = context.players[self.sampler]
-        if context.given is not None or isinstance(q, Uniform) or getattr(q, "biased", False):
+        if context.given is not None or isinstance(q, Uniform) or is_biased(q):
             return None
         # the seed that the run's generator began with: the same after training and when the run is read back
         return importance_walkers(context.energy, finely(q), self.draws, context.rng.initial_seed())

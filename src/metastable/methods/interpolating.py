@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import (
     ConfigError,
     UnsupportedError,
@@ -34,12 +35,12 @@ from metastable.core.errors import (
     require_positive,
 )
 from metastable.core.protocols import has_time
-from metastable.core.types import Pairs, Proposal, Walkers, events
+from metastable.core.types import Proposal, Walkers
 from metastable.proposals.choose import named_settings, require_density
 
 from .base import Context, Metrics, Nothing
 from .conditional_sampling import sample_interpolating
-from .ranking import Ranked, contexts, ranking_loss, ranking_metrics
+from .ranking import Ranked, ranking_loss, ranking_metrics
 
 NAMED = ("interpolant",)
 ABILITIES = ("draw_times", "interpolate", "trajectories")
@@ -119,7 +120,7 @@ class InterpolatingNCE(Ranked):
             not self.shared, f"{self.name}.shared", "left out: every datum has trajectories of its own", True
         )
 
-    def new_proposal(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+    def new_proposal(self, data: Rows, seed: int, **settings: Any) -> nn.Module:
         """A flow by name has the method's times and law of times."""
         own = {"times": self.times, "alpha": self.alpha, **self.flow_settings}
         return super().new_proposal(data, seed, **own, **settings)
@@ -141,14 +142,13 @@ class InterpolatingNCE(Ranked):
     # ---- one update
 
     @torch.no_grad()
-    def negatives(
-        self, context: Context, state: Nothing, batch: Tensor | Pairs
-    ) -> tuple[Any, Nothing, Metrics]:
+    def negatives(self, context: Context, state: Nothing, batch: Rows) -> tuple[Any, Nothing, Metrics]:
         """Algorithm 3, line 13."""
         if "energy" not in self.turns(context):
             return None, state, {}
         flow: Any = context.players["proposal"]
-        y, x = events(batch), contexts(batch)
+        rows = as_batch(batch)
+        y, x = rows.x, rows.given
         m, K, rng = self.times, self.negatives_per_datum, context.rng
         if x is None:  # the times are shared, and draws `(m, B·K, …)` become `(B, m, K, …)`
             t = flow.draw_times((m,), rng)
@@ -169,12 +169,12 @@ class InterpolatingNCE(Ranked):
         return Positioned(t, positives, negatives, both), state, {}
 
     def loss(
-        self, context: Context, state: Nothing, player: str, batch: Tensor | Pairs, negatives: Any
+        self, context: Context, state: Nothing, player: str, batch: Rows, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Line 14 for the energy, lines 2, 3 and 9 for the flow."""
         if player == "proposal":
             return self.proposal_loss(context, batch)
-        E = self._energies(context.energy, negatives, contexts(batch))  # (B, m, 1 + K)
+        E = self._energies(context.energy, negatives, as_batch(batch).given)  # (B, m, 1 + K)
         r = self.scores(E, negatives.log_prob)
         losses = ranking_loss(r[..., 0].flatten(), r[..., 1:].flatten(0, 1))  # (5.4)
         metrics = ranking_metrics(losses, E[..., 0], E[..., 1:].flatten(0, 1), r[..., 1:].flatten(0, 1))

@@ -25,8 +25,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from metastable.core.batch import Batch
 from metastable.core.errors import InputError, require
-from metastable.core.types import Energy, LogPartition, Pairs, Proposal, Walkers
+from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 
 from .base import ChainMethod, Context, Metrics, Negatives, Objective
 from .contrastive import PersistentCD
@@ -105,7 +106,7 @@ class JEM(Objective[Any]):
                 self.generative,
             )
 
-    def companions(self, energy: nn.Module, data: Pairs, noise: Proposal, seed: int) -> dict[str, nn.Module]:
+    def companions(self, energy: nn.Module, data: Batch, noise: Proposal, seed: int) -> dict[str, nn.Module]:
         """The source's."""
         return self.source.companions(energy, data.x, noise, seed)
 
@@ -122,7 +123,7 @@ class JEM(Objective[Any]):
         check_joint(context.energy, context.given)
         return super().start(context)
 
-    def negatives(self, context: Context, state: Any, batch: Pairs) -> tuple[Any, Any, Metrics]:
+    def negatives(self, context: Context, state: Any, batch: Batch) -> tuple[Any, Any, Metrics]:
         """The source's: they have no labels."""
         if self.generative == 0:
             return None, state, {}
@@ -133,15 +134,15 @@ class JEM(Objective[Any]):
         return () if negatives is None else self.source.drawn(negatives)
 
     def loss(
-        self, context: Context, state: Any, player: str, batch: Pairs, negatives: Any
+        self, context: Context, state: Any, player: str, batch: Batch, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """−(1/o)·log p(x) − log p(y | x), by (41)."""
         if player != "energy":
             return self.source.loss(context, state, player, batch.x, negatives)
         energy: Any = context.energy
         h, o = energy.logits(batch.x), energy.output_scale
-        minus_log_p_y = cross_entropy(h, batch.given)
-        watched = self._watch(context.step, o, h, batch.given, minus_log_p_y)
+        minus_log_p_y = cross_entropy(h, batch.conditions)
+        watched = self._watch(context.step, o, h, batch.conditions, minus_log_p_y)
         if self.generative == 0:
             return minus_log_p_y, watched
         seen = context.seeing(Known(context.energy, batch.x, energy.marginal(h)))

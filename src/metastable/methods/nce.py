@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from metastable.core.batch import Batch
 from metastable.core.errors import InputError, require_choice, require_count, require_positive
 from metastable.core.protocols import JointlyScored, provides
 from metastable.core.types import Proposal
@@ -159,7 +160,7 @@ class NCE(ImportanceSampled):
             flow.requires_grad_(True).fit(context.data, self.pretrain, seed=context.rng).requires_grad_(
                 learns
             )
-        require_support(noise, context.data, f"{self.name}.noise")
+        require_support(noise, Batch(context.data), f"{self.name}.noise")
         if self.learn_log_z:
             self._start_log_z(context)
         return Nothing()

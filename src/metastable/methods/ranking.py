@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.errors import (
     ConfigError,
     UnsupportedError,
@@ -34,7 +35,8 @@ from metastable.core.errors import (
     require_count,
     require_positive,
 )
-from metastable.core.types import Pairs, Proposal, events
+from metastable.core.protocols import Fitted, Reparametrised, is_biased, provides
+from metastable.core.types import Proposal
 from metastable.core.weights import ess_fraction
 from metastable.proposals import proposal_for, require_support
 from metastable.proposals.choose import LEARNED, named_settings, require_density
@@ -130,7 +132,7 @@ class Ranked(ImportanceSampled):
 
     def __post_init__(self) -> None:
         for name in ("negatives_per_datum", "walkers", "proposal_steps", "energy_steps"):
-            require_count(f"{self.name}.{name}", getattr(self, name))
+            require_count(f"{self.name}.{name}", vars(self)[name])
         require_count(f"{self.name}.pretrain", self.pretrain, 0)
         require_positive(f"{self.name}.proposal_rate", self.proposal_rate)
         if isinstance(self.proposal, (str, Mapping)):
@@ -144,9 +146,7 @@ class Ranked(ImportanceSampled):
 
     # ---- players
 
-    def companions(
-        self, energy: nn.Module, data: Tensor | Pairs, noise: Proposal, seed: int
-    ) -> dict[str, nn.Module]:
+    def companions(self, energy: nn.Module, data: Rows, noise: Proposal, seed: int) -> dict[str, nn.Module]:
         """The proposal; a module that was given is copied, so that the next run finds it as it was."""
         field, named, settings = f"{self.name}.encoder_owner", isinstance(self.proposal, (str, Mapping)), {}
         if self.encoder_owner:
@@ -158,7 +158,7 @@ class Ranked(ImportanceSampled):
         proposal = self.new_proposal(data, seed, **settings)
         return {"proposal": proposal if named else copy.deepcopy(proposal)}
 
-    def new_proposal(self, data: Tensor | Pairs, seed: int, **settings: Any) -> nn.Module:
+    def new_proposal(self, data: Rows, seed: int, **settings: Any) -> nn.Module:
         """The proposal that the settings name, or the module that was given."""
         return proposal_for(self.proposal, data, f"{self.name}.proposal", seed, **settings)
 
@@ -203,26 +203,21 @@ class Ranked(ImportanceSampled):
             raise ConfigError(
                 f"{self.name}.shared", "events with contexts cannot share negatives; leave it out"
             )
-        rows = context.data if context.given is None else Pairs(context.data, context.given)
-        require_support(_proposal(context), rows, f"{self.name}.proposal")
+        require_support(_proposal(context), Batch(context.data, context.given), f"{self.name}.proposal")
         return Nothing()
 
-    def negatives(
-        self, context: Context, state: Nothing, batch: Tensor | Pairs
-    ) -> tuple[Any, Nothing, Metrics]:
+    def negatives(self, context: Context, state: Nothing, batch: Rows) -> tuple[Any, Nothing, Metrics]:
         """Algorithm 1, line 11: K draws for each datum, row by row, or K for all of them."""
         if "energy" not in self.turns(context):
             return None, state, {}
         with torch.no_grad():
-            negatives = self.draw(_proposal(context), batch, context.rng)
+            negatives = self.draw(_proposal(context), as_batch(batch), context.rng)
         require_density(negatives.log_prob, "negatives", f"{self.name}.proposal", context.step)
         return negatives, state, {}
 
-    def draw(
-        self, proposal: Any, batch: Tensor | Pairs, rng: torch.Generator, gradients: bool = False
-    ) -> Negatives:
+    def draw(self, proposal: Any, batch: Batch, rng: torch.Generator, gradients: bool = False) -> Negatives:
         """Negatives of p_ξ as rows in order, with their log-density where points are ranked with it."""
-        given, K, log_prob = contexts(batch), self.negatives_per_datum, None
+        given, K, log_prob = batch.given, self.negatives_per_datum, None
         n = K if given is not None or self.shared else K * len(batch)
         if gradients:
             y = sample_given(proposal, n, rng, given, gradients=True)
@@ -236,10 +231,11 @@ class Ranked(ImportanceSampled):
         return Negatives(y.flatten(0, 1), log_prob=None if log_prob is None else log_prob.flatten())
 
     def loss(
-        self, context: Context, state: Nothing, player: str, batch: Tensor | Pairs, negatives: Any
+        self, context: Context, state: Nothing, player: str, batch: Rows, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Algorithm 1: line 12 for the energy, line 7 for the proposal, or (4.9) where it is an adversary."""
-        p_ξ, adversary = _proposal(context), player == "proposal" and self.plays_against(context.step)
+        batch, p_ξ = as_batch(batch), _proposal(context)
+        adversary = player == "proposal" and self.plays_against(context.step)
         if player == "proposal" and not adversary:
             return self.proposal_loss(context, batch)
         if adversary:
@@ -252,7 +248,7 @@ class Ranked(ImportanceSampled):
         losses = ranking_loss(r_data, r_negatives.view(-1, self.negatives_per_datum))  # (3.7)
         if adversary:
             return -losses.mean(), {"proposal_loss": -losses.detach().mean()}
-        sets = len(batch) if isinstance(batch, Pairs) else 1  # one Z for all data, or one for each context
+        sets = 1 if batch.given is None else len(batch)  # one Z for all data, or one for each context
         metrics = ranking_metrics(losses, E_data, E_negatives.view(sets, -1), r_negatives.view(sets, -1))
         if log_prob is not None:
             metrics["proposal_nll"] = -log_prob.mean()
@@ -262,12 +258,12 @@ class Ranked(ImportanceSampled):
         """Whether the proposal minimises in update `step` what the energy maximises."""
         return False
 
-    def proposal_loss(self, context: Context, batch: Tensor | Pairs) -> tuple[Tensor, Metrics]:
+    def proposal_loss(self, context: Context, batch: Rows) -> tuple[Tensor, Metrics]:
         """Line 7, or the proposal's own loss in its place (Remark 3.1)."""
-        proposal = _proposal(context)
-        if hasattr(proposal, "loss"):
-            given = (batch.given,) if isinstance(batch, Pairs) and is_conditional(proposal) else ()
-            loss = proposal.loss(events(batch), *given, rng=context.rng)
+        proposal, batch = _proposal(context), as_batch(batch)
+        if provides(proposal, Fitted):
+            given = (batch.given,) if batch.given is not None and is_conditional(proposal) else ()
+            loss = proposal.loss(batch.x, *given, rng=context.rng)
         else:
             loss = -log_prob_of(proposal, batch).mean()
         return loss, {"proposal_loss": loss.detach()}
@@ -316,13 +312,13 @@ class RankingNCE(Ranked):
     def start(self, context: Context) -> Nothing:
         """As of all ranking; a density that is itself an estimate is no correction."""
         proposal = _proposal(context)
-        if getattr(proposal, "biased", False):
+        if is_biased(proposal):
             raise UnsupportedError(
                 "ranking-nce.proposal: its log_prob is a biased estimate, which the ranking would take for the "
                 "density; use one with a density of its own, such as 'flow', or AdversarialContrastive"
             )
         if self.adversarial:
-            able = hasattr(proposal, "rsample") and learns(proposal)
+            able = provides(proposal, Reparametrised) and learns(proposal)
             rule = "False for a proposal without parameters or without rsample; 'flow' and 'interpolant' have both"
             require(able, "ranking-nce.adversarial", rule, True)
         return super().start(context)
@@ -356,23 +352,18 @@ class ImplicitBC(Ranked):
         return -E
 
 
-def energies(energy: Any, batch: Tensor | Pairs, negatives: Tensor) -> tuple[Tensor, Tensor]:
+def energies(energy: Any, batch: Batch, negatives: Tensor) -> tuple[Tensor, Tensor]:
     """Energies of the data, `(B,)`, and of N negatives, `(N,)`, in one call.
 
     Where there are contexts, the negatives are K for each of them, in order, and a context is encoded once for its
     datum and all its negatives.
     """
-    if isinstance(batch, Pairs):
+    if batch.given is not None:
         y = negatives.unflatten(0, (len(batch), -1))
         E = energy(torch.cat([batch.x[:, None], y], 1), batch.given)
         return E[:, 0], E[:, 1:].reshape(-1)
-    E_data, E_negatives = energy(torch.cat([batch, negatives])).split([len(batch), len(negatives)])
+    E_data, E_negatives = energy(torch.cat([batch.x, negatives])).split([len(batch), len(negatives)])
     return E_data, E_negatives
-
-
-def contexts(batch: Tensor | Pairs) -> Tensor | None:
-    """What the events of a batch are given, where they are given something."""
-    return batch.given if isinstance(batch, Pairs) else None
 
 
 def _proposal(context: Context) -> Any:

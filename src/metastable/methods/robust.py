@@ -115,7 +115,7 @@ class Robust(Objective[States]):
     def __post_init__(self) -> None:
         require(isinstance(self.source, ChainMethod), "robust.source", "a method with chains", self.source)
         for name in ("beta", "beta_start", "sampling", "weighting"):
-            object.__setattr__(self, name, _plain_numbers(getattr(self, name)))
+            object.__setattr__(self, name, _plain_numbers(vars(self)[name]))
         require(len(self.betas) > 0, "robust.beta", "one number or several", self.beta)
         for beta in self.betas:
             _check_beta(beta, "robust.beta")
@@ -145,7 +145,7 @@ class Robust(Objective[States]):
 
     def _check_powers(self) -> None:
         for name in ("sampling", "weighting"):
-            value = getattr(self, name)
+            value = vars(self)[name]
             if value is None:
                 continue
             require(_finite(value), f"robust.{name}", "a finite number", value)
@@ -156,7 +156,7 @@ class Robust(Objective[States]):
             field = "beta" if self.weighting is None else "weighting"
             raise ConfigError(
                 f"robust.{field}",
-                f"must leave sampling + weighting above 0, got {getattr(self, field)}: what is learned is "
+                f"must leave sampling + weighting above 0, got {vars(self)[field]}: what is learned is "
                 "exp(−(a + b)E/T), of which data would be the least likely of all events",
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from metastable.core.protocols import ClosedForm, provides
 from metastable.core.types import Energy, EnergyGrad, energy_and_grad, is_discrete
 
 from .base import Context
@@ -39,5 +40,5 @@ def tempered(context: Context, scale: float) -> Context:
     """The context of chains that sample exp(−`scale`·E); the same one at 1."""
     if scale == 1:
         return context
-    kind = TemperedClosed if hasattr(context.energy, "value_and_grad") else Tempered
+    kind = TemperedClosed if provides(context.energy, ClosedForm) else Tempered
     return context.seeing(kind(context.energy, context.data.new_full((), scale)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require
+from metastable.core.perceptron import Gaussians
 from metastable.core.types import row_sum
 
 FLOOR = 1e-6
@@ -86,6 +87,13 @@ class Gaussian(nn.Module):
         else:
             square = row_sum((centred / self.scale).square())
         return -0.5 * square - self._constant()
+
+    def gaussians(self) -> Gaussians:
+        """The one component, over flattened events."""
+        one, mean = torch.ones_like(self.mean).flatten(), self.mean.reshape(1, -1)
+        wide = self.scale.double() if self.full else self.scale.double().flatten().diag()
+        factor = torch.linalg.solve_triangular(wide, one.double().diag(), upper=False).to(mean.dtype)
+        return Gaussians(-self._constant().view(1, 1), mean, factor[None].contiguous(), one[:1])
 
 
 class Uniform(nn.Module):

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.errors import ConfigError, InputError, nearest, require, require_choice
 from metastable.core.random import generator
-from metastable.core.types import Pairs, Proposal, events
+from metastable.core.types import Proposal
 from metastable.core.waiting import may_look
 
 from .basic import Uniform, fit_gaussian
@@ -31,7 +32,7 @@ CHECKED, DRAWS = 1024, 256
 
 def proposal_for(
     choice: str | Mapping[str, Any] | Proposal,
-    data: Tensor | Pairs,
+    data: Rows,
     field: str,
     seed: int = 0,
     **defaults: Any,
@@ -42,7 +43,7 @@ def proposal_for(
         choice: `gaussian` (the data's mean and covariance), `uniform` (a box around the data), `flow` or
             `interpolant` (a normalising flow, or a continuous one, standardised by the data and not yet fitted), a
             table of one of these names and its settings, or any module with `sample`, `log_prob` and `event_shape`.
-        data: `(n, *event)`, or `Pairs`, whose contexts a flow is then given.
+        data: `(n, *event)`, or a `Batch`, whose contexts a flow is then given.
         field: the setting's name, for messages.
         seed: of a flow's initial weights.
         defaults: settings of a flow that `choice` does not set.
@@ -53,15 +54,16 @@ def proposal_for(
     >>> proposal_for({"name": "interpolant", "width": 8}, torch.randn(9, 2), "proposal").field.widths
     [8, 8, 2]
     """
+    rows = as_batch(data)
     if isinstance(choice, (str, Mapping)):
         name, settings = named_settings(choice, field)
         if name in LEARNED:
-            return _flow(LEARNED[name], data, {"seed": seed, **defaults, **settings})
-        return fit_gaussian(events(data)) if name == "gaussian" else _box(events(data))
+            return _flow(LEARNED[name], rows, {"seed": seed, **defaults, **settings})
+        return fit_gaussian(rows.x) if name == "gaussian" else _box(rows.x)
     ok = isinstance(choice, nn.Module) and isinstance(choice, Proposal)
     known = ", ".join((*NAMED, "interpolant"))
     require(ok, field, f"one of {known}, or a module with sample, log_prob and event_shape", choice)
-    _check_shape(choice, data, field)
+    _check_shape(choice, rows, field)
     return choice  # pyright: ignore
 
 
@@ -78,18 +80,17 @@ def named_settings(choice: str | Mapping[str, Any], field: str) -> tuple[str, di
     return name, settings
 
 
-def _flow(kind: type, data: Tensor | Pairs, settings: dict[str, Any]) -> nn.Module:
+def _flow(kind: type, data: Batch, settings: dict[str, Any]) -> nn.Module:
     """A flow over the data's events, given their contexts.
 
     These are standardised unless there is an encoder, or a field of one's own.
     """
-    x = events(data)
-    if isinstance(data, Pairs):
-        shape = tuple(data.given.shape[1:])
+    if data.given is not None:
+        shape = data.context_shape or ()
         named = isinstance(settings.get("field", ""), str)  # a field of one's own sees contexts as they are
         encoder = {"encoder": Standardise(shape, data.given)} if named else {}
         settings = {"context_shape": shape, **encoder, **settings}
-    return kind(tuple(x.shape[1:]), data=x, **settings).to(x)
+    return kind(data.event_shape, data=data.x, **settings).to(data.x)
 
 
 def _box(data: Tensor) -> Uniform:
@@ -98,21 +99,21 @@ def _box(data: Tensor) -> Uniform:
     return Uniform(low - margin, high + margin)
 
 
-def _check_shape(choice: Any, data: Tensor | Pairs, field: str) -> None:
-    shape = tuple(events(data).shape[1:])
+def _check_shape(choice: Any, data: Batch, field: str) -> None:
+    shape = data.event_shape
     if tuple(choice.event_shape) != shape:
         raise InputError(
             f"{field}: events of the proposal have shape {tuple(choice.event_shape)}, those of the data {shape}"
         )
     if is_conditional(choice):
-        given = tuple(data.given.shape[1:]) if isinstance(data, Pairs) else None
+        given = data.context_shape
         if tuple(choice.context_shape) != given:
             there = "the data have none" if given is None else f"those of the data {given}"
             raise InputError(f"{field}: contexts of the proposal have shape {choice.context_shape}, {there}")
 
 
 @torch.no_grad()
-def require_support(proposal: Any, data: Tensor | Pairs, field: str) -> None:
+def require_support(proposal: Any, data: Batch, field: str) -> None:
     """Refuse data that the proposal gives density zero, and draws of its own that it does.
 
     A ratio with a density of zero below it is no ratio: contrast with such a proposal has no gradient. Of a
@@ -120,7 +121,7 @@ def require_support(proposal: Any, data: Tensor | Pairs, field: str) -> None:
     """
     learns = any(p.requires_grad for p in proposal.parameters())
     rows = data[:CHECKED] if learns else data
-    own = _own_density(proposal, rows, generator(0, events(data).device))
+    own = _own_density(proposal, rows, generator(0, data.device))
     if bool(torch.isneginf(own).any()):
         raise InputError(
             f"{field}: {int(torch.isneginf(own).sum())} of {own.numel()} draws of the proposal have density zero "
@@ -147,9 +148,9 @@ def require_density(log_prob: Tensor | None, what: str, field: str, step: int) -
     )
 
 
-def _own_density(proposal: Any, data: Tensor | Pairs, rng: torch.Generator) -> Tensor:
+def _own_density(proposal: Any, data: Batch, rng: torch.Generator) -> Tensor:
     """Log-densities of some draws; for contexts, of one draw each."""
-    if not isinstance(data, Pairs):
+    if data.given is None:
         return proposal.log_prob(proposal.sample(DRAWS, rng))
     given = data.given[:DRAWS]
     return log_prob_given(proposal, sample_given(proposal, 1, rng, given), given)

@@ -27,10 +27,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import InputError, require_count, require_positive
 from metastable.core.random import Seed, derive, generator, normal_like
 from metastable.core.times import checked_times
-from metastable.core.types import Pairs, events
 
 from .continuous import ContinuousFlow
 from .encoders import Encoder, Standardise, learned_parameters, moments
@@ -51,7 +51,7 @@ class InterpolantFlow(ContinuousFlow):
     Args:
         event_shape: shape of one event, or its dimension.
         context_shape: shape of one context, or its dimension; None for a density without contexts.
-        data: rows whose mean and standard deviation standardise events, `(n, *event)`, or `Pairs`, whose contexts
+        data: rows whose mean and standard deviation standardise events, `(n, *event)`, or a `Batch`, whose contexts
             are standardised, too, unless there is an encoder; kept in buffers.
         field: `concatsquash`, `residual`, a `VectorField`, or any callable `v(x, given, t)` on standardised,
             flattened events (x `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`).
@@ -90,7 +90,7 @@ class InterpolantFlow(ContinuousFlow):
         event_shape: int | Sequence[int],
         context_shape: int | Sequence[int] | None = None,
         *,
-        data: Tensor | Pairs | None = None,
+        data: Rows | None = None,
         field: str | VectorField | Callable[..., Tensor] = "concatsquash",
         width: int = 64,
         layers: int | None = None,
@@ -106,9 +106,9 @@ class InterpolantFlow(ContinuousFlow):
         replay: bool | None = None,
         seed: int = 0,
     ):
-        super().__init__(
-            event_shape, context_shape, None if data is None else events(data), steps, scored, chunk
-        )
+        rows = None if data is None else as_batch(data)
+        x, contexts = (None, None) if rows is None else (rows.x, rows.given)
+        super().__init__(event_shape, context_shape, x, steps, scored, chunk)
         require_positive("flow.alpha", alpha)
         require_count("flow.times", times)
         require_positive("flow.crowding", crowding)
@@ -117,7 +117,7 @@ class InterpolantFlow(ContinuousFlow):
         own = encoder
         self.standardises = own is None and self.context_shape is not None and isinstance(field, str)
         if self.standardises:
-            encoder = Standardise(self.context_shape or (), data.given if isinstance(data, Pairs) else None)
+            encoder = Standardise(self.context_shape or (), contexts)
         depth = {} if layers is None else {"layers": layers}
         settings = {
             "context_shape": self.context_shape,
@@ -159,7 +159,7 @@ class InterpolantFlow(ContinuousFlow):
 
     def fit(
         self,
-        data: Tensor | Pairs,
+        data: Rows,
         given: Tensor | None = None,
         *,
         steps: int = 2000,
@@ -173,7 +173,7 @@ class InterpolantFlow(ContinuousFlow):
         (`requires_grad_(False)`), such as those of an encoder learned elsewhere, stay as they are.
 
         Args:
-            data: `(n, *event)`, or `Pairs`, which bring their contexts.
+            data: `(n, *event)`, or a `Batch`, which brings its contexts.
             given: `(n, *context)`.
             steps: updates.
             batch: rows an update, drawn with replacement.
@@ -183,7 +183,8 @@ class InterpolantFlow(ContinuousFlow):
         require_count("steps", steps)
         require_count("batch", batch)
         require_positive("learning_rate", learning_rate)
-        given, data = (data.given, data.x) if isinstance(data, Pairs) else (given, data)
+        rows = as_batch(data)
+        data, given = rows.x, given if rows.given is None else rows.given
         for buffer, value in zip((self.mean, self.scale), moments(self.event_shape, data), strict=True):
             buffer.copy_(value)
         if self.standardises and given is not None:
@@ -193,9 +194,9 @@ class InterpolantFlow(ContinuousFlow):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         rng = generator(derive(seed, "fit") if isinstance(seed, int) else seed, data.device)
         for _ in range(steps):
-            rows = torch.randint(len(data), (min(batch, len(data)),), generator=rng, device=data.device)
+            some = torch.randint(len(data), (min(batch, len(data)),), generator=rng, device=data.device)
             optimiser.zero_grad(set_to_none=True)
-            self.loss(data[rows], None if given is None else given[rows], rng=rng).backward()
+            self.loss(data[some], None if given is None else given[some], rng=rng).backward()
             optimiser.step()
             schedule.step()
         for parameter in parameters:

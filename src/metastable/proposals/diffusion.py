@@ -30,9 +30,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import require, require_positive
 from metastable.core.random import normal_like
-from metastable.core.types import Pairs, events
 
 from .continuous import ContinuousFlow
 from .encoders import Encoder, Standardise
@@ -144,7 +144,7 @@ class Diffusion(ContinuousFlow):
         event_shape: shape of one event, or its dimension.
         context_shape: shape of one context, or its dimension; None for a density without contexts.
         data: rows whose mean and standard deviation standardise events, `(n, *event)`, so that EDM's settings fit
-            any data; kept in buffers. With `Pairs`, contexts too, unless there is an encoder. Without it events are
+            any data; kept in buffers. Of a `Batch` contexts too, unless there is an encoder. Without it events are
             taken as they are.
         network: F: `residual`, `concatsquash`, a `VectorField`, or any callable `F(y, given, c_noise)` (y `(…, d)`,
             c_noise broadcasts against `(…)`, given against `(…, c)`).
@@ -177,7 +177,7 @@ class Diffusion(ContinuousFlow):
         event_shape: int | Sequence[int],
         context_shape: int | Sequence[int] | None = None,
         *,
-        data: Tensor | Pairs | None = None,
+        data: Rows | None = None,
         network: str | VectorField | Callable[..., Tensor] = "residual",
         width: int = 64,
         layers: int = 8,
@@ -192,8 +192,9 @@ class Diffusion(ContinuousFlow):
         chunk: int = 2**18,
         seed: int = 0,
     ):
-        rows = None if data is None else events(data)
-        super().__init__(event_shape, context_shape, rows, steps, scored, chunk)
+        rows = None if data is None else as_batch(data)
+        x, contexts = (None, None) if rows is None else (rows.x, rows.given)
+        super().__init__(event_shape, context_shape, x, steps, scored, chunk)
         require_positive("diffusion.sigma_data", sigma_data)
         require_positive("diffusion.sigma_min", sigma_min)
         require(sigma_max > sigma_min, "diffusion.sigma_max", f"above sigma_min = {sigma_min}", sigma_max)
@@ -205,7 +206,7 @@ class Diffusion(ContinuousFlow):
         self.log_sigma = log_sigma
         own = encoder
         if own is None and self.context_shape is not None:
-            encoder = Standardise(self.context_shape, data.given if isinstance(data, Pairs) else None)
+            encoder = Standardise(self.context_shape, contexts)
         settings = {"context_shape": self.context_shape, "width": width, "layers": layers}
         named = self._network(network, own, {**settings, "encoder": encoder, "seed": seed})
         self.field = EDMField(named, sigma_data)  # pyright: ignore

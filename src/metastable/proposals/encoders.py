@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require
+from metastable.core.protocols import Encoded, provides
 
 Encoder = Callable[[Tensor], Tensor]
 """From contexts `(B, *context)` to vectors `(B, c)`."""
@@ -79,7 +80,7 @@ def shared_encoder(energy: Any, owner: str, field: str) -> Encoder:
         owner: `energy` or `proposal`.
         field: the setting's name, for the message.
     """
-    encoder = getattr(energy, "encoder", None)
+    encoder = energy.encoder if provides(energy, Encoded) else None
     whole: Any = encoder.module if isinstance(encoder, Borrowed) else encoder
     require(isinstance(whole, nn.Module), field, "for an energy with an `encoder`, a module", whole)
     del energy.encoder

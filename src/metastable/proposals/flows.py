@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import InputError, need, require_choice, require_count, require_positive
 from metastable.core.random import Seed, derive, generator, normal_like, seeded
-from metastable.core.types import Pairs, as_shape, events
+from metastable.core.types import as_shape
 
 from .encoders import Encoder, Standardise, lead_of, learned_parameters, moments, require_contexts, width_of
 
@@ -43,7 +44,7 @@ class Flow(nn.Module):
     Args:
         event_shape: shape of one event, or its dimension.
         context_shape: shape of one context, or its dimension; None for a density without contexts.
-        data: rows whose mean and standard deviation standardise events, `(n, *event)`, or `Pairs`, whose contexts
+        data: rows whose mean and standard deviation standardise events, `(n, *event)`, or a `Batch`, whose contexts
             are standardised as well unless they have an encoder; kept in buffers.
         encoder: from contexts `(B, *context)` to vectors `(B, c)`; a module learns with the flow. By default they
             are standardised, by `data` and by those of `fit`.
@@ -71,7 +72,7 @@ class Flow(nn.Module):
         event_shape: int | Sequence[int],
         context_shape: int | Sequence[int] | None = None,
         *,
-        data: Tensor | Pairs | None = None,
+        data: Rows | None = None,
         encoder: Encoder | None = None,
         kind: str = "spline",
         layers: int = 3,
@@ -86,13 +87,14 @@ class Flow(nn.Module):
         require_count("flow.bins", bins, 2)
         self.event_shape = as_shape(event_shape)
         self.context_shape = None if context_shape is None else as_shape(context_shape)
-        mean, scale = moments(self.event_shape, None if data is None else events(data))
+        rows = None if data is None else as_batch(data)
+        mean, scale = moments(self.event_shape, None if rows is None else rows.x)
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
         settings: dict[str, Any] = {"transforms": layers, "passes": passes, "hidden_features": tuple(hidden)}
         settings |= {"bins": bins} if kind == "spline" else {}
         self.standardises = encoder is None and self.context_shape is not None
-        self.encoder = self._encoder(encoder, data)
+        self.encoder = self._encoder(encoder, None if rows is None else rows.given)
         if self.encoder is not None:
             settings["context"] = width_of(self.encoder, self.context_shape or (), mean)
         with seeded(seed):
@@ -100,12 +102,12 @@ class Flow(nn.Module):
         _start_at_identity(self.transform)
         self.to(mean)
 
-    def _encoder(self, encoder: Encoder | None, data: Tensor | Pairs | None) -> Encoder | None:
+    def _encoder(self, encoder: Encoder | None, given: Tensor | None) -> Encoder | None:
         if self.context_shape is None:
             if encoder is not None:
                 raise InputError("encoder: a flow without contexts has none; set context_shape")
             return None
-        return encoder or Standardise(self.context_shape, data.given if isinstance(data, Pairs) else None)
+        return encoder or Standardise(self.context_shape, given)
 
     def log_prob(self, x: Tensor, given: Tensor | None = None) -> Tensor:
         """Normalised log-density; differentiable in x and in the weights.
@@ -164,7 +166,7 @@ class Flow(nn.Module):
 
     def fit(
         self,
-        data: Tensor | Pairs,
+        data: Rows,
         steps: int = 500,
         *,
         batch: int = 512,
@@ -177,7 +179,7 @@ class Flow(nn.Module):
         (`requires_grad_(False)`), such as those of an encoder learned elsewhere, stay as they are.
 
         Args:
-            data: `(n, *event)`, or `Pairs` for a flow with contexts.
+            data: `(n, *event)`, or a `Batch` for a flow with contexts.
             steps: updates.
             batch: rows an update, drawn with replacement.
             learning_rate: at the start.
@@ -186,20 +188,20 @@ class Flow(nn.Module):
         require_count("steps", steps)
         require_count("batch", batch)
         require_positive("learning_rate", learning_rate)
-        mean, scale = moments(self.event_shape, events(data))
+        rows = as_batch(data)
+        mean, scale = moments(self.event_shape, rows.x)
         self.mean.copy_(mean)
         self.scale.copy_(scale)
-        if self.standardises and isinstance(data, Pairs):
-            self.encoder.refit(data.given)  # pyright: ignore
+        if self.standardises and rows.given is not None:
+            self.encoder.refit(rows.given)  # pyright: ignore
         parameters = learned_parameters(self)
         optimiser = torch.optim.Adam(parameters, learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         device = self.mean.device
         rng = generator(derive(seed, "fit") if isinstance(seed, int) else seed, device)
         for _ in range(steps):
-            rows = torch.randint(len(data), (min(batch, len(data)),), generator=rng, device=device)
-            some = data[rows]
-            loss = self.loss(events(some), some.given if isinstance(some, Pairs) else None)
+            some = rows[torch.randint(len(rows), (min(batch, len(rows)),), generator=rng, device=device)]
+            loss = self.loss(some.x, some.given)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()

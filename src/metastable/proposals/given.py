@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Batch
 from metastable.core.protocols import JointlyScored, Refinable, context_shape_of, provides
-from metastable.core.types import Pairs
 
 
 def is_conditional(proposal: Any) -> bool:
@@ -60,10 +60,10 @@ def sample_and_log_prob_given(
     return x.view(len(given), n, *x.shape[1:]), log_prob.view(len(given), n)
 
 
-def log_prob_of(proposal: Any, batch: Tensor | Pairs) -> Tensor:
+def log_prob_of(proposal: Any, batch: Batch) -> Tensor:
     """Log-densities of the rows of a batch, `(B,)`, each given its own context where rows have one."""
-    if not isinstance(batch, Pairs):
-        return proposal.log_prob(batch)
+    if batch.given is None:
+        return proposal.log_prob(batch.x)
     return log_prob_given(proposal, batch.x[:, None], batch.given)[:, 0]
 
 

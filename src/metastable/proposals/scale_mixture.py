@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require
+from metastable.core.perceptron import Gaussians
 
 
 class ScaleMixture(nn.Module):
@@ -73,6 +74,11 @@ class ScaleMixture(nn.Module):
         d = self.mean.shape[1]
         log_det = self.precision_factor.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
         return self.log_weight + log_det - d * self.width.log() - 0.5 * d * math.log(2 * math.pi)
+
+    def gaussians(self) -> Gaussians:
+        """Its components and their widths."""
+        factor = self.precision_factor.contiguous()
+        return Gaussians(self._log_peak(), self.mean, factor, self.width.square().reciprocal())
 
     @torch.no_grad()
     def sample(self, n: int, rng: torch.Generator) -> Tensor:

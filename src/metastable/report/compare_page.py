@@ -96,10 +96,14 @@ def best_rows(column: str, comparison: Comparison) -> set[int]:
         i: _cost(row.get(column), way, true_value(column, comparison))
         for i, row in enumerate(comparison.rows)
     }
-    kept = {i: c for i, c in cost.items() if math.isfinite(c) and not _diverged(comparison, i)}
-    if len(kept) < 2 or len(set(kept.values())) == 1:
+    states = [
+        (row.get("status"), run.status if run else None)
+        for row, run in zip(comparison.rows, comparison.runs, strict=True)
+    ]
+    able = {i: c for i, c in cost.items() if math.isfinite(c) and "diverged" not in states[i]}
+    if len(able) < 2 or len(set(able.values())) == 1:
         return set()
-    return {i for i, c in kept.items() if c == min(kept.values())}
+    return {i for i, c in able.items() if c == min(able.values())}
 
 
 def _cost(value: Any, way: str | None, truth: Any) -> float:
@@ -122,35 +126,29 @@ def true_value(column: str, comparison: Comparison) -> Any:
     )
 
 
-def _diverged(comparison: Comparison, i: int) -> bool:
-    run = comparison.runs[i]
-    return "diverged" in (comparison.rows[i].get("status"), run.status if run else None)
-
-
 def method_table(comparison: Comparison, links_from: Path) -> Html:
     """One row per method under a row of what is true; the best of each column is marked."""
     if not comparison.rows:
         return empty("compare.json has no rows.")
     named = columns(comparison)
     best = {c: best_rows(c, comparison) for c in named}
-    rows = [_truth_row(comparison, named)] if comparison.truth else []
-    for i, row in enumerate(comparison.rows):
-        cells = [_method_cell(comparison, i, links_from)]
-        rows.append(cells + [_value_cell(c, row, i in best[c]) for c in named])
     near = reference(comparison)
+    rows: list[list[Html]] = []
+    if comparison.truth:
+        cells = [_value_cell(c, {c: true_value(c, comparison)}, False, "truth") for c in named]
+        rows.append([tag("td", near, class_="truth"), *cells])
+    for i, row in enumerate(comparison.rows):
+        run, name, status = comparison.runs[i], method_name(comparison, i), None
+        if run is not None and (report := run.folder / "report.html").exists():
+            path = Path(os.path.relpath(report.resolve(), links_from.resolve())).as_posix()
+            name = tag("a", name, href=f"./{quote(path)}")
+        if run is not None and run.status != "finished":
+            status = join([" ", status_badge(run.status)])
+        rows.append([tag("td", name, status), *(_value_cell(c, row, i in best[c]) for c in named)])
     legend = f"Bold on green: best of the column. ↓ low is good, ↑ high is good, → close to the {near}."
-    head = ["method", *(_head(c, comparison) for c in named)]
+    arrows = {"low": " ↓", "high": " ↑", "truth": " →", None: ""}
+    head = ["method", *(label(c) + arrows[direction(c, comparison)] for c in named)]
     return join([table(head, rows, class_="numbers methods"), tag("p", legend, class_="caption")])
-
-
-def _head(column: str, comparison: Comparison) -> str:
-    arrow = {"low": " ↓", "high": " ↑", "truth": " →"}.get(direction(column, comparison) or "", "")
-    return label(column) + arrow
-
-
-def _truth_row(comparison: Comparison, named: Sequence[str]) -> list[Html]:
-    cells = [_value_cell(c, {c: true_value(c, comparison)}, False, "truth") for c in named]
-    return [tag("td", reference(comparison), class_="truth"), *cells]
 
 
 def reference(comparison: Comparison) -> str:
@@ -158,23 +156,10 @@ def reference(comparison: Comparison) -> str:
     return "truth" if set(comparison.truth) - set(_MODE_KEYS) else "data"
 
 
-def _method_cell(comparison: Comparison, i: int, links_from: Path) -> Html:
-    name, run = method_name(comparison, i), comparison.runs[i]
-    if run is None:
-        return tag("td", name)
-    report = run.folder / "report.html"
-    text = tag("a", name, href=_relative(report, links_from)) if report.exists() else name
-    return tag("td", text, None if run.status == "finished" else join([" ", status_badge(run.status)]))
-
-
 def method_name(comparison: Comparison, i: int) -> str:
     """The method of row `i`."""
     row, run = comparison.rows[i], comparison.runs[i]
     return method_title(str(row.get("method") or (run.method if run else row.get("run") or f"row {i + 1}")))
-
-
-def _relative(target: Path, links_from: Path) -> str:
-    return "./" + quote(Path(os.path.relpath(target.resolve(), links_from.resolve())).as_posix())
 
 
 def _value_cell(column: str, row: dict[str, Any], best: bool, class_: str = "") -> Html:
@@ -198,19 +183,17 @@ def _joined(values: Sequence[float]) -> str:
 
 def winners(comparison: Comparison) -> Html:
     """A card for each of the first four columns that somebody wins."""
+    words = {"low": "Lowest", "high": "Highest", "truth": "Closest"}
     cards = []
     for column in columns(comparison):
         best = best_rows(column, comparison)
         if len(best) == 1 and len(cards) < 4:
-            cards.append(_winner(column, comparison, *best))
+            (i,) = best
+            way = words[direction(column, comparison) or "low"]
+            value = comparison.rows[i].get(column)
+            text = _joined(numbers_of(value)) if numbers_of(value) else value_text(value)
+            cards.append(card(f"{way} {label(column)}", method_name(comparison, i), text))
     return tag("div", *cards, class_="cards") if cards else Html()
-
-
-def _winner(column: str, comparison: Comparison, i: int) -> Html:
-    way = {"low": "Lowest", "high": "Highest", "truth": "Closest"}[direction(column, comparison) or "low"]
-    value = comparison.rows[i].get(column)
-    text = _joined(numbers_of(value)) if numbers_of(value) else value_text(value)
-    return card(f"{way} {label(column)}", method_name(comparison, i), text)
 
 
 # -------------------------------------------------------------------------------------------- pictures
@@ -229,13 +212,9 @@ def densities(comparison: Comparison) -> Html:
             maps.append((name, g, run.arrays["grid_x"], run.arrays["grid_y"]))
         if (g := grid_of(run, "truth_log_density")) is not None and (not maps or maps[0][0] != "Truth"):
             maps.insert(0, ("Truth", g, run.arrays["grid_x"], run.arrays["grid_y"]))
-    if not maps:
-        return _clouds(comparison)
-    panels = density_panels(maps)
-    return join([pictures([p for p, _ in panels], "quarter"), ramp(panels)])
-
-
-def _clouds(comparison: Comparison) -> Html:
+    if maps:
+        panels = density_panels(maps)
+        return join([pictures([p for p, _ in panels], "quarter"), ramp(panels)])
     clouds = [(i, n, c) for i, n, run in found_runs(comparison) if (c := flat(run, "samples", 2)) is not None]
     if not clouds:
         return Html()

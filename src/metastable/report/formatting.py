@@ -38,7 +38,8 @@ _WORDS = {
     "se": "s.e.",
 }
 
-_ABBREVIATIONS = {"cd", "pcd", "nce", "fce", "ace", "ibc", "jem", "dsm", "ssm", "brm", "ebm", "r", "i"}
+SHORT_WORDS = frozenset({"run", "my", "own", "new", "on", "of", "the"})
+"""Parts of a name that are short without being abbreviations."""
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -63,7 +64,8 @@ def number(value: Any, digits: int = 4) -> str:
         return _minus(f"{int(value):,}")
     size = _exponent(value, digits)
     if size < -4 or size >= 6:
-        return _scientific(value, digits)
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{_minus(_trimmed(mantissa))} × 10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
     return _minus(_trimmed(f"{value:,.{max(digits - 1 - size, 0)}f}"))
 
 
@@ -140,10 +142,11 @@ def label(name: str) -> str:
 def method_title(name: str) -> str:
     """A method's name for a heading: first letter raised, abbreviations in capitals.
 
-    >>> [method_title(name) for name in ("jarzynski", "pcd", "adaptive-nce", "PersistentCD")]
-    ['Jarzynski', 'PCD', 'Adaptive-NCE', 'PersistentCD']
+    >>> [method_title(name) for name in ("jarzynski", "pcd", "adaptive-nce", "short-run", "PersistentCD")]
+    ['Jarzynski', 'PCD', 'Adaptive-NCE', 'Short-run', 'PersistentCD']
     """
-    return sentence("-".join(part.upper() if part in _ABBREVIATIONS else part for part in name.split("-")))
+    parts = name.split("-")
+    return sentence("-".join(p.upper() if len(p) <= 3 and p not in SHORT_WORDS else p for p in parts))
 
 
 def sentence(text: str) -> str:
@@ -159,11 +162,6 @@ def count(n: int, noun: str) -> str:
 def _exponent(value: float, digits: int) -> int:
     """The power of ten of the leading digit, after rounding to `digits`."""
     return int(f"{value:.{digits - 1}e}".split("e")[1])
-
-
-def _scientific(value: float, digits: int) -> str:
-    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-    return f"{_minus(_trimmed(mantissa))} × 10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
 
 
 def _trimmed(text: str) -> str:

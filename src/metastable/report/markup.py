@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html
 from collections.abc import Iterable, Sequence
-from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -31,30 +30,23 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
     >>> tag("p", "a < b", tag("b", "c"), class_="x")
     '<p class="x">a &lt; b<b>c</b></p>'
     """
-    opening = f"<{name}{''.join(_attribute(k, v) for k, v in attributes.items())}>"
-    return Html(opening if name in _VOID else f"{opening}{join(children)}</{name}>")
+    opening = f"<{name}"
+    for attribute, value in attributes.items():
+        if value is not None and value is not False:
+            opening += f" {attribute.rstrip('_').replace('_', '-')}"
+            opening += "" if value is True else f'="{html.escape(str(value))}"'
+    return Html(f"{opening}>" if name in _VOID else f"{opening}>{join(children)}</{name}>")
 
 
 def join(children: Iterable[Any]) -> Html:
     """Children one after the other; strings escaped, None left out."""
-    return Html("".join(_child(child) for child in children))
-
-
-def _child(child: Any) -> str:
-    if child is None:
-        return ""
-    if isinstance(child, Html):
-        return child
-    if isinstance(child, (list, tuple)):
-        return join(child)
-    return html.escape(str(child))
-
-
-def _attribute(name: str, value: Any) -> str:
-    if value is None or value is False:
-        return ""
-    name = name.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'
+    parts = []
+    for child in children:
+        if isinstance(child, (list, tuple)):
+            parts.append(join(child))
+        elif child is not None:
+            parts.append(child if isinstance(child, Html) else html.escape(str(child)))
+    return Html("".join(parts))
 
 
 def section(anchor: str, title: str, *children: Any) -> Html:
@@ -109,6 +101,7 @@ def document(title: str, *body: Any) -> str:
     """A whole page, with a content policy that forbids every request and every script but its own."""
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    theme = resources.files("metastable.report").joinpath("theme.css").read_text("utf-8")
     head = join(
         [
             tag("meta", charset="utf-8"),
@@ -117,14 +110,9 @@ def document(title: str, *body: Any) -> str:
             tag("meta", name="color-scheme", content="light dark"),
             tag("link", rel="icon", href="data:,"),
             tag("title", title),
-            Html(f"<style>{_theme()}</style>"),
+            Html(f"<style>{theme}</style>"),
         ]
     )
     script = Html(f"<script>{_SCRIPT}</script>")
     page = tag("html", tag("head", head), tag("body", tag("main", *body), script), lang="en")
     return f"<!doctype html>\n{page}\n"
-
-
-@cache
-def _theme() -> str:
-    return resources.files("metastable.report").joinpath("theme.css").read_text("utf-8")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .compare_page import compare_page
-from .read import Comparison, Reproduction, Run, read_folder
+from .read import Comparison, Reproduction, read_folder
 from .result_page import result_page
 from .run_page import run_page
 
@@ -30,31 +30,19 @@ def write_report(folder: Path | str, out: Path | str | None = None) -> Path:
     """
     folder = Path(folder)
     found = read_folder(folder)
-    target = _target(folder, out)
+    target = folder if out is None else Path(out)
+    target = target / _NAME if target.is_dir() else target
     target.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(found, Comparison):
-        _write_missing_reports(found)
-    _replace(target, _page(found, target.parent))
+        for run in found.runs:  # the table links to each run's own page, so that page should be there
+            if run is not None and not (run.folder / _NAME).exists():
+                with suppress(OSError):  # a folder that cannot be written costs a link, not the page
+                    _replace(run.folder / _NAME, run_page(run))
+        page = compare_page(found, target.parent)
+    else:
+        page = result_page(found) if isinstance(found, Reproduction) else run_page(found)
+    _replace(target, page)
     return target
-
-
-def _target(folder: Path, out: Path | str | None) -> Path:
-    target = folder if out is None else Path(out)
-    return target / _NAME if target.is_dir() else target
-
-
-def _page(found: Run | Comparison | Reproduction, links_from: Path) -> str:
-    if isinstance(found, Comparison):
-        return compare_page(found, links_from)
-    return result_page(found) if isinstance(found, Reproduction) else run_page(found)
-
-
-def _write_missing_reports(comparison: Comparison) -> None:
-    """The table links to each run's own page, so that page should be there."""
-    for run in comparison.runs:
-        if run is not None and not (run.folder / _NAME).exists():
-            with suppress(OSError):  # a folder that cannot be written costs a link, not the page
-                _replace(run.folder / _NAME, run_page(run))
 
 
 def _replace(path: Path, text: str) -> None:

@@ -72,30 +72,23 @@ def findings(run: Run, folded: bool = False) -> Html:
         return empty("No summary.json: the run is still going or was killed, so nothing was diagnosed.")
     if not run.diagnosis:
         return tag("p", "Every check passed: nothing speaks against this run.", class_="passed")
-    return join(_finding(found, folded) for found in run.diagnosis)
-
-
-def _finding(found: dict[str, Any], folded: bool) -> Html:
-    severity = str(found.get("severity") or "note")
-    tone = TONES.get(severity, "calm")
-    name = sentence(label(str(found.get("name") or "finding").replace("-", "_")))
-    advice = found.get("advice")
-    top = tag("header", badge(severity, tone), tag("h3", name))
-    text = tag("p", found["text"]) if found.get("text") else None
-    rest = join(
-        [
-            _evidence(mapping(found.get("evidence"))),
-            tag("p", tag("strong", "What to try. "), advice, class_="advice") if advice else None,
-        ]
-    )
-    rest = tag("details", tag("summary", "Evidence and advice"), rest) if folded and rest else rest
-    return tag("article", top, text, rest, class_=f"finding {tone}")
-
-
-def _evidence(evidence: dict[str, Any]) -> Html | None:
-    if not evidence:
-        return None
-    return tag("dl", [tag("div", tag("dt", label(k)), tag("dd", value_text(v))) for k, v in evidence.items()])
+    articles = []
+    for found in run.diagnosis:
+        severity, advice = str(found.get("severity") or "note"), found.get("advice")
+        tone, evidence = TONES.get(severity, "calm"), mapping(found.get("evidence")).items()
+        name = sentence(label(str(found.get("name") or "finding").replace("-", "_")))
+        top = tag("header", badge(severity, tone), tag("h3", name))
+        text = tag("p", found["text"]) if found.get("text") else None
+        numbers = [tag("div", tag("dt", label(k)), tag("dd", value_text(v))) for k, v in evidence]
+        rest = join(
+            [
+                tag("dl", numbers) if numbers else None,
+                tag("p", tag("strong", "What to try. "), advice, class_="advice") if advice else None,
+            ]
+        )
+        rest = tag("details", tag("summary", "Evidence and advice"), rest) if folded and rest else rest
+        articles.append(tag("article", top, text, rest, class_=f"finding {tone}"))
+    return join(articles)
 
 
 def settings(

@@ -87,14 +87,14 @@ class Run:
     @property
     def outdated(self) -> bool:
         """Whether training went on after the evaluation."""
-        made = self.evaluation.get("step")
-        if not is_number(made):
+        judged = self.evaluation.get("step")
+        if not is_number(judged):
             return False
         if self.status in ("diverged", "unfinished"):  # whose weights are those of the newest checkpoint
             saved = [path.name.removeprefix("step-") for path in (self.folder / "checkpoints").glob("step-*")]
-            return any(int(step) > made for step in saved if step.isdigit())
+            return any(int(step) > judged for step in saved if step.isdigit())
         now = [self.summary.get("steps"), self.summary.get("kept")]
-        return is_number(now[0]) and made not in now
+        return is_number(now[0]) and judged not in now
 
     @property
     def diagnosis(self) -> list[dict[str, Any]]:
@@ -125,8 +125,8 @@ class Run:
     def last(self, metric: str) -> float | None:
         """The last finite value of a metric."""
         column = self.metrics.get(metric, np.empty(0))
-        kept = column[np.isfinite(column)]
-        return float(kept[-1]) if kept.size else None
+        finite = column[np.isfinite(column)]
+        return float(finite[-1]) if finite.size else None
 
 
 @dataclass(frozen=True)
@@ -208,24 +208,19 @@ def read_run(folder: Path) -> Run:
 def read_comparison(folder: Path) -> Comparison:
     """Read `compare.json` and the runs it names; a run that is missing or outside the folder becomes None."""
     table = read_object(folder / "compare.json")
-    comparison = Comparison(folder, table, ())
-    runs = tuple(_run_inside(folder, row.get("run")) for row in comparison.rows)
-    return Comparison(folder, table, runs)
+    runs: list[Run | None] = []
+    for row in Comparison(folder, table, ()).rows:
+        name = row.get("run")
+        path = folder / name if isinstance(name, str) and name else folder
+        inside = folder.resolve() in path.resolve().parents
+        runs.append(read_run(path) if inside and is_run(path) else None)
+    return Comparison(folder, table, tuple(runs))
 
 
 def read_reproduction(folder: Path) -> Reproduction:
     """Read `result.json` and the names of the pictures beside it."""
     pictures = tuple(sorted(p for p in folder.iterdir() if p.suffix.lower() == ".png" and p.is_file()))
     return Reproduction(folder, read_object(folder / "result.json"), pictures)
-
-
-def _run_inside(folder: Path, name: Any) -> Run | None:
-    if not isinstance(name, str) or not name:
-        return None
-    inside = (folder / name).resolve()
-    if folder.resolve() not in inside.parents or not inside.is_dir() or not is_run(inside):
-        return None
-    return read_run(folder / name)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -254,7 +249,10 @@ def read_metrics(path: Path) -> tuple[dict[str, np.ndarray], bool]:
     rows: list[dict[str, Any]] = []
     for i, line in lines:
         try:
-            rows.append(_log_row(line))
+            row = json.loads(line.decode("utf-8"))
+            if not isinstance(row, dict):
+                raise ValueError(f"got {type(row).__name__}")
+            rows.append(row)
         except ValueError as error:
             if i == lines[-1][0]:
                 return _columns(_in_order(rows)), True
@@ -262,36 +260,28 @@ def read_metrics(path: Path) -> tuple[dict[str, np.ndarray], bool]:
     return _columns(_in_order(rows)), False
 
 
-def _log_row(line: bytes) -> dict[str, Any]:
-    row = json.loads(line.decode("utf-8"))
-    if not isinstance(row, dict):
-        raise ValueError(f"got {type(row).__name__}")
-    return row
-
-
 def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A resumed run logs some steps twice: what was logged last is what happened."""
-    kept: list[dict[str, Any]] = []
+    ordered: list[dict[str, Any]] = []
     for i, row in enumerate(rows):
         step = row.get("step")
         row = (
             row
             if is_number(step) and math.isfinite(step)
-            else {**row, "step": kept[-1]["step"] + 1 if kept else i}
+            else {**row, "step": ordered[-1]["step"] + 1 if ordered else i}
         )
-        while kept and kept[-1]["step"] >= row["step"]:
-            kept.pop()
-        kept.append(row)
-    return kept
+        while ordered and ordered[-1]["step"] >= row["step"]:
+            ordered.pop()
+        ordered.append(row)
+    return ordered
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     names = dict.fromkeys(name for row in rows for name, value in row.items() if is_number(value))
-    return {name: np.array([_float(row.get(name)) for row in rows]) for name in names}
-
-
-def _float(value: Any) -> float:
-    return float(value) if is_number(value) else math.nan
+    return {
+        name: np.array([float(v) if is_number(v := row.get(name)) else math.nan for row in rows])
+        for name in names
+    }
 
 
 def read_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -300,7 +290,9 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     path = folder / "samples.npy"
     if "samples" not in arrays and path.exists():
         with _readable(path):
-            arrays["samples"] = _some_rows(np.load(path, mmap_mode="r", allow_pickle=False))
+            stored = np.atleast_1d(np.load(path, mmap_mode="r", allow_pickle=False))
+            stride = max(math.ceil(len(stored) / _MOST_SAMPLES), 1)
+            arrays["samples"] = np.array(stored[::stride], dtype=float)
     return {name: array for name, array in arrays.items() if array.size}
 
 
@@ -309,13 +301,8 @@ def _numeric(path: Path) -> dict[str, np.ndarray]:
     if not path.exists():
         return {}
     with _readable(path), np.load(path, allow_pickle=False) as stored:
-        kept = [k for k in stored.files if stored[k].dtype.kind in "fiub"]
-        return {k: np.asarray(stored[k], dtype=float) for k in kept}
-
-
-def _some_rows(array: np.ndarray) -> np.ndarray:
-    stride = max(math.ceil(len(array) / _MOST_SAMPLES), 1) if array.ndim else 1
-    return np.array(array[::stride] if array.ndim else array[None], dtype=float)
+        names = [k for k in stored.files if stored[k].dtype.kind in "fiub"]
+        return {k: np.asarray(stored[k], dtype=float) for k in names}
 
 
 @contextmanager

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from .formatting import ABSENT, clock, is_number, plus_minus, sentence, value_text
-from .markup import Html, badge, card, document, empty, join, number_cell, png, section, table, tag
+from .markup import Html, badge, card, document, empty, number_cell, png, section, table, tag
 from .parts import contents, frame, masthead, pictures, settings
 from .read import Reproduction
 
 _SIGNS = {"<=": "≤", ">=": "≥", "==": "=", "!=": "≠", "~": "≈", "~=": "≈"}
+_VERDICTS = {True: ("good", "holds"), False: ("bad", "fails"), None: ("calm", "not judged")}
 _SHOWN = {"rows", "experiment", "scale", "seed", "version", "device", "seconds"}
 
 
@@ -64,44 +65,33 @@ def rows_table(rows: list[dict[str, Any]]) -> Html:
     """Our value, what it has to satisfy, the paper's value and the verdict."""
     if not rows:
         return empty("result.json has no rows.")
-    head = ["metric", "ours", "required", "paper", "verdict"]
-    return table(head, [_row(row) for row in rows], class_="numbers results")
-
-
-def _row(row: dict[str, Any]) -> list[Html]:
-    ok = row.get("ok")
-    tone = {True: "good", False: "bad"}.get(ok, "calm") if isinstance(ok, bool) else "calm"
-    words = {"good": "holds", "bad": "fails", "calm": "not judged"}
-    return [
-        tag("td", tag("code", row.get("metric", "")), class_=tone),
-        number_cell(row.get("value"), _ours(row)),
-        number_cell(row.get("target"), _required(row)),
-        number_cell(row.get("paper"), value_text(row.get("paper"))),
-        tag("td", badge(words[tone], tone)),
-    ]
-
-
-def _ours(row: dict[str, Any]) -> str:
-    value = row.get("value")
-    return plus_minus(value, row.get("std_error")) if is_number(value) else value_text(value)
-
-
-def _required(row: dict[str, Any]) -> str:
-    if row.get("target") is None:
-        return ABSENT
-    relation = str(row.get("relation") or "")
-    return f"{_SIGNS.get(relation, relation)} {value_text(row['target'])}".strip()
+    lines = []
+    for row in rows:
+        ok, value, paper = row.get("ok"), row.get("value"), row.get("paper")
+        tone, word = _VERDICTS[ok if isinstance(ok, bool) else None]
+        ours = plus_minus(value, row.get("std_error")) if is_number(value) else value_text(value)
+        relation = str(row.get("relation") or "")
+        required = f"{_SIGNS.get(relation, relation)} {value_text(row.get('target'))}".strip()
+        lines.append(
+            [
+                tag("td", tag("code", row.get("metric", "")), class_=tone),
+                number_cell(value, ours),
+                number_cell(row.get("target"), ABSENT if row.get("target") is None else required),
+                number_cell(paper, value_text(paper)),
+                tag("td", badge(word, tone)),
+            ]
+        )
+    return table(["metric", "ours", "required", "paper", "verdict"], lines, class_="numbers results")
 
 
 def all_pictures(paths: tuple[Path, ...]) -> Html:
     """Every PNG of the folder, embedded."""
     if not paths:
         return empty("No pictures were written beside result.json.")
-    return join([pictures([_embedded(p) for p in paths], "wide")])
-
-
-def _embedded(path: Path) -> Html:
-    title, data = sentence(path.stem.replace("_", " ").replace("-", " ")), path.read_bytes()
-    if not data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return frame(title, empty(f"{path.name} is not a PNG file and is left out."))
-    return frame(title, png(data, title, "paper"))
+    drawn = []
+    for path in paths:
+        title, data = sentence(path.stem.replace("_", " ").replace("-", " ")), path.read_bytes()
+        whole = data.startswith(b"\x89PNG\r\n\x1a\n")
+        left_out = f"{path.name} is not a PNG file and is left out."
+        drawn.append(frame(title, png(data, title, "paper") if whole else empty(left_out)))
+    return pictures(drawn, "wide")

@@ -10,7 +10,7 @@ import numpy as np
 from . import plots
 from .figures import DATA, INK, MODEL, palette
 from .formatting import clock, is_number, label, method_title, number, plus_minus, sentence, share
-from .markup import Html, card, document, empty, join, number_cell, section, table, tag
+from .markup import Html, card, document, empty, join, section, tag
 from .parts import contents, findings, key, masthead, picture, pictures, settings, status_badge
 from .read import Run, mapping
 from .sections.classifier import classifier
@@ -20,6 +20,7 @@ from .sections.density import model
 from .sections.likelihood import cross_entropy_card, log_z_card
 from .sections.modes import modes, modes_card
 from .sections.negatives import negatives
+from .sections.registered import number_table, registered
 
 _DRAWN_TOGETHER = {
     "step",
@@ -182,8 +183,46 @@ def training(run: Run) -> Html:
 
 def weights(run: Run) -> Html:
     """What weights say: effective sample size and log Z, and what data and negatives count for under β."""
-    drawn = (_ess_trace(run), _log_z_trace(run), _belief(run), _ignored(run))
+    belief = [
+        ("grad_scale", "mean (GradScale)", INK),
+        ("weight_data_max", "heaviest datum", DATA),
+        ("weight_negatives_max", "heaviest negative", MODEL),
+    ]
+    drawn = (
+        _ess_trace(run),
+        _log_z_trace(run),
+        _several(
+            run,
+            "belief",
+            belief,
+            "Weights of data and negatives",
+            "What data and negatives count for in an update; 1 without β. Near 0, negatives are not believed.",
+            y_label="weight",
+            log=True,
+            level=1,
+        ),
+        single(
+            run,
+            "negatives_ignored",
+            "Ignored negatives",
+            "Negatives that count for less than a hundredth of what they would without β.",
+            unit="share of negatives",
+            floor=0,
+            ceiling=1.02,
+        ),
+    )
     return pictures([d for d in drawn if d])
+
+
+def _several(
+    run: Run, name: str, parts: list[tuple[str, str, str]], heading: str, caption: str = "", **look: Any
+) -> Html | None:
+    """Metrics `(metric, name, colour)` in one picture, those of them that were logged."""
+    logged = [part for part in parts if _has(run, part[0])]
+    if not logged:
+        return None
+    drawing = plots.curves(name, [_series(run, m, c, n) for m, n, c in logged], **look)
+    return picture(heading, drawing, caption, [key(n, c) for _, n, c in logged])
 
 
 def _has(run: Run, metric: str) -> bool:
@@ -211,9 +250,9 @@ def _gap_order(run: Run) -> str:
     if not {"energy_data", "energy_negatives", "energy_gap"} <= set(run.metrics):
         return ""
     data, negatives, gap = (run.metrics[k] for k in ("energy_data", "energy_negatives", "energy_gap"))
-    kept = np.isfinite(data) & np.isfinite(negatives) & np.isfinite(gap)
-    difference = (negatives - data)[kept]
-    forward, backward = (np.abs(gap[kept] - sign * difference).sum() for sign in (1, -1))
+    finite = np.isfinite(data) & np.isfinite(negatives) & np.isfinite(gap)
+    difference = (negatives - data)[finite]
+    forward, backward = (np.abs(gap[finite] - sign * difference).sum() for sign in (1, -1))
     return "Negatives minus data." if forward < backward else "Data minus negatives."
 
 
@@ -223,12 +262,9 @@ def _energies(run: Run) -> Html | None:
         ("energy_noisy", "noisy data", DATA),
         ("energy_negatives", "negatives", MODEL),
     ]
-    parts = [part for part in parts if _has(run, part[0])]
-    if not parts:
-        return None
-    drawing = plots.curves("energies", [_series(run, m, c, n) for m, n, c in parts], y_label="mean energy")
-    heading = "Energy of data and of negatives" if len(parts) > 1 else f"Energy of {parts[0][1]}"
-    return picture(heading, drawing, keys=[key(n, c) for _, n, c in parts])
+    names = [name for metric, name, _ in parts if _has(run, metric)]
+    heading = f"Energy of {names[0]}" if len(names) == 1 else "Energy of data and of negatives"
+    return _several(run, "energies", parts, heading, y_label="mean energy")
 
 
 def _ess_trace(run: Run) -> Html | None:
@@ -246,37 +282,6 @@ def _ess_trace(run: Run) -> Html | None:
     if len(ticks) and not marked:
         caption += f" Resampled at {number(len(ticks))} of {number(len(run.metrics['step']))} logged steps."
     return picture("Effective sample size", drawing, caption, keys)
-
-
-def _belief(run: Run) -> Html | None:
-    """Weights of the β objective over the steps."""
-    parts = [
-        ("grad_scale", "mean (GradScale)", INK),
-        ("weight_data_max", "heaviest datum", DATA),
-        ("weight_negatives_max", "heaviest negative", MODEL),
-    ]
-    parts = [part for part in parts if _has(run, part[0])]
-    if not parts:
-        return None
-    lines = [_series(run, m, c, n) for m, n, c in parts]
-    drawing = plots.curves("belief", lines, y_label="weight", log=True, level=1)
-    caption = (
-        "What data and negatives count for in an update; 1 without β. Near 0, negatives are not believed."
-    )
-    return picture("Weights of data and negatives", drawing, caption, [key(n, c) for _, n, c in parts])
-
-
-def _ignored(run: Run) -> Html | None:
-    caption = "Negatives that count for less than a hundredth of what they would without β."
-    return single(
-        run,
-        "negatives_ignored",
-        "Ignored negatives",
-        caption,
-        unit="share of negatives",
-        floor=0,
-        ceiling=1.02,
-    )
 
 
 def resampled_at(run: Run) -> np.ndarray:
@@ -323,26 +328,4 @@ def other_metrics(run: Run) -> Html:
 def scores(run: Run) -> Html:
     """Named numbers of the summary."""
     found = mapping(run.summary.get("scores"))
-    return _numbers({name: value for name, value in found.items() if "/" not in name})
-
-
-def _numbers(found: dict[str, Any]) -> Html:
-    rows = [
-        (tag("td", sentence(label(name))), number_cell(value) if is_number(value) else tag("td", str(value)))
-        for name, value in found.items()
-    ]
-    return table((), rows, class_="numbers narrow") if rows else Html()
-
-
-def registered(run: Run) -> list[Html]:
-    """Numbers of sections that somebody registered (`metastable.summary.register`), a table for each."""
-    both = {**run.evaluation, **mapping(run.summary.get("scores"))}
-    tables: dict[str, dict[str, Any]] = {}
-    for name, value in both.items():
-        if "/" in name:
-            own, what = name.split("/", 1)
-            tables.setdefault(own, {})[what] = value
-    return [
-        section(f"own-{i}", sentence(label(own)), _numbers(found))
-        for i, (own, found) in enumerate(tables.items())
-    ]
+    return number_table({name: value for name, value in found.items() if "/" not in name})

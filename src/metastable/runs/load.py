@@ -8,23 +8,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from metastable.core.batch import Batch, Beside
 from metastable.core.configure import build_tagged
-from metastable.core.errors import InputError
+from metastable.core.errors import ConfigError, InputError
 from metastable.core.random import derive, generator
-from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates
 from metastable.data import Dataset
 from metastable.energies.build import ENERGIES
 from metastable.methods import Context, Method
 from metastable.training.checkpoints import CheckpointStore, on_device
 from metastable.training.engine import Engine
+from metastable.walkers.space import space_of
 
 from .chains import Chains
 from .folder import read_config, read_history, require_run_folder
 from .resolve import built, power_of, reloaded, resolve_method
-from .rows import noise_around, training_rows
+from .rows import training_rows
 from .run import Run
 
 
@@ -71,9 +72,8 @@ def load_chains(run: Run, train: Dataset) -> Chains:
     rows = training_rows(
         train, method, Engine(device, trainer["precision"]), run.coordinates, run.config["seed"]
     )
-    x = events(rows)
-    given = rows.given if isinstance(rows, Pairs) else None
-    context = dataclasses.replace(context, data=x, given=given, noise=noise_around(context.energy, x))
+    noise = space_of(context.energy).noise_around(rows.x)
+    context = dataclasses.replace(context, data=rows.x, given=rows.given, noise=noise)
     return Chains(method, context, state)
 
 
@@ -86,7 +86,7 @@ def chains_of(
         raise InputError(f"run: {folder} holds no checkpoint")
     if energy is None:
         energy = _rebuilt_energy(config, folder)
-    method = resolve_method(_method_settings(config["method"])) if method is None else method
+    method = _rebuilt_method(config, folder) if method is None else method
     energy = cast(nn.Module, reloaded(energy, config, method))
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
@@ -99,13 +99,10 @@ def _reread(
     """Every module of a run with its weights, in a context whose data are not the run's, but of their shape."""
     dtype = next(iter(weights["energy"].values())).dtype
     rows = _probe(config, dtype)
-    probe = events(rows)
-    noise = noise_around(energy, probe)
+    noise = space_of(energy).noise_around(rows.x)
     players = {
         "energy": energy,
-        **method.companions(
-            energy, rows if method.needs else probe, noise, derive(config["seed"], "companions")
-        ),
+        **method.companions(energy, method.takes(rows), noise, derive(config["seed"], "companions")),
     }
     for name, module in players.items():
         try:
@@ -117,14 +114,27 @@ def _reread(
             ) from error
         module.to(device).eval()
     rng = generator(derive(config["seed"], "method"), torch.device(device))
-    given = rows.given.to(device) if isinstance(rows, Pairs) else None
-    return Context(energy, players, probe.to(device), noise.to(device), rng, given=given)
+    given = None if rows.given is None else rows.given.to(device)
+    return Context(energy, players, rows.x.to(device), noise.to(device), rng, given=given)
 
 
 def _method_settings(described: dict[str, Any]) -> dict[str, Any]:
     """Settings that a file can hold: without the empty ones, and without objects of the user's own (`<name>`)."""
     own = {k for k, v in described.items() if isinstance(v, str) and v.startswith("<")}
     return {k: v for k, v in described.items() if v is not None and k not in own}
+
+
+def _rebuilt_method(config: dict[str, Any], folder: Path) -> Method:
+    try:
+        return resolve_method(_method_settings(config["method"]))
+    except ConfigError as error:
+        if not error.path.endswith(".name"):
+            raise
+        raise ConfigError(
+            error.path.removesuffix(".name"),
+            f"the run in {folder} was trained with one of your own; pass the method as it was, "
+            f"load_run(folder, method=...): {error}",
+        ) from error
 
 
 def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
@@ -137,12 +147,13 @@ def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
     return built(settings, _probe(config), config["seed"])
 
 
-def _probe(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Tensor | Pairs:
+def _probe(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Batch:
     """A few rows of the shape of a run's data, with labels or contexts where the run had those."""
     rng = generator(0)
     x = torch.randn((8, *config["event_shape"]), generator=rng).to(dtype)
     if "classes" in config:
-        return Pairs(x, (config["classes"] - 1 - torch.arange(8)).clamp(min=0))
+        labels = (config["classes"] - 1 - torch.arange(8)).clamp(min=0)
+        return Batch(x, labels, Beside.LABELS)
     if "context_shape" in config:
-        return Pairs(x, torch.randn((8, *config["context_shape"]), generator=rng).to(dtype))
-    return x
+        return Batch(x, torch.randn((8, *config["context_shape"]), generator=rng).to(dtype))
+    return Batch(x)

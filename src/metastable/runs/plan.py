@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from metastable.core.batch import Batch
 from metastable.core.configure import describe
 from metastable.core.errors import InputError, UnsupportedError
 from metastable.core.random import derive
 from metastable.core.traits import Traits
-from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates, require_kind
 from metastable.data import Dataset
 from metastable.data.columns import columns_settings
@@ -23,6 +23,7 @@ from metastable.methods import Method
 from metastable.proposals import Gaussian, Signs
 from metastable.training.config import TrainerConfig
 from metastable.training.engine import Choice, Engine, choose_engine
+from metastable.walkers.space import space_of
 
 from .resolve import check_discrete, check_fits, on_mixture, power_of, resolve_energy
 from .rows import (
@@ -30,7 +31,6 @@ from .rows import (
     beside_settings,
     coordinates_for,
     needed_beside,
-    noise_around,
     smoothed_rows,
     training_rows,
 )
@@ -64,7 +64,7 @@ class Plan:
     trainer: TrainerConfig
     engine: Engine
     coordinates: Coordinates | None
-    rows: Tensor | Pairs
+    rows: Batch
     energy: Any
     energy_settings: Any
     noise: Gaussian | Signs
@@ -82,7 +82,7 @@ class Plan:
         """P of exp(−P·E), which is what the method will have learned in the end."""
         return power_of(self.method, self.trainer.steps or 0)
 
-    def validation_rows(self) -> Tensor | Pairs:
+    def validation_rows(self) -> Batch:
         """Rows for scores, as training sees rows."""
         if self.validation is self.train:
             return self.rows
@@ -153,10 +153,10 @@ def make_plan(
         engine.place_module(module)
     check_fits(module, method, rows)
     check_discrete(module, method)
-    noise = noise_around(module, events(seen))
+    noise = space_of(module).noise_around(seen.x)
     doubt = None
-    if not isinstance(rows, Pairs) and callable(module):
-        doubt = bare_network_words(module, rows)
+    if rows.given is None and callable(module):
+        doubt = bare_network_words(module, rows.x)
     return Plan(
         dataset,
         train,
@@ -182,5 +182,6 @@ def players_of(plan: Plan) -> dict[str, nn.Module]:
             "energy: to be trained it must be an nn.Module with parameters; a plain function can be sampled "
             "(ms.sample) and normalised (ms.log_partition)"
         )
-    companions = plan.method.companions(plan.energy, plan.rows, plan.noise, derive(plan.seed, "companions"))
+    rows, seed = plan.method.takes(plan.rows), derive(plan.seed, "companions")
+    companions = plan.method.companions(plan.energy, rows, plan.noise, seed)
     return {"energy": plan.energy} | {name: plan.engine.place_module(m) for name, m in companions.items()}

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from metastable.core.batch import Batch, Beside
 from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, UnsupportedError, nearest
+from metastable.core.errors import ConfigError, UnsupportedError, nearest, require_choice
 from metastable.core.powered import without_rounding
-from metastable.core.protocols import Classifier, provides
+from metastable.core.protocols import Classifier, Counted, OnReference, Settling, provides, reference_of
 from metastable.core.random import generator
-from metastable.core.types import Pairs, events, is_discrete
+from metastable.core.types import is_discrete
 from metastable.core.units import Coordinates
 from metastable.data import Dataset
 from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
@@ -26,24 +27,27 @@ from metastable.kernels import KERNELS, Kernel
 from metastable.methods import METHODS, Method
 from metastable.training.config import RATE_NAMES, Adam, TrainerConfig
 
-from .rows import classes_of, is_own, kind_of
+from .rows import classes_of, is_own
+
+NEEDS = ("", "labels", "given", "given?")
+"""What a method may need beside events."""
 
 
 def with_classes(config: Any, method: Method, dataset: Dataset) -> Any:
     """The settings of an energy, with the number of classes where they leave it to the labels."""
-    if method.needs != "labels" or getattr(config, "classes", 0) is not None:
+    if method.needs != "labels" or not provides(config, Counted) or config.classes is not None:
         return config
     return dataclasses.replace(config, classes=max(classes_of(dataset), 2))
 
 
-def check_fits(energy: Any, method: Method, rows: Tensor | Pairs) -> None:
+def check_fits(energy: Any, method: Method, rows: Batch) -> None:
     """One value per row, finite, differentiable; given its context where the method has those."""
     if isinstance(energy, AsEnergy):
         energy.check(rows)
-    elif isinstance(rows, Pairs) and method.needs != "labels":
+    elif rows.kind is Beside.CONTEXTS:
         check_conditional(energy, rows)
     else:
-        check_energy(energy, events(rows))
+        check_energy(energy, rows.x)
 
 
 def trainer_config(
@@ -73,11 +77,16 @@ def check_options(options: Mapping[str, Any], method: Method) -> None:
 def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method") -> Method:
     """A method from itself, its name, or a mapping with a `name` and settings."""
     if isinstance(method, Method):
+        require_choice(f"{path}.needs", method.needs, NEEDS)
         return method
     if isinstance(method, type) and issubclass(method, Method):
         return method()
     if isinstance(method, Mapping):
         method = {k: _resolve_part(k, _on_default(method, k, v), path) for k, v in method.items()}
+    elif not isinstance(method, str):
+        raise ConfigError(
+            path, f"must be a Method, its name or a table with a name, got {type(method).__name__}"
+        )
     return build_tagged(METHODS, method, path)
 
 
@@ -113,7 +122,7 @@ def _resolve_part(key: str, value: Any, path: str) -> Any:
 
 def resolve_energy(
     energy: Any,
-    rows: Tensor | Pairs,
+    rows: Batch,
     seed: int,
     method: Method,
     dataset: Dataset,
@@ -122,7 +131,7 @@ def resolve_energy(
     reference: str | None,
 ) -> tuple[Any, Any]:
     """The energy as training sees it, and its description: settings for a built-in one, a name for any other."""
-    config = energy_config(energy, tuple(events(rows).shape[1:]), kind_of(rows), method.timed)
+    config = energy_config(energy, rows.event_shape, rows.kind, method.timed)
     if config is not None:
         if reference is not None:
             config = _with_reference(config, reference)
@@ -149,15 +158,13 @@ def energy_config(energy: Any, event_shape: tuple[int, ...], beside: str, timed:
     return None if is_own(energy) else energy
 
 
-def _on_reference(
-    module: Any, reference: str, rows: Tensor | Pairs, coordinates: Coordinates | None
-) -> nn.Module:
+def _on_reference(module: Any, reference: str, rows: Batch, coordinates: Coordinates | None) -> nn.Module:
     """An energy of one's own on a Gaussian fitted to the data, in the data's units, which it expects."""
     if reference != "gaussian":
         raise ConfigError("reference", f"must be 'gaussian' for an energy of your own, got {reference!r}")
-    if isinstance(rows, Pairs) or not isinstance(module, nn.Module) or isinstance(module, AsEnergy):
+    if rows.given is not None or not isinstance(module, nn.Module) or isinstance(module, AsEnergy):
         raise UnsupportedError("reference: only an energy of events alone can be put on one; leave it out")
-    x = rows if coordinates is None else coordinates.events.inverse(rows)
+    x = rows.x if coordinates is None else coordinates.events.inverse(rows.x)
     return on_reference(module, x.cpu())
 
 
@@ -165,19 +172,19 @@ def on_mixture(energy: Any, train: Dataset, method: Method) -> bool:
     """Whether a built-in energy will stand on a mixture fitted to these rows, which leaves little to learn."""
     if is_own(energy) or method.needs == "labels" or train.given is not None:
         return False
-    config = settled(energy_config(energy, train.event_shape, "", method.timed), train.x)
-    return getattr(config, "reference", "") == "mixture"
+    config = settled(energy_config(energy, train.event_shape, "", method.timed), Batch(train.x))
+    return reference_of(config) == "mixture"
 
 
 def _with_reference(config: Any, reference: str) -> Any:
-    if not hasattr(config, "reference"):
+    if not provides(config, OnReference):
         raise ConfigError("reference", f"the energy {config.name!r} has none; leave it out")
     return dataclasses.replace(config, reference=reference)
 
 
-def _own_energy(energy: Any, rows: Tensor | Pairs, method: Method) -> Any:
+def _own_energy(energy: Any, rows: Batch, method: Method) -> Any:
     """An energy of the user's own: a density or, where the method needs labels, a classifier is made one."""
-    return as_joint(energy, events(rows)) if method.needs == "labels" else as_energy(energy)
+    return as_joint(energy, rows.x) if method.needs == "labels" else as_energy(energy)
 
 
 def reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:
@@ -204,14 +211,14 @@ def _wrapping(module: Any, energy: Any) -> dict[str, Any]:
     return {"joint": {"output_scale": module.output_scale, "classes": module.classes}}
 
 
-def settled(config: Any, rows: Tensor | Pairs) -> Any:
+def settled(config: Any, rows: Batch) -> Any:
     """The settings of an energy, with what they leave to the data decided: a run records what it was."""
-    return config.settled(events(rows)) if hasattr(config, "settled") else config
+    return config.settled(rows.x) if provides(config, Settling) else config
 
 
-def built(config: Any, rows: Tensor | Pairs, seed: int) -> nn.Module:
+def built(config: Any, rows: Batch, seed: int) -> nn.Module:
     """The energy of these settings; those that are `paired` also look at labels or contexts."""
-    return config.build(rows if getattr(config, "paired", False) else events(rows), seed)
+    return config.build(rows if getattr(config, "paired", False) else rows.x, seed)
 
 
 def check_discrete(energy: Any, method: Method) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch, Beside
 from metastable.core.errors import InputError, UnsupportedError, require
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.types import Pairs, Proposal, events, is_discrete
+from metastable.core.types import Proposal, is_discrete
 from metastable.core.units import Coordinates, Units, default_kind, rounded
 from metastable.data import Dataset
 from metastable.data.smoothing import smoothed
 from metastable.energies import AsEnergy, as_energy
 from metastable.energies.build import ENERGIES
 from metastable.methods import ChainMethod, Density, Method, Objective
-from metastable.proposals import Gaussian, Signs, fit_gaussian, fit_signs
 from metastable.training.engine import Engine
 
 
@@ -98,37 +98,36 @@ def training_rows(
     engine: Engine,
     coordinates: Coordinates | None = None,
     seed: int = 0,
-) -> Tensor | Pairs:
+) -> Batch:
     """The rows as training sees them: in its units, alone, or with the labels or contexts that the method needs."""
     x, beside = dataset.x, needed_beside(dataset, method)
     if coordinates is not None:
         x = coordinates.events.enter(x, derive(seed, "still columns"))
     x = engine.place(x)
     if beside is None:
-        return x
+        return Batch(x)
     if method.needs == "labels":
-        return Pairs(x, beside.to(x.device))
+        return Batch(x, beside.to(x.device), Beside.LABELS)
     if coordinates is not None and coordinates.given is not None:
         beside = rounded(coordinates.given.forward(beside))
-    return Pairs(x, engine.place(beside))
+    return Batch(x, engine.place(beside))
 
 
-def smoothed_rows(rows: Tensor | Pairs, smoothing: float, seed: int) -> Tensor:
+def smoothed_rows(rows: Batch, smoothing: float, seed: int) -> Batch:
     """Rows blurred by `smoothing`, which must be vectors alone."""
     require(0 <= smoothing < 1, "smoothing", "at least 0 and below 1", smoothing)
-    if isinstance(rows, Pairs) or rows.dim() != 2:
+    if rows.given is not None or rows.x.dim() != 2:
         raise UnsupportedError("smoothing: is for vectors without labels or contexts; use data_noise")
-    return smoothed(rows, smoothing, derive(seed, "smoothing"))
+    return Batch(smoothed(rows.x, smoothing, derive(seed, "smoothing")))
 
 
-def as_seen(rows: Tensor | Pairs, noise: float, coordinates: Coordinates | None, seed: int) -> Tensor | Pairs:
+def as_seen(rows: Batch, noise: float, coordinates: Coordinates | None, seed: int) -> Batch:
     """The rows with the noise of the first update, for whatever is fitted to them."""
     if not noise:
         return rows
-    x = events(rows)
-    drawn = normal_like(x, generator(derive(seed, "seen noise"), x.device))
-    x = x + noise * (drawn if coordinates is None else coordinates.events.turn(drawn))
-    return Pairs(x, rows.given) if isinstance(rows, Pairs) else x
+    drawn = normal_like(rows.x, generator(derive(seed, "seen noise"), rows.device))
+    turned = drawn if coordinates is None else coordinates.events.turn(drawn)
+    return rows.with_events(rows.x + noise * turned)
 
 
 def needed_beside(dataset: Dataset, method: Method) -> Tensor | None:
@@ -148,28 +147,14 @@ def needed_beside(dataset: Dataset, method: Method) -> Tensor | None:
     return beside
 
 
-def beside_settings(rows: Tensor | Pairs, dataset: Dataset) -> dict[str, Any]:
+def beside_settings(rows: Batch, dataset: Dataset) -> dict[str, Any]:
     """What a run's settings keep of labels or contexts, so that its modules can be built again."""
-    if not isinstance(rows, Pairs):
-        return {}
-    if not rows.given.is_floating_point():
+    if rows.kind is Beside.LABELS:
         return {"classes": classes_of(dataset)}
-    return {"context_shape": list(rows.given.shape[1:])}
+    return {} if rows.context_shape is None else {"context_shape": list(rows.context_shape)}
 
 
 def classes_of(dataset: Dataset) -> int:
     """One more than the largest label of all rows: those of a rare class may all be held out."""
     assert dataset.labels is not None
     return int(dataset.labels.max()) + 1
-
-
-def kind_of(rows: Tensor | Pairs) -> str:
-    """What rows have beside events: nothing, `labels` or contexts (`given`)."""
-    if not isinstance(rows, Pairs):
-        return ""
-    return "given" if rows.given.is_floating_point() else "labels"
-
-
-def noise_around(energy: Any, x: Tensor) -> Gaussian | Signs:
-    """Noise around the data: Gaussian, or independent units with the data's means for a discrete energy."""
-    return fit_signs(x) if is_discrete(energy) else fit_gaussian(x)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError
 from metastable.core.parts import home_of
 from metastable.core.powered import powered
+from metastable.core.protocols import Classifier, provides
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates, Units
 from metastable.energies.in_units import in_data_units
@@ -132,6 +133,11 @@ class Run:
     def learned_energy(self) -> Any:
         """P·E, whose exp(−P·E)/Z is the density that was learned: `energy` itself where P is 1."""
         return powered(self.energy, self.power)
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether the energy is made of a classifier's logits."""
+        return provides(self.energy, Classifier)
 
     @property
     def conditional(self) -> bool:

@@ -13,12 +13,14 @@ from metastable.core.errors import InputError, UnsupportedError, require_count
 from metastable.core.parts import home_of
 from metastable.core.protocols import event_shape_of
 from metastable.core.random import derive, generator
-from metastable.core.types import Bound, Energy, Proposal, Walkers, as_shape, is_discrete
+from metastable.core.types import Bound, Energy, Proposal, Walkers, as_shape
 from metastable.data import check_data
 from metastable.energies import check_energy, inside_walls
-from metastable.kernels import MALA, Gibbs, Kernel, run_chain, warm_up
-from metastable.proposals import Signs
+from metastable.kernels import Gibbs, Kernel, run_chain, warm_up
+from metastable.kernels.base import require_kernel
+from metastable.kernels.engine import choose
 from metastable.walkers.continuing import continue_walkers
+from metastable.walkers.space import space_of
 
 STARTS_AGAIN = 20
 """How often starts of chains are drawn again while some lie where the energy is +inf."""
@@ -34,7 +36,7 @@ def sample(
     event_shape: int | tuple[int, ...] | None = None,
     warmup: int = 0,
     seed: int = 0,
-    engine: str = "eager",
+    engine: str = "auto",
     record: int = 0,
 ) -> Walkers:
     """`n` chains of `steps` steps, run together.
@@ -51,12 +53,13 @@ def sample(
         event_shape: shape of one event, or its dimension.
         warmup: steps of step-size adaptation before the chains proper, whose moves are thrown away.
         seed: of every random number.
-        engine: `eager` or `compile`.
+        engine: how chains run, as `run_chain` takes it.
         record: keep every `record`-th position in `.trace`, for `.to_arviz()`.
 
     Returns:
         Walkers with `.x`, equal weights, and `.info`: `acceptance`, `distance` (RMS move of a step), `kernel`
-        (with its final step size) and `temperature`, the temperature at which the chain really samples.
+        (with its final step size), `temperature`, the temperature at which the chain really samples, and `engine`,
+        with why it is not a faster one.
 
     >>> import metastable as ms
     >>> w = ms.sample(ms.energies.DoubleWell(), 100, kernel=ms.kernels.MALA(step_size=0.05), steps=20)
@@ -68,10 +71,10 @@ def sample(
     x = _inside(energy, n, init, event_shape, rng_seed)
     rng = generator(rng_seed, x.device)
     check_energy(energy, x, walls=True)
-    if kernel is None and is_discrete(energy):
-        kernel = Gibbs()
-    elif kernel is None:
-        kernel, warmup = MALA(0.1), warmup or 200
+    if kernel is None:
+        space = space_of(energy)
+        kernel, warmup = space.sampler, warmup or space.warmup
+    require_kernel("kernel", kernel)
     if warmup:
         kernel, state = warm_up(kernel, energy, x, warmup, rng)
     else:
@@ -88,6 +91,7 @@ def sample(
         "distance": float(result.info.moved.mean().sqrt()),
         "kernel": kernel,
         "temperature": kernel.temperature,
+        "engine": str(choose(kernel, energy, x, steps, engine)),
         "seconds": time.perf_counter() - began,
     }
     return Walkers.equal(result.state.x, info=info, trace=result.trace)
@@ -127,9 +131,7 @@ def starts_of(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Te
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = as_shape(shape)
-        if is_discrete(energy):
-            return Signs.uniform(shape).sample(n, rng).to(_home(energy))
-        return torch.randn((n, *shape), generator=rng).to(_home(energy))
+        return space_of(energy).starts(n, shape, rng).to(_home(energy))
     if isinstance(init, Proposal):
         return init.sample(n, generator(derive(seed, "init"), home_of(init).device))
     dtype = init.dtype if isinstance(init, Tensor) and init.is_floating_point() else torch.float32
@@ -188,7 +190,7 @@ def continue_sampling(
     if walkers.log_weight.dim() > 1:
         raise InputError("walkers: these belong to several contexts; take those of one, walkers.of(i)")
     rng = generator(derive(seed, "continue"), walkers.x.device)
-    if not is_discrete(energy):
+    if space_of(energy).has_volume:
         return continue_walkers(energy, walkers, n, steps, step_size, rng)
     if step_size is not None:
         raise UnsupportedError(f"step_size: Gibbs sweeps of a discrete energy have none, got {step_size}")

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Batch
 from metastable.core.errors import InputError
+from metastable.core.protocols import Sampled, StepwiseSolved, provides
 from metastable.core.random import derive, generator
-from metastable.core.types import Bound, Energy, Pairs, bind
+from metastable.core.types import Bound, Energy, bind
 from metastable.core.units import Coordinates
+from metastable.energies import AsEnergy
 from metastable.evaluation.conditional import ConditionalLogProb, LogPartitions, conditional_log_prob
 from metastable.evaluation.diagnosis import Finding
 from metastable.evaluation.distances import energy_distance
@@ -59,7 +62,6 @@ class Contexts:
     def measure(self, judged: Judged) -> Measured:
         """Scores of the pairs; when training has ended also a few contexts, into `run.contexts`, and findings."""
         run, rows, seed = judged.run, judged.rows, judged.seed
-        assert isinstance(rows, Pairs)
         found, sampler = likelihoods(run, rows, seed), Sampler(run)
         if not judged.after_training:
             numbers: dict[str, Any] = _scores(sampler, found, rows, seed)
@@ -67,7 +69,7 @@ class Contexts:
             numbers["warnings"] = [*warnings, *(finding.text for finding in sampler.findings)]
             return Measured(numbers)
         train = judged.train
-        assert isinstance(train, Pairs)
+        assert train is not None
         own = likelihoods(run, train, seed) if found is not None and not _same(train, rows) else None
         shown = _shown(sampler, train, rows, seed) if sampler.able else None
         if shown is not None and judged.coordinates is not None:
@@ -82,11 +84,11 @@ class Contexts:
 # ---- likelihoods
 
 
-def likelihoods(run: Run, pairs: Pairs, seed: int) -> ConditionalLogProb | None:
+def likelihoods(run: Run, pairs: Batch, seed: int) -> ConditionalLogProb | None:
     """Normalised log-densities of some of the pairs, as many as a matter of seconds; None without a proposal."""
     rows = _chosen(run, pairs, seed)
     if run.normalised:
-        value = run.log_prob(rows.x, rows.given).double()
+        value = run.log_prob(rows.x, rows.conditions).double()
         none = torch.zeros_like(value)
         exact = LogPartitions(none[:1], none[:1], none[:1] + math.inf, none[:1])
         return ConditionalLogProb(value, none, torch.zeros_like(value, dtype=torch.long), exact)
@@ -94,21 +96,21 @@ def likelihoods(run: Run, pairs: Pairs, seed: int) -> ConditionalLogProb | None:
         proposal = run.importance_density()
     except InputError:
         return None
-    contexts = len(torch.unique(rows.given, dim=0))
+    contexts = len(torch.unique(rows.conditions, dim=0))
     budget = DRAWS_ODE if _solves_an_ode(proposal) else DRAWS
-    budget = DRAWS_OWN if hasattr(run.energy, "with_steps") else budget
+    budget = DRAWS_OWN if provides(run.energy, StepwiseSolved) else budget
     draws = min(max(budget // contexts, LEAST_DRAWS), MOST_DRAWS)
     rng = generator(derive(seed, "log Z given"), rows.x.device)
     more = {} if _solves_an_ode(proposal) else {"std_error": STD_ERROR, "most": MOST_DRAWS}
-    return conditional_log_prob(run.energy, proposal, rows.x, rows.given, draws, rng, **more)
+    return conditional_log_prob(run.energy, proposal, rows.x, rows.conditions, draws, rng, **more)
 
 
-def _chosen(run: Run, pairs: Pairs, seed: int) -> Pairs:
+def _chosen(run: Run, pairs: Batch, seed: int) -> Batch:
     """Pairs at random: many where they share contexts, fewer where each has its own."""
     rng = generator(derive(seed, "pairs"), pairs.x.device)
     rows = pairs[random_rows(len(pairs), min(ROWS, len(pairs)), rng, pairs.x.device)]
     most = CONTEXTS_ODE if _solves_an_ode(run.players.get("proposal", run.energy)) else CONTEXTS
-    if len(torch.unique(rows.given, dim=0)) <= most:
+    if len(torch.unique(rows.conditions, dim=0)) <= most:
         return rows
     return rows[:most] if len(rows) < len(pairs) else rows[random_rows(len(rows), most, rng, pairs.x.device)]
 
@@ -117,10 +119,10 @@ def _solves_an_ode(proposal: Any) -> bool:
     return hasattr(proposal, "steps")
 
 
-def _same(train: Pairs, validation: Pairs) -> bool:
+def _same(train: Batch, validation: Batch) -> bool:
     if len(validation) != len(train):
         return False
-    return torch.equal(validation.x, train.x) and torch.equal(validation.given, train.given)
+    return torch.equal(validation.x, train.x) and torch.equal(validation.conditions, train.conditions)
 
 
 # ---- samples
@@ -138,7 +140,7 @@ class Sampler:
         """Whether there is somewhere to start from: a density's own draws, a proposal, or the method's own way."""
         kind = type(self.run.trained_with)
         own = getattr(kind, "sample_given", Method.sample_given) is not Method.sample_given
-        return own or hasattr(self.run.energy, "sample") or "proposal" in self.run.players
+        return own or provides(self.run.energy, Sampled) or "proposal" in self.run.players
 
     def __call__(self, n: int, given: Tensor, seed: int) -> Tensor | None:
         """`n` for each context, `(B, n, *event)`; None, and a finding, where sampling failed."""
@@ -163,7 +165,7 @@ class Shown:
     table: dict[str, Any]
 
 
-def _shown(sampler: Sampler, train: Pairs, validation: Pairs, seed: int) -> Shown | None:
+def _shown(sampler: Sampler, train: Batch, validation: Batch, seed: int) -> Shown | None:
     """Data near a few contexts beside samples for them, log Z with its error, and densities in the plane."""
     run, given = sampler.run, _some_contexts(validation, seed)
     drawn = sampler(SHOWN_EVENTS, given, derive(seed, "shown"))
@@ -202,18 +204,18 @@ def _outward(shown: Shown, coordinates: Coordinates) -> Shown:
     return Shown(arrays, table)
 
 
-def _some_contexts(pairs: Pairs, seed: int) -> Tensor:
+def _some_contexts(pairs: Batch, seed: int) -> Tensor:
     """Distinct contexts, in order of their first number."""
-    distinct = torch.unique(pairs.given, dim=0)
+    distinct = torch.unique(pairs.conditions, dim=0)
     rng = generator(derive(seed, "contexts"), distinct.device)
     rows = random_rows(len(distinct), min(SHOWN, len(distinct)), rng, distinct.device)
     return distinct[rows.sort().values]
 
 
-def _nearest(pairs: Pairs, context: Tensor) -> Tensor:
+def _nearest(pairs: Batch, context: Tensor) -> Tensor:
     """Events that were given this context, or the nearest ones where hardly any were."""
-    scale = pairs.given.flatten(1).std(0).clamp(min=1e-12)
-    away = ((pairs.given - context).flatten(1) / scale).square().sum(1)
+    scale = pairs.conditions.flatten(1).std(0).clamp(min=1e-12)
+    away = ((pairs.conditions - context).flatten(1) / scale).square().sum(1)
     exact = (away == 0).nonzero()[:, 0]
     rows = exact if len(exact) >= 20 else away.argsort()[: max(20, len(pairs) // 20)]
     return pairs.x[some_rows(rows, SHOWN_EVENTS)]
@@ -225,7 +227,7 @@ def _partitions(run: Run, given: Tensor, seed: int) -> dict[str, Any]:
         return {}
     try:
         rng = generator(derive(seed, "log Z shown"), given.device)
-        draws = DRAWS_OWN // len(given) if hasattr(run.energy, "with_steps") else MOST_DRAWS // 2
+        draws = DRAWS_OWN // len(given) if provides(run.energy, StepwiseSolved) else MOST_DRAWS // 2
         z = run.log_partition_given(given, draws=draws, rng=rng)
     except InputError:
         return {}
@@ -237,9 +239,13 @@ def _partitions(run: Run, given: Tensor, seed: int) -> dict[str, Any]:
     }
 
 
-def _grids(run: Run, train: Pairs, given: Tensor, table: dict[str, Any]) -> dict[str, np.ndarray]:
+def _grids(run: Run, train: Batch, given: Tensor, table: dict[str, Any]) -> dict[str, np.ndarray]:
     """Log-densities on a grid, normalised by it, for events on a line or in the plane; log Z by quadrature too."""
-    if train.x.dim() != 2 or train.x.shape[1] > 2 or _solves_an_ode(getattr(run.energy, "proposal", None)):
+    if (
+        train.x.dim() != 2
+        or train.x.shape[1] > 2
+        or _solves_an_ode(run.energy.proposal if isinstance(run.energy, AsEnergy) else None)
+    ):
         return {}
     box = bounding_box(train.x, 0.3)
     each = [grid_density(_rows_of(bind(run.energy, c[None])), box, GRID) for c in given]
@@ -259,7 +265,7 @@ def _rows_of(energy: Bound) -> Energy:
 
 
 def _scores(
-    sampler: Sampler, judged: ConditionalLogProb | None, validation: Pairs, seed: int
+    sampler: Sampler, judged: ConditionalLogProb | None, validation: Batch, seed: int
 ) -> dict[str, float]:
     run, scores = sampler.run, {}
     if judged is not None:
@@ -273,15 +279,15 @@ def _scores(
         proposal = finely(run.players["proposal"])
         with torch.no_grad():
             scores["proposal_log_likelihood"] = float(log_prob_of(proposal, rows).double().mean())
-    drawn = sampler(1, rows.given, derive(seed, "distance")) if sampler.able else None
+    drawn = sampler(1, rows.conditions, derive(seed, "distance")) if sampler.able else None
     if drawn is not None:
         scores["energy_distance"] = _pair_distance(drawn[:, 0], rows)
     return scores
 
 
-def _pair_distance(drawn: Tensor, rows: Pairs) -> float:
+def _pair_distance(drawn: Tensor, rows: Batch) -> float:
     """Energy distance of (context, sample) to (context, datum), every number in its standard deviations."""
-    sides = [torch.cat([rows.given.flatten(1), x.flatten(1)], 1).double() for x in (drawn, rows.x)]
+    sides = [torch.cat([rows.conditions.flatten(1), x.flatten(1)], 1).double() for x in (drawn, rows.x)]
     scale = sides[1].std(0).clamp(min=1e-12)
     return float(energy_distance(sides[0] / scale, sides[1] / scale))
 

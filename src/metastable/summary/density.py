@@ -10,7 +10,6 @@ from torch import Tensor
 from metastable.core.parts import energies_of
 from metastable.core.protocols import Classifier, provides, reference_of
 from metastable.core.random import generator
-from metastable.core.types import is_discrete
 from metastable.data import ToySet
 from metastable.evaluation.entropy import excess_mass, nearest_neighbour_entropy
 from metastable.evaluation.modes import mode_weights
@@ -23,6 +22,7 @@ from metastable.evaluation.quadrature import (
 from metastable.evaluation.rays import holds_density
 from metastable.proposals import fit_gaussian
 from metastable.runs.run import Run
+from metastable.walkers.space import space_of
 from metastable.walkers.starts import some_rows
 
 from .likelihood import MOST_DIMENSIONS
@@ -74,7 +74,7 @@ class Exact:
 
 
 def _on_a_grid(run: Run, x: Tensor) -> bool:
-    return x.dim() == 2 and x.shape[1] <= 2 and not is_discrete(run.energy)
+    return x.dim() == 2 and x.shape[1] <= 2 and space_of(run.energy).has_volume
 
 
 def _against_truth(judged: Judged) -> dict[str, float]:
@@ -96,7 +96,7 @@ def _against_truth(judged: Judged) -> dict[str, float]:
 def _energy_facts(judged: Judged) -> dict[str, float]:
     """Spread of P·E, the energy of what was learned, over data and as much noise."""
     run = judged.run
-    if is_discrete(run.energy) or run.normalised:  # a density has no chains
+    if not space_of(run.energy).has_volume or run.normalised:  # a density has no chains
         return {}
     x = some_rows(judged.trained_on, SHOWN)
     noise = fit_gaussian(x).sample(len(x), generator(0, x.device)).to(x)
@@ -109,7 +109,7 @@ def _density_facts(judged: Judged) -> dict[str, Any]:
     Entropy and likelihood must be in the same coordinates: those of the rows that the energy was given.
     """
     run, train = judged.run, judged.trained_on
-    if is_discrete(run.energy) or run.normalised or judged.costly:
+    if not space_of(run.energy).has_volume or run.normalised or judged.costly:
         return {}
     facts: dict[str, Any] = {"dimensions": train[0].numel()}
     if not provides(run.energy, Classifier):  # a classifier's density is a by-product

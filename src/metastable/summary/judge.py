@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from metastable.core.errors import InputError
-from metastable.core.types import Pairs, events
+from metastable.core.batch import Batch
+from metastable.core.errors import InputError, require
+from metastable.core.protocols import provides
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
@@ -23,7 +24,7 @@ from .likelihood import Likelihood
 from .modes import Modes
 from .negatives import Histograms
 from .samples import SCORES_OF_ROWS, Samples
-from .section import Judged, Section
+from .section import Judged, Measured, Section
 from .units import toy_within
 
 SECTIONS: list[Section] = [
@@ -44,6 +45,8 @@ def register(section: Section) -> Section:
 
     Its numbers stand in `run.scores` and in the report under `name/number`, in a table of its own.
     """
+    if isinstance(section, type) or not provides(section, Section):
+        raise InputError(f"section: must be an object with name, applies and measure, got {section!r}")
     if not section.name or section.name in _OWN or "/" in section.name:
         raise InputError(
             f"section.name: must be a name without / other than {', '.join(sorted(_OWN))}, got {section.name!r}"
@@ -56,7 +59,11 @@ def judge(judged: Judged, sections: Sequence[Section] | None = None) -> dict[str
     """Measure every section that applies, into `judged.found`; returns all their numbers."""
     for section in SECTIONS if sections is None else sections:
         if section.applies(judged):
-            judged.found[section.name] = section.measure(judged)
+            measured = section.measure(judged)
+            require(
+                isinstance(measured, Measured), f"section {section.name!r}.measure", "Measured(…)", measured
+            )
+            judged.found[section.name] = measured
     return _all(judged, "numbers")
 
 
@@ -65,7 +72,7 @@ def _all(judged: Judged, what: str) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name, measured in judged.found.items():
         front = "" if name in _OWN else f"{name}/"
-        merged |= {front + key: value for key, value in getattr(measured, what).items()}
+        merged |= {front + key: value for key, value in vars(measured)[what].items()}
     return merged
 
 
@@ -87,8 +94,8 @@ def _diagnosis(judged: Judged) -> list[Finding]:
 
 def judge_training(
     run: Run,
-    train: Tensor | Pairs,
-    rows: Tensor | Pairs,
+    train: Batch,
+    rows: Batch,
     toy: ToySet | None,
     *,
     seed: int,
@@ -124,7 +131,7 @@ def judge_training(
     run = run.outward(coordinates)
     if run.folder is not None:
         units = None if coordinates is None else coordinates.events
-        x = events(train)
+        x = train.x
         write_training(run, x if units is None else units.inverse(x), _all(judged, "arrays"), seed)
     return run
 
@@ -183,7 +190,7 @@ def _asked(run: Run, dataset: Dataset, seed: int) -> Judged:
     return Judged(
         # what is found on these rows is not the run's own
         dataclasses.replace(inner, modes=None),
-        Pairs(x, given.to(home)) if run.conditional and given is not None else x,
+        Batch(x, given.to(home) if run.conditional and given is not None else None),
         seed,
         toy=toy_within(dataset.toy, coordinates),
         coordinates=coordinates,

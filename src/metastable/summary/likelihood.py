@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from metastable.core.parts import energies_of
-from metastable.core.protocols import output_scale_of
+from metastable.core.protocols import StepwiseSolved, output_scale_of, provides
 from metastable.core.random import derive
-from metastable.core.types import LogPartition, Walkers, is_discrete
+from metastable.core.types import LogPartition, Walkers
 from metastable.evaluation.diagnosis import Finding
 from metastable.evaluation.log_partition import log_partition
 from metastable.runs.run import Run
 from metastable.walkers.importance import importance_log_partition, importance_walkers
+from metastable.walkers.space import space_of
 from metastable.walkers.starts import some_rows
 
 from .samples import FROM_ENERGY, SHOWN, kept_walkers, normalised
@@ -125,7 +126,7 @@ def _held_out(judged: Judged) -> dict[str, float]:
 
 def _weighted_draws(run: Run, seed: int) -> Walkers | None:
     """Draws of an energy that also is a density up to what its draws' weights put right: a diffusion's φ."""
-    if not hasattr(run.energy, "with_steps"):
+    if not provides(run.energy, StepwiseSolved):
         return None
     return importance_walkers(run.learned_energy, run.model.own_draws, SHOWN, seed)
 
@@ -135,7 +136,9 @@ def affordable(energy: Any, x: Tensor) -> bool:
 
     Units coded −1 and +1 are listed where they can be, and annealed by Gibbs sweeps, which are cheap.
     """
-    return is_discrete(energy) or (x[0].numel() <= MOST_DIMENSIONS and _scale(energy) <= MOST_SCALE)
+    return not space_of(energy).has_volume or (
+        x[0].numel() <= MOST_DIMENSIONS and _scale(energy) <= MOST_SCALE
+    )
 
 
 def why_costly(energy: Any, x: Tensor) -> str:
@@ -149,7 +152,7 @@ def why_costly(energy: Any, x: Tensor) -> str:
 
 def _scale(energy: Any) -> float:
     """What a joint energy multiplies log Σ e^h with."""
-    return getattr(energy, "output_scale", 1.0)
+    return output_scale_of(energy) or 1.0
 
 
 def _take(run: Run, second: LogPartition) -> Finding | None:
@@ -220,7 +223,7 @@ def _skipped(run: Run, train: Tensor) -> Finding:
     where = "RUN" if run.folder is None else str(run.folder)
     text = f"{what}: {why_costly(run.learned_energy, train)}."
     evidence: dict[str, Any] = {"dimensions": train[0].numel(), "most": MOST_DIMENSIONS}
-    if hasattr(run.energy, "output_scale"):
+    if output_scale_of(run.energy) is not None:
         evidence |= {"output_scale": _scale(run.learned_energy), "most_scale": MOST_SCALE}
     advice = f"Ask for it with `metastable evaluate {where} --log-z`."
     return Finding("log-z-not-estimated", "note", text, evidence, advice)

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from metastable.core.types import Walkers, is_discrete
+from metastable.core.types import Walkers
 from metastable.evaluation.modes import find_modes, independent_size, mode_weight_errors, mode_weights
+from metastable.walkers.space import space_of
 
 from .section import Judged, Measured
 
@@ -27,7 +28,7 @@ class Modes:
     def applies(self, judged: Judged) -> bool:
         """Centres must be known, or rows enough to find them."""
         known = judged.toy is not None and judged.toy.centers is not None
-        plain = not judged.run.conditional and not is_discrete(judged.run.energy)
+        plain = not judged.run.conditional and space_of(judged.run.energy).has_volume
         return plain and (known or len(judged.trained_on) >= FEWEST_ROWS)
 
     def measure(self, judged: Judged) -> Measured:

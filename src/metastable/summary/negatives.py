@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Batch
 from metastable.core.parts import energies_of
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
-from metastable.core.types import Pairs
 from metastable.core.units import Coordinates
 from metastable.kernels import HMC, ULA, Kernel
 from metastable.kernels.base import StepKernel
@@ -182,8 +182,8 @@ def _few(context: Context) -> Change:
     def change(source: ChainMethod, state: Any) -> ChainMethod:
         if isinstance(source, Jarzynski):  # its negatives are walkers that stand there already
             return source
-        name = "batch" if "batch" in {f.name for f in fields(source)} else "walkers"
-        return replace(source, **{name: _at_once(context)})
+        known = {f.name for f in fields(source)} & {"batch", "walkers"}  # one's own method may have neither
+        return replace(source, **{min(known): _at_once(context)}) if known else source
 
     return change
 
@@ -196,7 +196,9 @@ def _longer(context: Context) -> Change:
         if kernel is None:
             return None
         steps = source.fresh_steps or max(source.steps, LEAST_STEPS)
-        changes = {"step_size": None, "kernel": kernel, "steps": steps}
+        alone = source.step_size is not None  # a method may read its own step, in the place of a kernel's
+        changes: dict[str, Any] = {"step_size": kernel.step_size} if alone else {"kernel": kernel}  # pyright: ignore
+        changes |= {"steps": steps}
         if isinstance(source, Jarzynski):
             return _Moving(**{f.name: vars(source)[f.name] for f in fields(source)} | changes)
         return replace(_few(context)(source, state), **changes)  # pyright: ignore
@@ -222,16 +224,15 @@ def _rows(context: Context, most: int) -> Tensor:
     return random_rows(n, min(n, most), context.rng, context.data.device)
 
 
-def _batch(context: Context, rows: Tensor) -> Any:
-    x = context.data[rows]
-    return x if context.given is None else Pairs(x, context.given[rows])
+def _batch(context: Context, rows: Tensor) -> Batch:
+    return Batch(context.data, context.given)[rows]
 
 
 def _draw(method: ChainMethod | Objective, context: Context, state: Any) -> Tensor | None:
     """Negatives of as many updates as it takes, of all sets that they have, equally weighted; None without any."""
     n, rounds = _at_once(context), []
     for _ in range(CHAINS // n):
-        made = method.negatives(context, state, _batch(context, _rows(context, n)))[0]
+        made = method.negatives(context, state, method.takes(_batch(context, _rows(context, n))))[0]
         rounds += [_equal(part, n, context.rng) for part in method.drawn(made)]
     return torch.cat(rounds) if rounds else None
 

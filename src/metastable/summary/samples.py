@@ -11,7 +11,7 @@ from torch import Tensor
 from metastable.core.errors import InputError
 from metastable.core.parts import energies_of, in_parts
 from metastable.core.random import derive, generator
-from metastable.core.types import LogPartition, Walkers, is_discrete
+from metastable.core.types import LogPartition, Walkers
 from metastable.evaluation.distances import (
     BANDWIDTH_FACTORS,
     energy_distance,
@@ -23,6 +23,7 @@ from metastable.evaluation.log_partition import log_partition
 from metastable.evaluation.rays import far_share, radii
 from metastable.runs.model import in_units
 from metastable.runs.run import Run
+from metastable.walkers.space import space_of
 from metastable.walkers.starts import some_rows
 
 from .section import COSTLY_ROWS, Judged, Measured
@@ -88,7 +89,7 @@ def _sample_facts(run: Run, walkers: Walkers, train: Tensor) -> dict[str, float]
     x = walkers.resampled(min(4000, len(walkers))).x.flatten(1)
     ratio = x.var(0).sum().sqrt() / train.flatten(1).var(0).sum().sqrt().clamp(min=1e-12)
     held = walkers.x.flatten(1)
-    if is_discrete(run.energy):  # few states: that walkers share one says nothing
+    if not space_of(run.energy).has_volume:  # few states: that walkers share one says nothing
         return {"sample_std_ratio": float(ratio)}
     shaped = x.view(-1, *train.shape[1:])
     away = {"far_share": far_share(shaped, train), "sample_radius": float(radii(shaped, train).median())}

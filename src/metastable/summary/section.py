@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from metastable.core.batch import Batch
+from metastable.core.errors import require, require_choice
 from metastable.core.protocols import is_costly
 from metastable.core.random import derive
-from metastable.core.types import Pairs, events
 from metastable.core.units import Coordinates
 from metastable.data import ToySet
-from metastable.evaluation.diagnosis import Finding
+from metastable.evaluation.diagnosis import Facts, Finding
 from metastable.runs.run import Run
 
 COSTLY_ROWS = 1000
@@ -43,9 +44,9 @@ class Judged:
     """
 
     run: Run
-    rows: Tensor | Pairs
+    rows: Batch
     seed: int
-    train: Tensor | Pairs | None = None
+    train: Batch | None = None
     after_training: bool = False
     toy: ToySet | None = None
     chains: Any = None
@@ -61,12 +62,12 @@ class Judged:
     @property
     def x(self) -> Tensor:
         """Events of the rows for scores."""
-        return events(self.rows)
+        return self.rows.x
 
     @property
     def trained_on(self) -> Tensor:
         """Events that the run was trained on, or those for scores where nobody knows."""
-        return events(self.rows if self.train is None else self.train)
+        return (self.rows if self.train is None else self.train).x
 
     @property
     def costly(self) -> bool:
@@ -101,6 +102,13 @@ class Measured:
     arrays: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
+
+    def __post_init__(self) -> None:
+        known = [f.name for f in fields(Facts)]
+        for name in self.facts:
+            require_choice("section.facts", name, known)
+        for finding in self.findings:
+            require(isinstance(finding, Finding), "section.findings", "Findings", finding)
 
 
 class Section(Protocol):

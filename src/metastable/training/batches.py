@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.types import Pairs, events
 from metastable.core.units import Units
 
 
 class Batches:
     """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None.
 
-    Of `Pairs` the rows are shuffled together, and noise is added to the events only: in the data's units, where
+    Events are shuffled with what they are given, and noise is added to the events only: in the data's units, where
     `units` are others.
     """
 
-    def __init__(self, data: Tensor | Pairs, size: int | None, seed: int, units: Units | None = None):
-        self.data = data
+    def __init__(self, data: Rows, size: int | None, seed: int, units: Units | None = None):
+        self.data = data = as_batch(data)
         self.units = units
-        self.device = data.x.device if isinstance(data, Pairs) else data.device
+        self.device = data.device
         self.size = len(data) if size is None else min(size, len(data))
         self.seed = seed
         self.per_epoch = len(data) // self.size
         self._epoch = -1
         self._order = torch.arange(len(data), device=self.device)
 
-    def at(self, step: int, noise: float = 0.0) -> Tensor | Pairs:
+    def at(self, step: int, noise: float = 0.0) -> Batch:
         """The rows of update `step`, with fresh normal noise of standard deviation `noise`."""
         return self._noisy(self._rows(step), step, noise) if noise else self._rows(step)
 
-    def _rows(self, step: int) -> Tensor | Pairs:
+    def _rows(self, step: int) -> Batch:
         if self.size == len(self.data):
             return self.data
         epoch, place = divmod(step, self.per_epoch)
@@ -45,9 +44,7 @@ class Batches:
             self._epoch = epoch
         return self.data[self._order[place * self.size : (place + 1) * self.size]]
 
-    def _noisy(self, batch: Tensor | Pairs, step: int, noise: float) -> Tensor | Pairs:
+    def _noisy(self, batch: Batch, step: int, noise: float) -> Batch:
         rng = generator(derive(self.seed, "data-noise", step), self.device)
-        x = events(batch)
-        drawn = noise * normal_like(x, rng)
-        x = x + (drawn if self.units is None else self.units.turn(drawn))
-        return Pairs(x, batch.given) if isinstance(batch, Pairs) else x
+        drawn = noise * normal_like(batch.x, rng)
+        return batch.with_events(batch.x + (drawn if self.units is None else self.units.turn(drawn)))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +17,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
 from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import derive, generator
-from metastable.core.types import LogPartition, Pairs, Proposal, Walkers, events
+from metastable.core.types import Proposal
 from metastable.core.units import Coordinates
 from metastable.core.waiting import unwatched
 
@@ -32,11 +31,14 @@ from .batches import Batches
 from .captured import Captured, copied
 from .checkpoints import Checkpoint, CheckpointStore, on_device
 from .config import Schedule, TrainerConfig
+from .contract import Outcome, TrainableMethod
 from .engine import Choice, Engine, choose_engine
 from .guard import Guard
+from .interrupts import stop_on_interrupt
 from .patience import Patience
 from .players import load_weights, offsets_of, plain_state, trainable
 from .records import Gather, Recorder, Row
+from .returned import require_players
 from .scaled import is_recordable
 from .updates import Turns, Updates
 
@@ -50,43 +52,6 @@ LOOK_EVERY_CAPTURED = 17 * LOOK_EVERY
 """The same where updates are launched as a whole, beside which one that is looked at takes long."""
 
 
-class TrainableMethod(Protocol):
-    """What the trainer needs of a method (`metastable.methods.base.Method` is one)."""
-
-    def rate(self, player: str) -> float: ...
-    def rate_factor(self, state: Any) -> Tensor | None: ...
-    def start(self, context: Any) -> Any: ...
-    def turns(self, context: Any) -> Any: ...
-    def phase(self, context: Any) -> Any: ...
-    def updates(self, context: Any, player: str, steps: int) -> int: ...
-    def negatives(self, context: Any, state: Any, batch: Any) -> Any: ...
-    def loss(self, context: Any, state: Any, player: str, batch: Any, negatives: Any) -> Any: ...
-    def advance(self, context: Any, state: Any) -> Any: ...
-    def evaluations(self, context: Any, batch: int) -> int | None: ...
-    def current_walkers(self, context: Any, state: Any) -> Walkers | None: ...
-    def log_partition(self, context: Any, state: Any) -> LogPartition | None: ...
-    def save(self, state: Any) -> dict[str, Any]: ...
-    def load(self, tree: dict[str, Any]) -> Any: ...
-
-
-@dataclass
-class Outcome:
-    """What training left in memory."""
-
-    status: str
-    step: int
-    seconds: float
-    history: list[Row]
-    walkers: Walkers | None
-    log_partition: LogPartition | None
-    ema: nn.Module | None
-    state: Any
-    message: str = ""
-    kept: int | None = None
-    refused: list[str] = field(default_factory=list)
-    engine: Choice | None = None
-
-
 class Trainer:
     """Trains `players` with `method` on `data`; everything random follows from `seed`.
 
@@ -95,7 +60,7 @@ class Trainer:
         players: the modules of the run, by name, `energy` among them; those with trainable parameters get an
             optimiser each. All of them stay in eval mode: a density needs one fixed energy, which dropout or
             batch statistics would make a random one.
-        data: `(n, *event)`, on the engine's device; `Pairs` where the method needs what its events are given.
+        data: `(n, *event)`, on the engine's device, or a `Batch` where the method needs what its events are given.
         method: a training method.
         config: how training runs.
         noise: a normalised density around the data.
@@ -114,7 +79,7 @@ class Trainer:
         self,
         energy: Callable[[Tensor], Tensor],
         players: Mapping[str, nn.Module],
-        data: Tensor | Pairs,
+        data: Rows,
         method: TrainableMethod,
         config: TrainerConfig,
         *,
@@ -124,11 +89,12 @@ class Trainer:
         seed: int = 0,
         folder: Path | None = None,
         on_row: OnRow | None = None,
-        held_out: Tensor | Pairs | None = None,
+        held_out: Rows | None = None,
         coordinates: Coordinates | None = None,
         power: float = 1.0,
     ):
-        x = events(data)
+        data = as_batch(data)
+        x = data.x
         config = config.resolved(len(x), x[0].numel())
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
@@ -140,7 +106,7 @@ class Trainer:
             energy=energy,
             players=self.players,
             data=x,
-            given=data.given if isinstance(data, Pairs) else None,
+            given=data.given,
             noise=noise,
             rng=generator(derive(seed, "method"), x.device),
             engine=self.choice.chains,
@@ -166,11 +132,14 @@ class Trainer:
         self.kept: int | None = None
         self._interrupted = False
 
-    def _patience(self, held_out: Tensor | Pairs | None, power: float) -> Patience | None:
-        if held_out is None or isinstance(held_out, Pairs) or self.config.patience is None:
+    def _patience(self, held_out: Rows | None, power: float) -> Patience | None:
+        if held_out is None or self.config.patience is None:
+            return None
+        held_out = as_batch(held_out)
+        if held_out.given is not None:
             return None
         assert self.config.steps is not None
-        return Patience(held_out, power, self.config.steps, self.config.patience)
+        return Patience(held_out.x, power, self.config.steps, self.config.patience)
 
     def _optimisers(self) -> dict[str, Optimizer]:
         unknown = set(self.config.optimisers) - set(self.players)
@@ -234,7 +203,7 @@ class Trainer:
         if not (resume and self._resume()):
             self._begin()
         began = time.perf_counter() - self.seconds
-        with self._stop_on_interrupt(), flushed():
+        with stop_on_interrupt(self._stop), flushed():
             while not self._is_last():
                 self._update()
                 self.seconds = time.perf_counter() - began
@@ -244,6 +213,9 @@ class Trainer:
             self._checkpoint()
         self.recorder.close()
         return self._outcome("interrupted" if self._interrupted else "finished")
+
+    def _stop(self) -> None:
+        self._interrupted = True
 
     def _is_last(self) -> bool:
         """Whether there is no further update: the budget is spent, or somebody pressed Ctrl-C."""
@@ -258,8 +230,9 @@ class Trainer:
     def _update(self) -> None:
         """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
         context, method = self.context, self.method
-        batch = self.batches.at(context.step, self.config.noise_at(context.step))
+        batch = method.takes(self.batches.at(context.step, self.config.noise_at(context.step)))
         turns = tuple((turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context))
+        require_players(method.name, turns, self.players)
         self.update.before()
         if not self._launched(batch, turns):
             shared = self.captured is not None and self.state is self.captured.state
@@ -478,21 +451,3 @@ class Trainer:
             refused=[] if self.store is None else self.store.refused,
             engine=self.choice,
         )
-
-    @contextmanager
-    def _stop_on_interrupt(self):
-        """The first Ctrl-C ends training after the update in flight; the second one raises at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
-
-        def interrupt(number: int, frame: Any) -> None:
-            self._interrupted = True
-            signal.signal(signal.SIGINT, before)
-
-        signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)

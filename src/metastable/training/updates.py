@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from .engine import Engine
 from .players import followers, norm_name, trainable
 from .records import LINE_MEANS
+from .returned import require_gradient, returned
 from .scaled import Rates, is_recordable, scaled_step
 
 Turns = tuple[tuple[str, ...], ...]
@@ -69,17 +70,19 @@ class Updates:
         """One update of `state` on `batch`, in which the players have these turns."""
         method = self.method
         with self.engine.autocast():
-            negatives, state, metrics = method.negatives(context, state, batch)
+            made = method.negatives(context, state, batch)
+        negatives, state, metrics = returned(method.name, "negatives", made)
         averaged = dict(metrics)
         for together in turns:
             with self.engine.autocast():
-                loss, metrics = method.loss(context, state, together[0], batch, negatives)
+                made = method.loss(context, state, together[0], batch, negatives)
+            loss, metrics = returned(method.name, "loss", made)
             averaged |= metrics
             averaged |= self._descend(state, together, loss)
         if self.ema is not None:
             self._average()
         # outside autocast: log-weights add up energy differences, which half precision would not keep
-        state, latest = method.advance(context, state)
+        state, latest = returned(method.name, "advance", method.advance(context, state))
         averaged |= {k: v for k, v in latest.items() if k in LINE_MEANS}
         return Updated(state, averaged, {k: v for k, v in latest.items() if k not in LINE_MEANS})
 
@@ -112,6 +115,7 @@ class Updates:
         for parameter in parameters:
             parameter.grad = None
         if parameters:
+            require_gradient(self.method.name, loss)
             self.engine.backward(loss, parameters)
         return {norm_name(player): self._step(state, player) for player in stepped}
 

@@ -7,18 +7,22 @@ This holds only while temperatures and step sizes were not chosen by looking at 
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from metastable.core.capture import CaptureError, is_recording, record
 from metastable.core.errors import UnsupportedError, require, require_count
 from metastable.core.random import normal_like
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, Proposal, Walkers, per_row
 from metastable.core.weights import ess_fraction, log_mean_exp
 from metastable.kernels import Kernel, StepKernel, run_chain
+from metastable.kernels.watch import UnwatchedError, reads
 
 from .path import Schedule, path_for
 
@@ -26,6 +30,10 @@ RESAMPLE_BELOW = 0.5
 """A population whose effective sample size falls under this share of its walkers is resampled."""
 STEP_JITTER = 0.4
 """Standard deviation of each walker's log step size, so that no chain is locked to one scale."""
+LEAST = 32
+"""Temperatures from which on a GPU records a change of temperature and launches it as a whole."""
+STAND_IN = False
+"""Whether the CPU does so, too, by calling the same function on the same memory: for tests."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +98,71 @@ def anneal(
     betas, sizes = schedule.betas.to(x.device), schedule.step_sizes.to(x.device, x.dtype)
     log_weight = torch.zeros(populations, x.shape[0] // populations, dtype=torch.float64, device=x.device)
     bad = torch.zeros((), dtype=torch.int64, device=x.device)
-    acceptance, ess = [], []
     path: Any = path_for(energy, reference)
-    for k in range(1, len(betas)):
+
+    def change(x: Tensor, log_weight: Tensor, bad: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        """From β_k to β_{k+1}: positions, log-weights, energies that are no numbers, ESS and acceptance."""
+        before, after, size = (_at(values, k + by) for values, by in ((betas, 0), (betas, 1), (sizes, 1)))
         here = path.look(x)
-        bad = bad + here.undefined()
-        log_weight = log_weight + path.log_change(here, betas[k - 1], betas[k]).view_as(log_weight)
-        ess.append(ess_fraction(log_weight))
+        log_weight = log_weight + path.log_change(here, before, after).view_as(log_weight)
+        ess, bad = ess_fraction(log_weight), bad + here.undefined()
         if resample_below > 0:
-            rows, log_weight = resample_uneven(log_weight, ess[-1] < resample_below, rng)
+            rows, log_weight = resample_uneven(log_weight, ess < resample_below, rng)
             x, here = x[rows], here.rows(rows)
-        tempered = path.at(betas[k])
+        tempered = path.at(after)
         state = path.state(kernel, tempered, x, here)
-        h = jittered(sizes[k], x, jitter, rng) if isinstance(kernel, StepKernel) else None
-        state, info = run_chain(kernel, tempered, state, steps, rng, step_size=h)[:2]
-        x = state.x
-        acceptance.append(info.acceptance.mean())
-    info = {"acceptance": torch.stack(acceptance), "ess": torch.stack(ess), "undefined": bad}
+        h = jittered(size, x, jitter, rng) if isinstance(kernel, StepKernel) else None
+        state, moves = run_chain(kernel, tempered, state, steps, rng, step_size=h)[:2]
+        return state.x, log_weight, bad, ess, moves.acceptance.mean()
+
+    parts = (energy, reference, kernel)
+    (x, log_weight, bad), made = _changes(change, (x, log_weight, bad), len(betas) - 1, rng, parts)
+    ess, acceptance = (torch.stack(values) for values in zip(*made, strict=True))
+    info = {"acceptance": acceptance, "ess": ess, "undefined": bad}
     return Annealed(x, log_weight.flatten(), info, populations=populations, schedule=schedule)
+
+
+def _at(values: Tensor, k: Tensor) -> Tensor:
+    """`values[k]` for an index on the device, `(1,)`, which the host does not look at."""
+    return values.index_select(0, k).squeeze(0)
+
+
+def _changes(
+    change: Callable[..., tuple[Tensor, ...]],
+    state: tuple[Tensor, ...],
+    count: int,
+    rng: torch.Generator,
+    parts: Any,
+) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, ...]]]:
+    """`change` for k = 0 … count − 1, and what each gave beside the state; on a GPU recorded once and launched.
+
+    `parts` is all that it reads: what cannot be watched is not recorded.
+    """
+    device, made = state[0].device, []
+    if (device.type == "cuda" or STAND_IN) and count >= LEAST and not is_recording():
+        own = [*(t.clone() for t in state), torch.zeros(1, dtype=torch.int64, device=device)]
+
+        def launch() -> tuple[Tensor, ...]:
+            new = change(*own)
+            for tensor, value in zip(own, (*new[: len(state)], own[-1] + 1), strict=True):
+                tensor.copy_(value)
+            return new[len(state) :]
+
+        try:
+            kept = [t for t in reads(parts, device).tensors.values() if not isinstance(t, nn.Parameter)]
+            recording = record(launch, device, changes=[*own, *kept], generators=(rng,))
+        except (CaptureError, UnwatchedError, torch.OutOfMemoryError) as error:
+            warnings.warn(
+                f"log Z: temperature by temperature, as a step {error}", RuntimeWarning, stacklevel=4
+            )
+        else:
+            made = [tuple(value.clone() for value in recording.replay()) for _ in range(count)]
+            return tuple(own[:-1]), made
+    for k in range(count):
+        new = change(*state, torch.full((1,), k, dtype=torch.int64, device=device))
+        state = new[: len(state)]
+        made.append(new[len(state) :])
+    return state, made
 
 
 def resample_uneven(log_weight: Tensor, uneven: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -58,15 +58,6 @@ def drawn_side_by_side(walkers: Walkers, n: int, rng: torch.Generator) -> Tensor
     return resample_indices(walkers.log_weight, n, rng=rng, order=order)
 
 
-def _origin(walkers: Walkers, rows: Tensor) -> dict[str, object]:
-    """Which independent population each row came from, `(n,)`, and how large those were; nothing where unknown."""
-    sizes = walkers.info.get("populations")
-    if sizes is None:
-        return {}
-    ends = torch.tensor(sizes, device=rows.device).cumsum(0)
-    return {"drawn_from": torch.searchsorted(ends, rows, right=True), "start_populations": list(sizes)}
-
-
 def find_step_range(
     kernel: StepKernel, energy: Energy, x: Tensor, rng: torch.Generator, steps: int = WARM_UP_STEPS
 ) -> StepRange:
@@ -95,7 +86,7 @@ def continue_walkers(
 ) -> Walkers:
     """`n` walkers drawn in proportion to the weights, after `steps` moves by MALA: see `api.continue_sampling`."""
     require_count("steps", steps, 0)
-    rows = drawn_side_by_side(walkers, n, rng)
+    rows, sizes_before = drawn_side_by_side(walkers, n, rng), walkers.info.get("populations")
     x = walkers.x[rows]
     state = MALA().init(energy, x)
     bad = int((~state.energy.isfinite()).sum())
@@ -114,10 +105,14 @@ def continue_walkers(
         h = sizes.draw(state.x, rng)  # of each walker its own
         state, info = run_chain(kernel, energy, state, 1, rng, step_size=h)[:2]
         accepted = accepted + info.acceptance.mean()
-    said = {
+    said: dict[str, object] = {
         "kernel": kernel,
         "step_sizes": tuple(sizes),
         "acceptance": float(accepted) / max(steps, 1),
         "start_ess": walkers.ess,
     }
-    return Walkers.equal(state.x, info=said | _origin(walkers, rows))
+    if sizes_before is not None:  # which independent population each row came from, and how large those were
+        ends = torch.tensor(sizes_before, device=rows.device).cumsum(0)
+        said["drawn_from"] = torch.searchsorted(ends, rows, right=True)
+        said["start_populations"] = list(sizes_before)
+    return Walkers.equal(state.x, info=said)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from metastable.core.types import Energy, LogPartition, is_discrete
+from metastable.core.types import Energy, LogPartition
 from metastable.core.weights import ess_fraction, log_mean_exp, spread_of_log_mean
 from metastable.kernels import ULA, Kernel
 
 from .outside import log_mass_outside
 from .population import Population
+from .space import space_of
 
 MOST_OUTSIDE = math.log(0.02)
 """log of the mass beyond the farthest walker from which on log Z of the walkers is not that of the model."""
@@ -133,7 +134,7 @@ class HeldOut:
 
 def doubts_of_reach(energy: Energy, x: Tensor, log_z: float) -> list[str]:
     """Mass farther out than any walker, where a network has outgrown its reference."""
-    if is_discrete(energy) or not math.isfinite(log_z):
+    if not space_of(energy).has_volume or not math.isfinite(log_z):
         return []
     log_mass = log_mass_outside(energy, x, log_z)
     if not log_mass > MOST_OUTSIDE:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.protocols import Sweeping, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, Walkers, energy_and_grad
 from metastable.kernels import ULA, Gibbs, Kernel, run_chain
@@ -92,7 +93,7 @@ def langevin_step(
 
 def keeps_energy(kernel: Kernel, energy: Energy) -> bool:
     """Whether the chain's state holds E where the walker stands; a Gibbs sweep never needs it."""
-    return not (isinstance(kernel, Gibbs) and hasattr(energy, "sweep"))
+    return not (isinstance(kernel, Gibbs) and provides(energy, Sweeping))
 
 
 def reweigh_then_move(

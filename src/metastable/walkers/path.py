@@ -14,8 +14,18 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import UnsupportedError
+from metastable.core.perceptron import Perceptron
+from metastable.core.protocols import (
+    ClosedForm,
+    Gaussianlike,
+    Tempering,
+    perceptron_of,
+    provides,
+    reference_of,
+)
 from metastable.core.types import Energy, EnergyGrad, Proposal, energy_and_grad, is_discrete
 from metastable.kernels import ChainState, Kernel
+from metastable.proposals.signs import Signs
 
 
 class Schedule(NamedTuple):
@@ -70,6 +80,16 @@ class Tempered:
         """Values and gradients of E_β from those of both ends; 0·inf is NaN, which every kernel rejects."""
         return EnergyGrad(*(self.beta * m + self.rest * r for m, r in zip(*ends, strict=True)))
 
+    def perceptron(self) -> Perceptron | None:
+        """The model's layers, β of them, on the Gaussians of q; None where it has others below, or q is none."""
+        layers, q = perceptron_of(self.energy), self.reference.reference
+        if layers is None or not provides(q, Gaussianlike):
+            return None
+        part = layers._replace(head=self.beta * layers.head, offset=self.beta * layers.offset)
+        if layers.below is None:
+            return part._replace(below=q.gaussians(), share=self.rest.to(layers.head).reshape(1))  # pyright: ignore
+        return part if reference_of(self.energy) is q else None
+
 
 class ReferenceEnergy:
     """−log q(x) as an energy; a density that is constant in x, as a uniform one, has gradient zero."""
@@ -83,9 +103,8 @@ class ReferenceEnergy:
 
     def value_and_grad(self, x: Tensor) -> EnergyGrad:
         """The reference's own closed form where it has one, else automatic differentiation."""
-        own = getattr(self.reference, "value_and_grad", None)
-        if own is not None:
-            return EnergyGrad(*own(x))
+        if provides(self.reference, ClosedForm):
+            return EnergyGrad(*self.reference.value_and_grad(x))  # pyright: ignore
         with torch.enable_grad():
             y = x.detach().requires_grad_(True)
             values = self(y)
@@ -174,8 +193,9 @@ class DiscretePath:
 
     def __init__(self, energy: Energy, reference: Proposal):
         self.energy, self.reference = energy, reference
-        self.fields = getattr(reference, "fields", None)
-        self.own = getattr(energy, "tempered", None) if self.fields is not None else None
+        self.fields = reference.fields if isinstance(reference, Signs) else None
+        able = self.fields is not None and provides(energy, Tempering)
+        self.own = energy.tempered if able else None  # pyright: ignore
 
     def look(self, x: Tensor) -> Standing:
         """Nothing is evaluated yet."""

@@ -142,7 +142,8 @@ class Population(NamedTuple):
         """The rows that walkers continue from, `(G·n,)`."""
         A = self.by_group(self.log_weight)
         G, n = A.shape
-        marked = _marked(need)
+        every = need.device.type != "cpu" or bool(need.all())  # elsewhere asking would make the host wait
+        marked = None if every else need.nonzero()[:, 0]
         order_ = self._order(order, marked)
         drawn = resample_indices(_take(A, marked), scheme=scheme, rng=rng, order=order_, check=False)
         same = torch.arange(n, device=A.device).expand(G, n)
@@ -162,13 +163,6 @@ class Population(NamedTuple):
     def save(self) -> dict[str, Any]:
         """As a tree of tensors."""
         return self._asdict()
-
-
-def _marked(need: Tensor) -> Tensor | None:
-    """Which populations to look at; None for all of them, also where asking would make the host wait."""
-    if need.device.type != "cpu" or bool(need.all()):
-        return None
-    return need.nonzero()[:, 0]
 
 
 def _take(values: Tensor, marked: Tensor | None) -> Tensor:

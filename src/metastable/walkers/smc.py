@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import require, require_count
-from metastable.core.types import Energy, Proposal, is_discrete
-from metastable.kernels import HMC, Gibbs, Kernel
+from metastable.core.types import Energy, Proposal
+from metastable.kernels import Kernel
 
 from .anneal import RESAMPLE_BELOW, STEP_JITTER, Annealed, anneal
 from .path import Schedule
 from .pilot import CONDITIONAL_ESS, find_schedule, own_step_size
+from .space import space_of
 
 
 def ais(
@@ -138,7 +139,7 @@ def smc(
     require_count("populations", populations)
     require_count("walkers", walkers, 2)
     require(0 < conditional_ess < 1, "conditional_ess", "between 0 and 1", conditional_ess)
-    kernel = default_kernel(energy) if kernel is None else kernel
+    kernel = space_of(energy).annealer if kernel is None else kernel
     complete = True
     if schedule is None:
         size = max(walkers, 256) if pilot_walkers is None else pilot_walkers
@@ -149,13 +150,3 @@ def smc(
         x = reference.sample(populations * walkers, rng)
     options = {"steps": steps, "populations": populations, "resample_below": resample_below, "jitter": jitter}
     return replace(anneal(energy, reference, x, schedule, kernel, rng, **options), complete=complete)
-
-
-def default_kernel(energy: Energy | None = None) -> Kernel:
-    """Short Hamiltonian trajectories: they forget their start in fewer gradients than Langevin steps.
-
-    Gibbs sweeps where the energy is discrete.
-    """
-    if is_discrete(energy):
-        return Gibbs()
-    return HMC(step_size=0.3, leapfrog=4)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from metastable.core.errors import require
+
 from .chains import stuck_chains, weight_degeneracy
 from .contrasts import (
     PROFILES,
@@ -82,6 +84,8 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
     facts = facts or Facts()
     log = Log(history, facts.power)
     found = [finding for rule in RULES if (finding := rule(log, facts)) is not None]
+    for finding in found:
+        require(isinstance(finding, Finding), "RULES", "rules that return a Finding or None", finding)
     if not any(finding.severity != "note" for finding in found) and len(log) >= LEAST_ROWS:
         found.append(healthy(log, facts))
     tempered = tempered_density(log, facts)

@@ -121,8 +121,14 @@ def stuck_chains(log: Log, facts: Facts) -> Finding | None:
     if len(moved) >= 5:
         distance = float(np.median(moved[len(moved) // 2 :]))
         evidence["displacement"] = distance
-        if not severity:
-            severity, text = _too_slow(distance, float(facts.steps or log.last_step))
+        # a random walk of `distance` in each update needs distance⁻² updates to cross the data
+        crosses = distance * math.sqrt(float(facts.steps or log.last_step)) >= 1
+        if not severity and distance < SLOW and (distance < STUCK or not crosses):
+            severity = "problem" if distance < STUCK else "warning"
+            need = f"about {distance**-2:.1g} updates" if distance > 0 else "for ever"
+            text = (
+                f"In one update a chain moves {distance:.2g} of the data's spread: to cross it takes {need}."
+            )
     if not severity:
         return None
     signs = StepSigns(*(log.late(key) for key in ("acceptance", "displacement", "step_size", "pace")))
@@ -130,12 +136,3 @@ def stuck_chains(log: Log, facts: Facts) -> Finding | None:
     rejected = text.startswith("Chains accept")
     advice = why_refused(signs) if rejected else why_slow(signs, log.diverged)
     return Finding("stuck-chains", severity, text, evidence, advice)
-
-
-def _too_slow(distance: float, steps: float) -> tuple[str, str]:
-    """A random walk of `distance` in each update needs distance⁻² updates to cross the data."""
-    if distance >= SLOW or (distance >= STUCK and distance * math.sqrt(steps) >= 1):
-        return "", ""
-    need = f"about {distance**-2:.1g} updates" if distance > 0 else "for ever"
-    text = f"In one update a chain moves {distance:.2g} of the data's spread: to cross it takes {need}."
-    return ("problem" if distance < STUCK else "warning"), text

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from metastable.core.errors import require_choice
+
 Evidence = dict[str, float | str | list]
 
 SEVERITIES = ("problem", "warning", "note")
@@ -29,6 +31,9 @@ class Finding:
     evidence: Evidence = field(default_factory=dict)
     advice: str = ""
 
+    def __post_init__(self) -> None:
+        require_choice(f"finding {self.name!r}.severity", self.severity, SEVERITIES)
+
 
 def format_findings(findings: Sequence[Finding], width: int = 100) -> str:
     """Findings as plain text for a terminal, each with its evidence and what to try.
@@ -40,16 +45,13 @@ def format_findings(findings: Sequence[Finding], width: int = 100) -> str:
       evidence: acceptance 0
       try: Lower step_size.
     """
-    return "\n".join(_format(finding, width) for finding in findings)
-
-
-def _format(finding: Finding, width: int) -> str:
-    lines = [f"{finding.severity}: {finding.name}"]
-    shown = ", ".join(f"{key} {_show(value)}" for key, value in finding.evidence.items())
-    labelled = (("", finding.text), ("evidence: ", shown), ("try: ", finding.advice))
-    paragraphs = [label + words for label, words in labelled if words]
-    for paragraph in paragraphs:
-        lines += textwrap.wrap(paragraph, width, initial_indent="  ", subsequent_indent="    ")
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.severity}: {finding.name}")
+        shown = ", ".join(f"{key} {_show(value)}" for key, value in finding.evidence.items())
+        for label, words in (("", finding.text), ("evidence: ", shown), ("try: ", finding.advice)):
+            if words:
+                lines += textwrap.wrap(label + words, width, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
 
 

@@ -43,7 +43,9 @@ def _stalled(log: Log, facts: Facts) -> Finding | None:
     if gap is not None and open_gap and not _closes(gap):
         text = f"The energy gap stays open: {gap.first:.3g} early, {gap.last:.3g} at the end, not about 0."
         return _not_learning("problem" if facts.far_from_data else "warning", text, gap.evidence("gap"))
-    if facts.far_from_data and _all_flat(log):
+    levels = [log.trend(key) for key in ("energy_data", "energy_negatives", "grad_norm")]
+    moved = [abs(t.last - t.first) > IMPROVED * t.change_se for t in levels if t is not None]
+    if facts.far_from_data and moved and not any(moved):
         text = "Energies and gradients are where they were at the start, and samples are not like the data."
         return _not_learning("problem", text, {} if gap is None else gap.evidence("gap"))
     return None
@@ -101,7 +103,8 @@ def not_converged(log: Log, facts: Facts) -> Finding | None:
         return None
     if len(log.series("label_cross_entropy")):  # of a classifier's density `_density_stalled` says more
         return None
-    if abs(gap.last) <= max(CLEAR * gap.se, CONVERGED_FLOOR) or not _keeps_its_side(gap):
+    swings = gap.fifths[-2] * gap.last <= 0  # about zero: noise that follows itself
+    if abs(gap.last) <= max(CLEAR * gap.se, CONVERGED_FLOOR) or swings:
         return None
     course = f", from {gap.first:.3g} early" if _closes(gap) else ""
     side = "below" if gap.last < 0 else "above"
@@ -116,11 +119,6 @@ def not_converged(log: Log, facts: Facts) -> Finding | None:
     )
 
 
-def _keeps_its_side(gap: Trend) -> bool:
-    """Whether the last two fifths have one sign: what swings about zero is noise that follows itself."""
-    return gap.fifths[-2] * gap.last > 0
-
-
 def _closes(gap: Trend) -> bool:
     return abs(gap.first) - abs(gap.last) >= IMPROVED * gap.change_se
 
@@ -133,13 +131,6 @@ def _is_open(gap: Trend, floor: float = GAP_FLOOR) -> bool:
     largest = max(map(abs, gap.fifths))
     steady = all(gap.last * late > 0 and abs(late) > 0.5 * abs(gap.last) for late in gap.fifths[2:])
     return steady and abs(gap.last) > max(CLEAR * gap.se, floor, 0.5 * largest)
-
-
-def _all_flat(log: Log) -> bool:
-    """Whether every logged level ends where it began, within its noise."""
-    trends = [log.trend(key) for key in ("energy_data", "energy_negatives", "grad_norm")]
-    known = [trend for trend in trends if trend is not None]
-    return bool(known) and all(abs(t.last - t.first) <= IMPROVED * t.change_se for t in known)
 
 
 def too_little_history(log: Log, facts: Facts) -> Finding | None:

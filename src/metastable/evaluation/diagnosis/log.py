@@ -34,7 +34,13 @@ class Log:
     """
 
     def __init__(self, rows: Sequence[Row], power: float = 1.0):
-        self.rows = [_in_nats(row, power) for row in rows]
+        self.rows = list(rows)
+        if power != 1:
+            energies = [{key: number(row.get(key)) for key in ENERGIES} for row in rows]
+            self.rows = [
+                {**row, **{key: power * value for key, value in known.items() if value is not None}}
+                for row, known in zip(rows, energies, strict=True)
+            ]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -125,14 +131,6 @@ def number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _in_nats(row: Row, power: float) -> Row:
-    """The row with its energies times P, which is what the log of the learned density is made of."""
-    if power == 1:
-        return row
-    energies = {key: number(row.get(key)) for key in ENERGIES}
-    return {**row, **{key: power * value for key, value in energies.items() if value is not None}}
 
 
 def mean_error(values: np.ndarray, count: int) -> float:

@@ -86,7 +86,10 @@ def wrong_mode_weights(log: Log, facts: Facts) -> Finding | None:
     if not (off > floor).any():
         return None
     worst = int(np.argmax(np.where(off > floor, off, 0)))
-    chance = "" if np.isnan(error[worst]) else f", {_in_errors(off[worst], error[worst])}"
+    chance = ", with no uncertainty stated"
+    if error[worst] != 0:
+        apart = off[worst] / error[worst]
+        chance = "" if np.isnan(error[worst]) else f", {apart:.1f} standard errors apart"
     return Finding(
         "wrong-mode-weights",
         "problem" if off[worst] > WEIGHT_PROBLEM else "warning",
@@ -95,12 +98,6 @@ def wrong_mode_weights(log: Log, facts: Facts) -> Finding | None:
         _weights_evidence(facts) | {"worst_mode": float(worst + 1), "worst_error": float(off[worst])},
         _weights_advice(facts),
     )
-
-
-def _in_errors(difference: float, error: float) -> str:
-    if error == 0:
-        return "with no uncertainty stated"
-    return f"{difference / error:.1f} standard errors apart"
 
 
 def samples_too_wide(log: Log, facts: Facts) -> Finding | None:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -36,16 +37,11 @@ ESTIMATORS = {"estimator": fit_estimator, "fit": fit_run}
 def body(bench: Bench) -> list[Row]:
     """Every part, with its targets."""
     workers = min(os.cpu_count() or 1, 16)
-    with ProcessPoolExecutor(workers, get_context("spawn"), _one_thread) as pool:
-        parts = (_scales, _units, _mixture, _contexts, _coverage, _sweep, _tables, _first)
-        begun = [
-            part(bench, pool) for part in parts
-        ]  # everything is handed out before anything is waited for
+    parts = (_scales, _units, _mixture, _contexts, _coverage, _sweep, _tables, _first)
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        # everything is handed out before anything is waited for
+        begun = [part(bench, pool) for part in parts]
         return [row for finish in begun for row in finish()]
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 Finish = Callable[[], list[Row]]
@@ -193,8 +189,9 @@ def _row(metric: str, value: float, relation: str, target: float, *, required: b
 
 def _tables(bench: Bench, pool: Executor) -> Finish:
     places = [(table, number) for table in bench.tables for number in range(bench.splits)]
-    theirs = _all(pool, _rivals, [(*place, bench.seed) for place in places])
-    mine = {how: _all(pool, _ours, [(*place, bench.seed, how) for place in places]) for how in ESTIMATORS}
+    parts = [split(load(table), number) for table, number in places]
+    theirs = _all(pool, rivals, [(part, bench.seed) for part in parts])
+    mine = {how: _all(pool, ours, [(p, bench.seed, fit) for p in parts]) for how, fit in ESTIMATORS.items()}
 
     def finish() -> list[Row]:
         them = dict(zip(places, theirs(), strict=True))
@@ -202,11 +199,14 @@ def _tables(bench: Bench, pool: Executor) -> Finish:
         rows, ahead = [], dict.fromkeys(ESTIMATORS, 0)
         for table in bench.tables:
             splits = [(table, number) for number in range(bench.splits)]
-            means = {name: _mean(them[place][name] for place in splits) for name in them[splits[0]]}
+            means = {
+                "gaussian-mixture": fmean(them[place].mixture for place in splits),
+                "kernel-density": fmean(them[place].kernel for place in splits),
+            }
             best = max(means.values())
             rows += [Row(f"log_likelihood/{table}/{name}", value) for name, value in means.items()]
             for how in ESTIMATORS:
-                value = _mean(us[how][place] for place in splits)
+                value = fmean(us[how][place] for place in splits)
                 ahead[how] += value > best
                 bench.say(f"{table}, {how}: {value:.3f} against {best:.3f}")
                 rows += [
@@ -219,15 +219,6 @@ def _tables(bench: Bench, pool: Executor) -> Finish:
         ]
 
     return finish
-
-
-def _rivals(table: str, number: int, seed: int) -> dict[str, float]:
-    found = rivals(split(load(table), number), seed)
-    return {"gaussian-mixture": found.mixture, "kernel-density": found.kernel}
-
-
-def _ours(table: str, number: int, seed: int, how: str) -> float:
-    return ours(split(load(table), number), seed, ESTIMATORS[how])
 
 
 def _first(bench: Bench, pool: Executor) -> Finish:
@@ -243,11 +234,6 @@ def _first(bench: Bench, pool: Executor) -> Finish:
         ]
 
     return finish
-
-
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return math.fsum(values) / len(values)
 
 
 def _seed(bench: Bench, *names: object) -> int:

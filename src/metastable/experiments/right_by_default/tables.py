@@ -56,10 +56,10 @@ def load(name: str) -> np.ndarray:
     """
     from sklearn import datasets
 
-    made = getattr(datasets, f"load_{name.replace('-', '_')}")()
-    rows = np.asarray(made.data, dtype=np.float64)
-    kept = [i for i, column in enumerate(made.feature_names) if (name, column) != ("diabetes", "sex")]
-    rows = rows[:, kept]
+    source = getattr(datasets, f"load_{name.replace('-', '_')}")()
+    rows = np.asarray(source.data, dtype=np.float64)
+    columns = [i for i, column in enumerate(source.feature_names) if (name, column) != ("diabetes", "sex")]
+    rows = rows[:, columns]
     return (rows - rows.mean(0)) / rows.std(0)
 
 

@@ -3,7 +3,7 @@
 from .curves import MOST_TICKS, curves, thinned
 from .drawing import Drawing, Series, Window
 from .histograms import Cloud, draw_overlaid, histogram, overlaid
-from .images import image_grid, image_side
+from .images import image_grid, image_side, value_range
 from .modes import Weights, mode_weights, yerror
 from .planes import area, coloured_scatter, density_map, log_window_mass, scaled_to_window, scatter, window_of
 from .reliability import Bins, draw_reliability, reliability
@@ -32,6 +32,7 @@ __all__ = [
     "scaled_to_window",
     "scatter",
     "thinned",
+    "value_range",
     "window_of",
     "yerror",
 ]

@@ -47,7 +47,8 @@ def curves(
     figure = new_figure(3.6, 2.2) if small else new_figure(5.0, 2.6)
     with style():
         axes = figure.subplots()
-        log = log and _spans_decades(series)
+        values = np.concatenate([s.y[np.isfinite(s.y)] for s in series])
+        log = bool(log and values.size and values.min() > 0 and values.max() > 30 * values.min())
         for line in series:
             _draw_line(axes, line)
         if level is not None:
@@ -63,7 +64,7 @@ def curves(
                 transform=axes.get_xaxis_transform(),
                 clip_on=False,
             )
-        outside = 0 if log else _limit_y(axes, series, floor, ceiling)
+        outside = 0 if log else _limit_y(axes, values, floor, ceiling)
         if log:
             _log_axis(axes)
         else:
@@ -109,9 +110,8 @@ def thinned(
     return np.array([places.mean() for places, _ in parts]), each(np.mean), each(np.min), each(np.max)
 
 
-def _limit_y(axes: Any, series: Sequence[Series], floor: float | None, ceiling: float | None) -> int:
+def _limit_y(axes: Any, values: np.ndarray, floor: float | None, ceiling: float | None) -> int:
     """Keep a blow-up from flattening everything else; returns how many values the axis leaves out."""
-    values = np.concatenate([s.y[np.isfinite(s.y)] for s in series])
     if values.size > 20:
         low, high = np.quantile(values, [0.05, 0.9])
         reach = 25 * max(high - low, 1e-12)
@@ -125,11 +125,6 @@ def _limit_y(axes: Any, series: Sequence[Series], floor: float | None, ceiling: 
     return int(((values < bottom) | (values > top)).sum())
 
 
-def _spans_decades(series: Sequence[Series]) -> bool:
-    values = np.concatenate([s.y[np.isfinite(s.y)] for s in series])
-    return bool(values.size and values.min() > 0 and values.max() > 30 * values.min())
-
-
 def _log_axis(axes: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -137,14 +132,9 @@ def _log_axis(axes: Any) -> None:
     low, high = axes.get_ylim()
     few = high < 300 * low  # under two and a half decades the powers of ten alone leave an axis bare
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=12 if few else 6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: _power(v)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: number(v).removeprefix("1 × ")))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="y", which="minor", length=0)
-
-
-def _power(value: float) -> str:
-    text = number(value)
-    return text.removeprefix("1 × ")
 
 
 def plain_numbers(axis: Any, most: int = 6) -> None:

@@ -113,7 +113,11 @@ def draw_overlaid(
         axes.hist(
             inside, edges, weights=np.full(len(inside), 1 / cloud.values.size), color=cloud.color, **look
         )
-        notes += _left_out(cloud, values, inside)
+        broken, outside = cloud.values.size - values.size, values.size - inside.size
+        if broken:
+            notes.append(f"{count(broken, 'value')} of {cloud.name} not finite.")
+        if outside > 0.01 * cloud.values.size:  # the quantiles of the axis leave out some of any cloud
+            notes.append(f"{count(outside, 'value')} of {cloud.name} outside the axis.")
     axes.set(xlabel=x_label, ylabel="share")
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="y", nbins=4)
@@ -131,10 +135,3 @@ def _reach(clouds: Sequence[np.ndarray], leading: int) -> tuple[float, float]:
         low, high = min(low, max(first, low - 1.5 * width)), max(high, min(last, high + 1.5 * width))
     margin = 0.02 * max(high - low, width)
     return low - margin, high + margin
-
-
-def _left_out(cloud: Cloud, finite: np.ndarray, inside: np.ndarray) -> list[str]:
-    broken, outside = cloud.values.size - finite.size, finite.size - inside.size
-    notes = [f"{count(broken, 'value')} of {cloud.name} not finite."] if broken else []
-    few = outside <= 0.01 * cloud.values.size  # the quantiles of the axis leave out some of any cloud
-    return notes if few else [*notes, f"{count(outside, 'value')} of {cloud.name} outside the axis."]

@@ -19,6 +19,12 @@ def image_side(shape: tuple[int, ...] | None) -> tuple[int, int] | None:
     return (shape[0], shape[1]) if len(shape) == 2 and min(shape) >= 4 else None
 
 
+def value_range(x: np.ndarray) -> tuple[float, float]:
+    """The lowest and the highest finite value; 0 and 1 where there is none."""
+    finite = x[np.isfinite(x)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+
+
 def image_grid(
     images: np.ndarray, low: float, high: float, columns: int = 8, most: int = _MOST_TILES
 ) -> bytes:
@@ -31,8 +37,10 @@ def image_grid(
     scaled = np.nan_to_num(np.clip((images - low) / max(high - low, 1e-12), 0, 1))
     tiles = np.round(255 * np.moveaxis(scaled, 1, -1)).astype(np.uint8)
     tiles = np.repeat(tiles, 3, axis=-1) if tiles.shape[-1] == 1 else tiles
+    sheet = _tiled(tiles, min(len(tiles), columns))
+    times = max(round(640 / sheet.shape[1]), 1)  # whole multiples only, so that every pixel keeps its value
     buffer = io.BytesIO()
-    imsave(buffer, _enlarged(_tiled(tiles, min(len(tiles), columns))), format="png")
+    imsave(buffer, sheet.repeat(times, axis=0).repeat(times, axis=1), format="png")
     return buffer.getvalue()
 
 
@@ -48,9 +56,3 @@ def _tiled(tiles: np.ndarray, columns: int) -> np.ndarray:
             [tile, np.full((height, width), 255, np.uint8)]
         )
     return sheet
-
-
-def _enlarged(sheet: np.ndarray) -> np.ndarray:
-    """Whole multiples only, so that every pixel keeps its value."""
-    times = max(round(640 / sheet.shape[1]), 1)
-    return sheet.repeat(times, axis=0).repeat(times, axis=1)

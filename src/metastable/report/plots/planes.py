@@ -81,10 +81,9 @@ def scatter(name: str, points: np.ndarray, window: Window, color: str) -> Drawin
             markeredgewidth=0,
             rasterized=True,
         )
-        inside = _inside(points, window)
-        notes = (
-            (f"{count(len(points) - inside, 'point')} outside the window.",) if inside < len(points) else ()
-        )
+        (x0, x1), (y0, y1), (x, y) = window.x, window.y, points.T
+        outside = len(points) - int(((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1)).sum())
+        notes = (f"{count(outside, 'point')} outside the window.",) if outside else ()
         return Drawing(to_svg(figure, name), notes)
 
 
@@ -124,9 +123,3 @@ def _plane(window: Window) -> tuple[Any, Any]:
         axes.tick_params(axis="both", length=3, width=0.7)
         axes.locator_params(nbins=5, steps=[1, 2, 5, 10])
     return figure, axes
-
-
-def _inside(points: np.ndarray, window: Window) -> int:
-    (x0, x1), (y0, y1) = window.x, window.y
-    x, y = points[:, 0], points[:, 1]
-    return int(((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1)).sum())

@@ -32,10 +32,19 @@ def classifier(run: Run) -> Html:
         return Html()
     drawn = [_reliability(found), _outsiders_table(found)]
     scores = score_clouds(found, run.evaluation_arrays)
-    histograms = [picture(f"By {SCORES[s][0]}", _histogram(s, c), keys=_keys(c)) for s, c in scores.items()]
+    histograms = []
+    for score, clouds in scores.items():
+        drawing = plots.overlaid(f"outsiders {score}", clouds, SCORES[score][1], small=True)
+        keys = [key(c.name, c.color, "block" if c.filled else "line") for c in clouds]
+        histograms.append(picture(f"By {SCORES[score][0]}", drawing, keys=keys))
+    when = run.evaluated_at
+    if run.outdated:
+        step = number(run.evaluation.get("step"))
+        when = f"Judged at step {step}; training has gone on since: evaluate again."
+    lead = f"On {found.get('data', 'data')}: {number(found.get('rows'))} labelled events. {when}".rstrip()
     return join(
         [
-            tag("p", _lead(run, found), class_="empty"),
+            tag("p", lead, class_="empty"),
             _cards(found),
             pictures([d for d in drawn if d]),
             pictures(histograms, "third"),
@@ -44,18 +53,10 @@ def classifier(run: Run) -> Html:
     )
 
 
-def _lead(run: Run, found: dict[str, Any]) -> str:
-    words = f"On {found.get('data', 'data')}: {number(found.get('rows'))} labelled events."
-    if not run.outdated:
-        return f"{words} {run.evaluated_at}".rstrip()
-    step = number(run.evaluation.get("step"))
-    return f"{words} Judged at step {step}; training has gone on since: evaluate again."
-
-
 def _cards(found: dict[str, Any]) -> Html:
     ece = mapping(found.get("calibration_error"))
     mass = mapping(found.get("calibration_error_equal_mass"))
-    made = [
+    cards = [
         card("Accuracy", plus_minus(found.get("accuracy"), found.get("accuracy_se"))),
         card(
             "Calibration error",
@@ -68,7 +69,7 @@ def _cards(found: dict[str, Any]) -> Html:
         ),
         card("Brier score", number(found.get("brier_score"), 3), "0 is perfect, 2 the worst"),
     ]
-    return tag("div", *made, class_="cards")
+    return tag("div", *cards, class_="cards")
 
 
 def bins_of(found: dict[str, Any]) -> plots.Bins | None:
@@ -99,8 +100,8 @@ def _outsiders_table(found: dict[str, Any]) -> Html | None:
         return None
     rows = []
     for score, (name, _) in SCORES.items():
-        made = [mapping(mapping(entry.get("auroc")).get(score)) for entry in entries]
-        cells = [number_cell(a.get("value"), plus_minus(a.get("value"), a.get("std_error"))) for a in made]
+        aurocs = [mapping(mapping(entry.get("auroc")).get(score)) for entry in entries]
+        cells = [number_cell(a.get("value"), plus_minus(a.get("value"), a.get("std_error"))) for a in aurocs]
         rows.append([tag("td", name), *cells])
     head = ["AUROC by", *(f"against {short(str(entry.get('name', '?')))}" for entry in entries)]
     caption = (
@@ -112,7 +113,7 @@ def _outsiders_table(found: dict[str, Any]) -> Html | None:
 def score_clouds(found: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, list[plots.Cloud]]:
     """For each score the values inside, and those of every set outside; none where nothing was outside."""
     names = [str(entry.get("name", i)) for i, entry in enumerate(_outsiders(found)[:_MOST_OUTSIDE])]
-    made: dict[str, list[plots.Cloud]] = {}
+    by_score: dict[str, list[plots.Cloud]] = {}
     for score in SCORES:
         inside = arrays.get(f"inside_{score}")
         outside = [(i, arrays.get(f"outside_{i}_{score}")) for i in range(len(names))]
@@ -122,8 +123,8 @@ def score_clouds(found: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[s
         clouds += [
             plots.Cloud(short(names[i]), np.ravel(v), _OUTSIDE[i]) for i, v in outside if v is not None
         ]
-        made[score] = clouds
-    return made
+        by_score[score] = clouds
+    return by_score
 
 
 def short(name: str) -> str:
@@ -136,14 +137,6 @@ def short(name: str) -> str:
     if not head.startswith("toy:") and ":" in head:
         return head.split(":")[0]
     return head.rsplit("/", 1)[-1]
-
-
-def _histogram(score: str, clouds: list[plots.Cloud]) -> plots.Drawing:
-    return plots.overlaid(f"outsiders {score}", clouds, SCORES[score][1], small=True)
-
-
-def _keys(clouds: list[plots.Cloud]) -> list[Html]:
-    return [key(c.name, c.color, "block" if c.filled else "line") for c in clouds]
 
 
 # -------------------------------------------------------------------------------------------- samples
@@ -159,35 +152,24 @@ def class_grid(run: Run) -> np.ndarray | None:
 
 def grid_png(run: Run, samples: np.ndarray) -> bytes:
     """One row for each class, on the grey scale of the data."""
-    data = run.arrays.get("data", samples)
-    kept = data[np.isfinite(data)]
-    low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 1.0)
+    low, high = plots.value_range(run.arrays.get("data", samples))
     flat = samples.reshape(-1, *samples.shape[2:])
     return plots.image_grid(flat, low, high, columns=samples.shape[1], most=len(flat))
 
 
 def _class_samples(run: Run, found: dict[str, Any]) -> Html | None:
-    made = mapping(found.get("class_samples"))
-    caption = _samples_words(made)
+    facts = mapping(found.get("class_samples"))
+    start, agreement = facts.get("start", "noise"), facts.get("agreement")
+    caption = f"Draws of p(x | y): chains of {number(facts.get('steps'))} steps from {start}."
+    if agreement is not None:
+        caption += f" The classifier takes {share(agreement)} for their class."
     samples = class_grid(run)
     if samples is not None:
-        names = [str(name) for name in sequence(made.get("classes"))][: len(samples)]
+        names = [str(name) for name in sequence(facts.get("classes"))][: len(samples)]
         alt = "samples of each class, one class in a row"
         rows = f" Rows, from the top: {', '.join(names)}." if names else " One class in a row."
         image = png(grid_png(run, samples), alt, "pixels")
         return pictures([frame("Samples of each class", image, caption + rows)])
-    return _class_scatter(run, caption)
-
-
-def _samples_words(made: dict[str, Any]) -> str:
-    words = (
-        f"Draws of p(x | y): chains of {number(made.get('steps'))} steps from {made.get('start', 'noise')}."
-    )
-    agreement = made.get("agreement")
-    return words if agreement is None else f"{words} The classifier takes {share(agreement)} for their class."
-
-
-def _class_scatter(run: Run, caption: str) -> Html | None:
     samples = run.evaluation_arrays.get("class_samples")
     if samples is None or samples.shape[2:] != (2,) or len(samples) > _MOST_CLASSES:
         return None
@@ -213,22 +195,19 @@ def save_classifier_figures(run: Run, folder: Path | str) -> list[Path]:
         written.append(save_figure(figure, folder / "reliability.png"))
     clouds = score_clouds(found, run.evaluation_arrays)
     if clouds:
-        written.append(save_figure(_score_figure(clouds), folder / "scores.png"))
+        figure = new_figure(3.4 * len(clouds), 2.6)
+        with style():
+            panels = figure.subplots(1, len(clouds), squeeze=False)[0]
+            for axes, (score, parts) in zip(panels, clouds.items(), strict=True):
+                plots.draw_overlaid(axes, parts, SCORES[score][1], 30)
+                for c in parts:  # the legend's entries
+                    look = {"color": c.color, "label": c.name, "alpha": 0.5 if c.filled else 1}
+                    axes.plot([math.nan], [math.nan], **look)
+            panels[0].legend(fontsize=8)
+        written.append(save_figure(figure, folder / "scores.png"))
     samples = class_grid(run)
     if samples is not None:
         path = folder / "class_samples.png"
         path.write_bytes(grid_png(run, samples))
         written.append(path)
     return written
-
-
-def _score_figure(clouds: dict[str, list[plots.Cloud]]) -> Any:
-    figure = new_figure(3.4 * len(clouds), 2.6)
-    with style():
-        panels = figure.subplots(1, len(clouds), squeeze=False)[0]
-        for axes, (score, parts) in zip(panels, clouds.items(), strict=True):
-            plots.draw_overlaid(axes, parts, SCORES[score][1], 30)
-            for c in parts:  # the legend's entries
-                axes.plot([math.nan], [math.nan], color=c.color, label=c.name, alpha=0.5 if c.filled else 1)
-        panels[0].legend(fontsize=8)
-    return figure

@@ -42,28 +42,24 @@ def context_name(given: np.ndarray) -> str:
 
 
 def _one(run: Run, i: int, samples: np.ndarray) -> Html:
-    data, dims = _data(run, i), math.prod(samples.shape[1:])
+    dims = math.prod(samples.shape[1:])
+    samples, data = samples.reshape(len(samples), dims), None
+    rows, counts = run.arrays.get("data_given"), run.arrays.get("data_given_counts")
+    if rows is not None and counts is not None:  # the data near each context, one after the other
+        end = int(counts[: i + 1].astype(int).sum())
+        data = rows[end - int(counts[i]) : end]
+        data = data.reshape(len(data), dims)
     heading = tag("h3", f"Given {context_name(run.arrays['given_shown'][i])}")
-    data, samples = (
-        None if data is None else data.reshape(len(data), dims),
-        samples.reshape(len(samples), dims),
-    )
     if dims == 2:
         return join([heading, pictures(list(_plane(run, i, data, samples)), "third")])
     if dims == 1:
         return join([heading, pictures([_line(run, i, data, samples)], "full")])
-    drawn = [_marginal(i, j, data, samples) for j in range(min(dims, _MOST_MARGINALS))]
+    drawn = []
+    for j in range(min(dims, _MOST_MARGINALS)):
+        columns = [None if c is None else c[:, j] for c in (data, samples)]
+        drawing = plots.histogram(f"marginal {i} {j}", *columns, x_label="")
+        drawn.append(picture(f"Coordinate {j + 1}", drawing))
     return join([heading, pictures(drawn, "quarter small")])
-
-
-def _data(run: Run, i: int) -> np.ndarray | None:
-    """The data near context i, which lie one after the other in one array."""
-    rows, counts = run.arrays.get("data_given"), run.arrays.get("data_given_counts")
-    if rows is None or counts is None:
-        return None
-    counts = counts.astype(int)
-    ends = np.cumsum(counts)
-    return rows[ends[i] - counts[i] : ends[i]]
 
 
 def _plane(run: Run, i: int, data: np.ndarray | None, samples: np.ndarray) -> Iterator[Html]:
@@ -90,11 +86,6 @@ def _line(run: Run, i: int, data: np.ndarray | None, samples: np.ndarray) -> Htm
     drawing = plots.histogram(f"line {i}", data, samples, "x", lines, small=False)
     keys = [key("data", DATA, "block"), key("samples", MODEL), *(key(s.name, s.color) for s in lines)]
     return picture("Density", drawing, "", keys)
-
-
-def _marginal(i: int, j: int, data: np.ndarray | None, samples: np.ndarray) -> Html:
-    columns = [None if c is None else c[:, j] for c in (data, samples)]
-    return picture(f"Coordinate {j + 1}", plots.histogram(f"marginal {i} {j}", *columns, x_label=""))
 
 
 def _partitions(run: Run) -> Html | None:

@@ -22,8 +22,14 @@ def model(run: Run) -> Html:
     shape = run.event_shape
     if shape is None or not ({"data", "samples", "log_density"} & set(run.arrays)):
         return empty("No pictures of the model: neither figures.npz nor samples.npy holds any.")
-    drawn = _drawn(run, shape) or empty("The stored arrays do not fit the shape of a data point.")
-    return join([_runaway(run), drawn])
+    dims = math.prod(shape)
+    if plots.image_side(shape) is not None:
+        drawn = _images(run, shape)
+    elif shape == (2,):
+        drawn = join(_plane_panels(run))
+    else:
+        drawn = _line(run) if dims == 1 else _marginals(run, dims)
+    return join([_runaway(run), drawn or empty("The stored arrays do not fit the shape of a data point.")])
 
 
 def _runaway(run: Run) -> Html | None:
@@ -40,15 +46,6 @@ def _runaway(run: Run) -> Html | None:
     words = "In root mean square distances of the data: 0 is the data's spread, 2 a hundred times as far."
     keys = [key("data", DATA, "block"), key("samples", MODEL)]
     return pictures([picture("Mass that has run away", drawing, words, keys)], "full")
-
-
-def _drawn(run: Run, shape: tuple[int, ...]) -> Html:
-    if plots.image_side(shape) is not None:
-        return _images(run, shape)
-    if shape == (2,):
-        return join(_plane_panels(run))
-    dims = math.prod(shape)
-    return _line(run) if dims == 1 else _marginals(run, dims)
 
 
 def flat(run: Run, name: str, dims: int) -> np.ndarray | None:
@@ -76,10 +73,18 @@ def _plane_panels(run: Run) -> Iterable[Html]:
     if maps and x is not None and y is not None:
         window = plots.Window((x[0], x[-1]), (y[0], y[-1]))
         panels = density_panels([(_MAP_TITLES[k], g, x, y) for k, g in maps.items()])
-        notes = [ramp(panels), _mass_note(run, maps.get("log_density"), x, y)]
+        notes = [ramp(panels)]
+        if "log_density" in maps and run.log_partition is not None:
+            mass = math.exp(min(plots.log_window_mass(maps["log_density"], x, y), 700.0))
+            text = f"With the estimated log Z the model has mass {number(mass)} in this window"
+            end = " (above 1: log Z is too low)." if mass > 1.02 else "."
+            notes.append(tag("p", text, end, class_="caption"))
     if window is not None:
-        panels_of_points = [_points(k, c, window) for k, c in clouds.items()]
-        yield pictures([p for p, _ in panels] + panels_of_points, "quarter")
+        points = []
+        for k, c in clouds.items():
+            drawing = plots.scatter(k, c, window, DATA if k == "data" else MODEL)
+            points.append(picture(sentence(k), drawing, f"{count(len(c), 'point')}.", class_="cloud"))
+        yield pictures([p for p, _ in panels] + points, "quarter")
     yield from (note for note in notes if note)
 
 
@@ -104,24 +109,6 @@ def ramp(panels: list[tuple[Html, float]]) -> Html | None:
         "Each map is scaled to integrate to one over the window; contours lie 2, 4 and 8 nats below its peak."
     )
     return tag("p", scale, rest, class_="caption")
-
-
-def _mass_note(run: Run, log_density: np.ndarray | None, x: np.ndarray, y: np.ndarray) -> Html | None:
-    if log_density is None or run.log_partition is None:
-        return None
-    mass = math.exp(min(plots.log_window_mass(log_density, x, y), 700.0))
-    text = f"With the estimated log Z the model has mass {number(mass)} in this window"
-    return tag("p", text, " (above 1: log Z is too low)." if mass > 1.02 else ".", class_="caption")
-
-
-def _points(name: str, cloud: np.ndarray, window: plots.Window) -> Html:
-    colour = DATA if name == "data" else MODEL
-    return picture(
-        sentence(name),
-        plots.scatter(name, cloud, window, colour),
-        f"{count(len(cloud), 'point')}.",
-        class_="cloud",
-    )
 
 
 def _line(run: Run) -> Html:
@@ -156,16 +143,13 @@ def _marginals(run: Run, dims: int) -> Html:
     if data is None and samples is None:
         return Html()
     shown = min(dims, _MOST_MARGINALS)
-    drawn = [_marginal(data, samples, i) for i in range(shown)]
+    drawn = []
+    for i in range(shown):
+        columns = [None if c is None else c[:, i] for c in (data, samples)]
+        drawn.append(picture(f"Coordinate {i + 1}", plots.histogram(f"marginal {i}", *columns, x_label="")))
     note = f"The first {shown} of {dims} coordinates." if shown < dims else f"All {dims} coordinates."
     lead = tag("p", *_cloud_keys(data, samples), tag("span", note, class_="key"), class_="keys lead")
     return join([lead, pictures(drawn, "quarter small")])
-
-
-def _marginal(data: np.ndarray | None, samples: np.ndarray | None, i: int) -> Html:
-    columns = [None if c is None else c[:, i] for c in (data, samples)]
-    drawing = plots.histogram(f"marginal {i}", *columns, x_label="")
-    return picture(f"Coordinate {i + 1}", drawing)
 
 
 def _images(run: Run, shape: tuple[int, ...]) -> Html:
@@ -174,20 +158,15 @@ def _images(run: Run, shape: tuple[int, ...]) -> Html:
     if not flats:
         return Html()
     reference = next(iter(flats.values()))  # data where there are any, so that both grids share one scale
-    kept = reference[np.isfinite(reference)]
-    low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 1.0)
-    grids = {k: plots.image_grid(c.reshape(-1, *shape), low, high) for k, c in flats.items()}
-    return pictures(
-        [
-            frame(sentence(k), png(g, f"{k} as a grid of images", "pixels"), _origin(run, k))
-            for k, g in grids.items()
-        ]
-    )
-
-
-def _origin(run: Run, name: str) -> str:
-    """Where pictures of the model came from, where they are not draws of the finished energy."""
-    if name == "negatives":
-        return "As training draws them; the method keeps no samples of the model."
+    low, high = plots.value_range(reference)
     own = any(found.get("name") == "log-z-not-estimated" for found in run.diagnosis)
-    return "The method's own walkers when training ended." if own and name == "samples" else ""
+    origins = {  # where they are not draws of the finished energy
+        "negatives": "As training draws them; the method keeps no samples of the model.",
+        "samples": "The method's own walkers when training ended." if own else "",
+    }
+    drawn = []
+    for k, c in flats.items():
+        grid = plots.image_grid(c.reshape(-1, *shape), low, high)
+        image = png(grid, f"{k} as a grid of images", "pixels")
+        drawn.append(frame(sentence(k), image, origins.get(k, "")))
+    return pictures(drawn)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..formatting import is_number, number, plus_minus
 from ..markup import Html, card, tag
 from ..read import Run, sequence
@@ -22,7 +20,12 @@ def log_z_card(run: Run) -> Html | None:
     trust += (
         [run.evaluated_at] if run.evaluated_at else []
     )  # an earlier model, of which nothing more is known
-    notes = [span, _power_note(run), _reverse_note(z), *(trust or ["Nothing speaks against it."])]
+    power, reverse = run.summary.get("power", 1), None
+    of = None if power == 1 else f"Of exp(−{number(power)}·E), which is what was learned."
+    if is_number(z.get("reverse")):
+        value = plus_minus(z["reverse"], z.get("reverse_std_error"))
+        reverse = f"Reverse estimate, which tends to lie above: {value}"
+    notes = [span, of, reverse, *(trust or ["Nothing speaks against it."])]
     tone = "wide caution" if trust else "wide"
     return card("log Z", plus_minus(z["value"], z.get("std_error")), *notes, tone=tone)
 
@@ -40,18 +43,6 @@ def _no_log_z_card(run: Run) -> Html | None:
     note = "No estimate was made: densities are known up to a factor."
     advice = [f.get("advice") for f in run.diagnosis if f.get("name") == "log-z-not-estimated"]
     return card("log Z", "not estimated", note, *advice, tone="wide quiet")
-
-
-def _power_note(run: Run) -> str | None:
-    power = run.summary.get("power", 1)
-    return None if power == 1 else f"Of exp(−{number(power)}·E), which is what was learned."
-
-
-def _reverse_note(z: dict[str, Any]) -> str | None:
-    if not is_number(z.get("reverse")):
-        return None
-    value = plus_minus(z["reverse"], z.get("reverse_std_error"))
-    return f"Reverse estimate, which tends to lie above: {value}"
 
 
 def cross_entropy_card(run: Run) -> Html | None:

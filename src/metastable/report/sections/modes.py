@@ -25,21 +25,19 @@ def modes(run: Run) -> Html:
     drawing = plots.mode_weights("modes", data, DATA, [plots.Weights("samples", samples, MODEL, error)])
     keys = [key("data", DATA, "block")] if data else []
     keys.append(key("samples ± 2 s.e." if error else "samples", MODEL, "dot"))
-    drawn = picture("Share of each mode", drawing, "", keys)
-    return pictures([drawn, _mode_table(data, samples, error)] if len(samples) <= _MOST_MODES else [drawn])
-
-
-def _mode_table(data: list[float], samples: list[float], error: list[float] | None) -> Html:
-    head = ["mode", *(["data"] if data else []), "samples", *(["difference"] if data else [])]
-    rows = []
-    for i, weight in enumerate(samples):
-        row: list[Any] = [tag("td", i + 1), *([number_cell(data[i])] if data else [])]
-        row.append(number_cell(weight, plus_minus(weight, error[i]) if error else None))
-        rows.append(
-            row
-            + ([number_cell(weight - data[i], f"{weight - data[i]:+.3f}".replace("-", "−"))] if data else [])
-        )
-    return table(head, rows, class_="numbers")
+    drawn = [picture("Share of each mode", drawing, "", keys)]
+    if len(samples) <= _MOST_MODES:
+        head = ["mode", *(["data"] if data else []), "samples", *(["difference"] if data else [])]
+        rows = []
+        for i, weight in enumerate(samples):
+            row: list[Any] = [tag("td", i + 1), *([number_cell(data[i])] if data else [])]
+            row.append(number_cell(weight, plus_minus(weight, error[i]) if error else None))
+            if data:
+                gap = weight - data[i]
+                row.append(number_cell(gap, f"{gap:+.3f}".replace("-", "−")))
+            rows.append(row)
+        drawn.append(table(head, rows, class_="numbers"))
+    return pictures(drawn)
 
 
 def modes_card(run: Run) -> Html | None:

@@ -42,8 +42,8 @@ def _none(run: Run) -> Html:
         return Html()
     why = run.summary.get("no_negatives")
     if not why and "displacement" in run.metrics and run.status in ("diverged", "unfinished"):
-        kept = any((run.folder / "checkpoints").glob("step-*"))
-        why = _EVALUATE if kept else "They are drawn from a checkpoint, and the run's folder holds none."
+        saved = any((run.folder / "checkpoints").glob("step-*"))
+        why = _EVALUATE if saved else "They are drawn from a checkpoint, and the run's folder holds none."
     return empty(f"No energies of data and negatives to compare. {why}") if why else Html()
 
 
@@ -79,8 +79,8 @@ def _caption(run: Run, clouds: dict[str, plots.Cloud]) -> str:
         words.append("Chains of β are flatter than the model, so that some of a gap is meant.")
     if longer is not None:
         steps = run.arrays.get("larger_steps")
-        made = "" if steps is None else f"{number(float(np.ravel(steps)[0]))} "
-        words.append(f"{made}steps four times as long, at the same temperature, should change nothing.")
+        how_many = "" if steps is None else f"{number(float(np.ravel(steps)[0]))} "
+        words.append(f"{how_many}steps four times as long, at the same temperature, should change nothing.")
         words[-1] = sentence(words[-1])
         words.append(_moved(drawn, longer))
     return " ".join(w for w in words if w)

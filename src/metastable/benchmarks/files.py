@@ -1,0 +1,36 @@
+"""Rows of suites as a file, one for each device."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from metastable._version import __version__
+from metastable.experiments.base import Row
+from metastable.runs.folder import write_json
+
+
+def device_name() -> str:
+    """The GPU, or the kind of CPU where there is none, as a file may be called.
+
+    >>> re.fullmatch("[a-z0-9-]+", device_name()) is not None
+    True
+    """
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}"
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def write_rows(folder: Path, suites: Mapping[str, Sequence[Row]]) -> Path:
+    """Write the rows of some suites to DEVICE.json; suites that it holds already and are not given stay."""
+    path = folder / f"{device_name()}.json"
+    held = json.loads(path.read_text())["suites"] if path.exists() else {}
+    about = {"device": device_name(), "torch": torch.__version__, "metastable": __version__}
+    rows = {name: [row.as_json() for row in rows] for name, rows in suites.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, about | {"suites": held | rows})
+    return path

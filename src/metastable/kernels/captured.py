@@ -1,0 +1,194 @@
+"""Steps of chains recorded as a CUDA graph: a few of them in one launch, replayed for as long as a chain is.
+
+The noise is drawn inside the graph from a generator of its own that takes up the caller's state and hands it back,
+so that a chain makes the moves that it makes eagerly. A recording belongs to an energy whose parameters stay where
+they are, and is made anew when anything that the energy reads has moved or changed (`watch`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from metastable.core.capture import CaptureError, Recording, record
+from metastable.core.types import Energy
+
+from .base import Kernel
+from .compiled import Walk, compiled_several, several, steps_per_call
+from .watch import UnwatchedError, reads
+
+STRIDE = 16
+"""Steps in one launch: enough to hide it, few enough to be recorded in the time of some eager steps."""
+MOST = 4
+"""Recordings kept for one energy."""
+
+
+class Known(NamedTuple):
+    """What is known of an energy, for as long as it lives: its recordings, and why engines cannot run it."""
+
+    alive: weakref.ref
+    loops: dict[Hashable, Loop]
+    refused: dict[str, str]
+
+
+_KNOWN: dict[int, Known] = {}
+
+
+def known_of(energy: Energy) -> Known:
+    """What is known of this energy; raises `UnwatchedError` where nobody would notice its end."""
+    place = id(energy)
+    if place not in _KNOWN:
+        try:
+            alive = weakref.ref(energy, lambda _: _KNOWN.pop(place, None))
+        except TypeError:
+            raise UnwatchedError(
+                f"energy is a {type(energy).__name__}, whose end would not be noticed"
+            ) from None
+        _KNOWN[place] = Known(alive, {}, {})
+    return _KNOWN[place]
+
+
+def stride_of(kernel: Kernel, steps: int, compiled: bool = False) -> int:
+    """Steps in one launch of a chain of `steps`: as many as leave the fewest over, in whole compiled calls.
+
+    >>> [stride_of(Kernel(), steps) for steps in (1000, 101, 5)]
+    [10, 10, 5]
+    """
+    most = min(steps, max(1, STRIDE // max(1, kernel.gradients_per_step)))
+    unit = min(most, steps_per_call(kernel)) if compiled else 1
+    return max(range(unit, most + 1, unit), key=lambda n: (n >= most // 2, -(steps % n), n))
+
+
+class Loop:
+    """`count` steps of a kernel on memory of their own, recorded."""
+
+    def __init__(
+        self, kernel: Kernel, energy: Energy, walk: Walk, h: Tensor, slopes: bool, count: int, compiled: bool
+    ):
+        self.kernel, self.energy, self.slopes, self.count = kernel, weakref.ref(energy), slopes, count
+        self.several = compiled_several() if compiled else several
+        self.per_call = steps_per_call(kernel) if compiled else 1
+        self.walk, self.h = Walk.of(tuple(t.clone() for t in walk.tensors())), h.clone()
+        self.rng, self.stream = torch.Generator(h.device), _stream(h.device)
+        own = self.walk.tensors()
+        pool = _shared_pool(self.stream)
+        self.recording: Recording = record(
+            self._steps, h.device, changes=own, generators=(self.rng,), pool=pool
+        )
+
+    def _steps(self) -> tuple[Tensor, ...]:
+        """The steps, written back to where they began; while libraries warm up one call is enough."""
+        energy, walk, rng = self.energy(), self.walk, self.rng
+        assert energy is not None
+        warming = self.h.is_cuda and not torch.cuda.is_current_stream_capturing()
+        left = self.per_call if warming else self.count
+        # a parametrised weight is made once in a launch; the compiler sees to that by itself
+        once = nullcontext() if self.per_call > 1 else parametrize.cached()
+        with torch.no_grad(), once:
+            while left > 0:
+                some = range(min(self.per_call, left))
+                noises = [self.kernel.draw(walk.state.x, rng, energy) for _ in some]
+                walk = self.several(self.kernel, energy, walk, noises, self.h, self.slopes)
+                left -= len(noises)
+            for own, new in zip(self.walk.tensors(), walk.tensors(), strict=True):
+                own.copy_(new)
+        return ()
+
+    def run(self, walk: Walk, h: Tensor, rng: torch.Generator, times: int) -> Walk:
+        """The steps `times` times from `walk`, with the caller's random numbers."""
+        for own, new in zip((*self.walk.tensors(), self.h), (*walk.tensors(), h), strict=True):
+            own.copy_(new)
+        self.rng.set_state(rng.get_state())
+        for _ in range(times):
+            self.recording.replay()
+        rng.set_state(self.rng.get_state())
+        return Walk.of(tuple(own.clone() for own in self.walk.tensors()))
+
+
+def loop_of(
+    kernel: Kernel, energy: Energy, walk: Walk, h: Tensor, slopes: bool, count: int, compiled: bool
+) -> Loop:
+    """The recording of these steps, made now where there is none; raises `UnwatchedError` or `CaptureError`."""
+    known, device = known_of(energy), h.device
+    setting = (count, compiled, slopes, _stream(device), *_precision(device))
+    shapes = tuple((t.shape, t.stride(), t.dtype) for t in (*walk.tensors(), h))
+    key = (reads(energy, device).key, reads(kernel, device, "kernel").key, shapes, setting)
+    loop = known.loops.pop(key, None)
+    if loop is None:
+        while len(known.loops) >= MOST:
+            known.loops.pop(next(iter(known.loops)))  # the one not used for longest
+        prove(kernel, energy, walk, h)
+        loop = Loop(kernel, energy, walk, h, slopes, count, compiled)
+        key = (reads(energy, device).key, *key[1:])  # a first call may have kept what it made
+    known.loops[key] = loop
+    return loop
+
+
+def prove(kernel: Kernel, energy: Energy, walk: Walk, h: Tensor) -> None:
+    """Two steps that must leave the energy, and every random number but their own, as they were.
+
+    Buffers and generators that an energy changes are put back, and `UnwatchedError` says what it did.
+    """
+    rng, mode = torch.Generator(h.device), "; it is in training mode" if _training(energy) else ""
+    for last in (False, True):  # a first call may keep something for later ones
+        found, noise = reads(energy, h.device), _random_states(h.device)
+        kept = {n: t.clone() for n, t in found.tensors.items() if not isinstance(t, nn.Parameter)}
+        with torch.no_grad():
+            several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, False)
+            written = [n for n, old in kept.items() if not torch.equal(old, found.tensors[n])]
+            for name in written:
+                found.tensors[name].copy_(kept[name])
+        for source, before in noise:
+            if not torch.equal(source.get_state(), before):
+                source.set_state(before)
+                raise UnwatchedError(f"the energy draws random numbers of its own{mode}")
+        if written:
+            raise UnwatchedError(f"the energy writes to {written[0]} when it is called{mode}")
+        if last and reads(energy, h.device).key != found.key:
+            raise UnwatchedError("the energy changes what it reads each time it is called, as a counter does")
+
+
+def _training(energy: Any) -> bool:
+    return isinstance(energy, nn.Module) and any(m.training for m in energy.modules())
+
+
+def _random_states(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
+    """Torch's own generators, which no chain draws from, with their states."""
+    ours = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        ours.append(torch.cuda.default_generators[index])
+    return [(source, source.get_state()) for source in ours]
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _shared_pool(stream: int) -> Any:
+    """The memory of another recording that runs in the same stream, never at the same time."""
+    graphs = (
+        loop.recording.graph
+        for known in _KNOWN.values()
+        for loop in known.loops.values()
+        if loop.stream == stream
+    )
+    return next((graph.pool() for graph in graphs if graph is not None), None)
+
+
+def _precision(device: torch.device) -> tuple[Hashable, ...]:
+    """Settings of the process that a recording keeps as they were."""
+    kind = device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    exact = torch.are_deterministic_algorithms_enabled()
+    return (autocast, exact, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+
+
+REFUSALS = (UnwatchedError, CaptureError, torch.OutOfMemoryError)
+"""Why a recording could not be made; the chain then runs eagerly."""

@@ -1,0 +1,242 @@
+"""How chains run: eagerly, compiled, recorded as a CUDA graph, or as one fused kernel; and which it is to be.
+
+`auto` takes the fastest that needs no compiler. On a GPU that is one fused kernel for chains of perceptrons, which
+draws noise of its own, else steps recorded as they are, which make the eager chain's moves bit for bit. On the CPU
+it is the eager steps themselves: a seed gives the numbers that it always gave. Compiled steps, recorded on a GPU,
+too, round differently, take seconds to make, and are for those who ask for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+from torch.utils._triton import has_triton
+
+from metastable.core.capture import is_recording
+from metastable.core.errors import require_choice
+from metastable.core.types import Energy
+
+from . import fused
+from .base import Kernel
+from .captured import REFUSALS, UnwatchedError, known_of, loop_of, stride_of
+from .compiled import Walk, compiled_several, compiler_gave_up, several, steps_per_call
+from .watch import reads
+
+ENGINES = ("auto", "eager", "compile", "captured", "fused")
+LEAST = 32
+"""Gradients from which on `auto` records a chain: recording costs as much as some tens of eager steps."""
+STAND_IN = False
+"""Whether chains on the CPU may be `captured`, by calling the same function on the same memory: for tests."""
+
+ON_THE_CPU = "compile: on the CPU a seed keeps its numbers; engine='compile' is faster where chains are long"
+
+Advance = Callable[[Walk, int], Walk]
+"""Moves chains by that many steps."""
+
+
+class Choice(NamedTuple):
+    """The engine that chains run with, and why it is not a faster one; `recorded` is for compiled steps.
+
+    >>> print(Choice("eager", ("captured: the chains are on the CPU",)))
+    eager (not captured: the chains are on the CPU)
+    """
+
+    engine: str
+    reasons: tuple[str, ...] = ()
+    recorded: bool = False
+
+    def __str__(self) -> str:
+        return self.engine + (f" (not {'; not '.join(self.reasons)})" if self.reasons else "")
+
+
+def choose(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str = "auto") -> Choice:
+    """The fastest engine for chains of `steps` steps from positions like `x`, where `asked` leaves a choice.
+
+    An engine that cannot run falls back to the one before it. Whether a recording can be made is known for certain
+    when the first one has been tried.
+    """
+    require_choice("engine", asked, ENGINES)
+    if asked == "auto" and x.device.type == "cpu" and not STAND_IN:
+        return Choice("eager", (ON_THE_CPU,))
+    reasons: list[str] = []
+    for engine in STAGES[asked]:
+        why = WHY_NOT[engine](kernel, energy, x, steps, asked)
+        if why is None and engine == "compile":
+            why = why_not_captured(kernel, energy, x, steps, asked)
+            return Choice(engine, () if why is None else (f"captured: {why}",), why is None)
+        if why is None:
+            return Choice(engine, tuple(reasons))
+        reasons.append(f"{engine}: {why}")
+    return Choice("eager", tuple(reasons))
+
+
+def why_not_fused(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
+    """Why one kernel cannot run whole chains, or need not."""
+    if asked == "auto" and steps < LEAST:
+        return f"a chain of {steps} steps is short; from {LEAST} steps on"
+    return fused.why_not(kernel, energy, x, precision=fused_precision()) or refused(energy, "fused")
+
+
+def fused_precision() -> str:
+    """As torch's own products have it: `torch.set_float32_matmul_precision("high")` allows for TF32."""
+    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def why_not_captured(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
+    """Why steps cannot be recorded, or need not be."""
+    if x.device.type != "cuda" and not STAND_IN:
+        here = "" if torch.cuda.is_available() else ", and this torch sees no CUDA device"
+        return f"the chains are on {x.device}{here}"
+    if is_recording() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return "the chain is recorded already, as a part of something larger"
+    if asked == "auto" and steps * max(1, kernel.gradients_per_step) < LEAST:
+        return f"a chain of {steps} steps is done before it is recorded; from {LEAST} gradients on"
+    try:
+        known_of(energy), reads(energy, x.device), reads(kernel, x.device, "kernel")
+    except UnwatchedError as error:
+        return str(error)
+    return refused(energy, "captured")
+
+
+def why_not_compile(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:
+    """Why steps cannot be compiled."""
+    if x.is_cuda and not has_triton():
+        return "this torch has no Triton, which compiled functions need on a GPU"
+    return refused(energy, "compile")
+
+
+WHY_NOT = {"fused": why_not_fused, "captured": why_not_captured, "compile": why_not_compile}
+STAGES = {
+    "auto": ("fused", "captured"),
+    "eager": (),
+    "compile": ("compile", "captured"),
+    "captured": ("captured",),
+    "fused": ("fused", "captured"),
+}
+"""For each engine that can be asked for, those that are tried, before `eager`, which always runs."""
+
+
+def _eager(
+    kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
+) -> Walk:
+    with parametrize.cached():  # a parametrised weight (spectral norm) is made once for the chain
+        for _ in range(steps):
+            walk = several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, slopes)
+    return walk
+
+
+def _compiled(
+    kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
+) -> Walk:
+    """Several steps a call, then one by one; eagerly where the compiler gives up."""
+    run, left, together = compiled_several(), steps, steps_per_call(kernel)
+    while left:
+        noises = [kernel.draw(walk.state.x, rng, energy) for _ in range(together if left >= together else 1)]
+        left -= len(noises)
+        try:
+            walk = run(kernel, energy, walk, noises, h, slopes)
+        except Exception as error:
+            if (why := compiler_gave_up(error)) is None:
+                raise
+            refuse(energy, "compile", why)
+            walk = several(kernel, energy, walk, noises, h, slopes)
+            return _eager(kernel, energy, h, rng, slopes, walk, left)
+    return walk
+
+
+def _recorded(
+    stretch: int,
+    compiled: bool,
+    kernel: Kernel,
+    energy: Energy,
+    h: Tensor,
+    rng: torch.Generator,
+    slopes: bool,
+    walk: Walk,
+    steps: int,
+) -> Walk:
+    """Launches of some steps each, then what is left of them one by one; without recording where that cannot be."""
+    count = stride_of(kernel, stretch, compiled)
+    if steps < count:
+        return _eager(kernel, energy, h, rng, slopes, walk, steps)
+    try:
+        loop = loop_of(kernel, energy, walk, h, slopes, count, compiled)
+    except REFUSALS as error:
+        refuse(energy, "captured", str(error).splitlines()[0])
+        return (_compiled if compiled else _eager)(kernel, energy, h, rng, slopes, walk, steps)
+    except Exception as error:
+        if not compiled or (why := compiler_gave_up(error)) is None:
+            raise
+        refuse(energy, "compile", why)
+        return _recorded(stretch, False, kernel, energy, h, rng, slopes, walk, steps)
+    walk = loop.run(walk, h, rng, steps // count)
+    return _eager(kernel, energy, h, rng, slopes, walk, steps % count)
+
+
+def _fused(
+    kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
+) -> Walk:
+    """All steps in one launch."""
+    options = {"step_size": h, "slopes": slopes, "precision": fused_precision()}
+    try:
+        made = fused.fused_chain(kernel, energy, walk.state, steps, rng, **options)
+    except Exception as error:
+        if not type(error).__module__.startswith("triton"):
+            raise
+        refuse(energy, "fused", f"{type(error).__name__}, {str(error).splitlines()[0]}")
+        return _recorded(steps, False, kernel, energy, h, rng, slopes, walk, steps)
+    acceptance, moved = (total + steps * mean for total, mean in zip(walk[1:3], made.info[:2], strict=True))
+    return Walk(
+        made.state, acceptance, moved, walk.slope if made.slope is None else walk.slope + steps * made.slope
+    )
+
+
+def advance_by(
+    choice: Choice,
+    stretch: int,
+    kernel: Kernel,
+    energy: Energy,
+    h: Tensor,
+    rng: torch.Generator,
+    slopes: bool,
+) -> Advance:
+    """The chosen engine as a function that moves chains, mostly by `stretch` steps at once."""
+    own = {"eager": _eager, "compile": _compiled, "fused": _fused}.get(choice.engine)
+    if choice.engine == "captured" or choice.recorded:
+        own = functools.partial(_recorded, stretch, choice.recorded)
+    assert own is not None
+    return functools.partial(own, kernel, energy, h, rng, slopes)
+
+
+DONE = {"compile": "compiled", "captured": "recorded as a CUDA graph", "fused": "run by one kernel"}
+_said: set[str] = set()
+
+
+def refuse(energy: Energy, engine: str, why: str) -> None:
+    """Remember that this energy cannot run so, and say it."""
+    with suppress(UnwatchedError):
+        known_of(energy).refused[engine] = why
+    _said.add(f"{engine}: {why}")
+    name = type(energy).__name__
+    warnings.warn(f"engine: {name} cannot be {DONE[engine]}: {why}", RuntimeWarning, stacklevel=2)
+
+
+def refused(energy: Energy, engine: str) -> str | None:
+    """Why this energy could not run so before, if it was tried."""
+    with suppress(UnwatchedError):
+        return known_of(energy).refused.get(engine)
+
+
+def say_once(asked: str, choice: Choice) -> None:
+    """Warn where an engine that was asked for by its name is not the one that runs."""
+    new = [reason for reason in choice.reasons if reason not in _said]
+    if new and asked not in ("auto", choice.engine) and not is_recording():
+        _said.update(new)
+        warnings.warn(f"engine: {asked!r} was asked for, and it is {choice}", RuntimeWarning, stacklevel=3)

@@ -279,6 +279,33 @@ def test_a_method_that_does_not_say_its_phase_is_not_recorded(launches):
     assert launches
 
 
+def hooked(module: nn.Module) -> None:
+    module.register_forward_hook(lambda *given: None)
+
+
+def counting(module: nn.Module) -> None:
+    module.calls, forward = 0, module.forward
+
+    def counted(x):
+        module.calls += 1
+        return forward(x)
+
+    module.forward = counted
+
+
+@pytest.mark.parametrize(("does", "words"), [(hooked, "MLP has hooks"), (counting, "it changes MLP.calls")])
+def test_what_an_energy_does_in_python_is_not_lost(does, words):
+    made, eager = trainer(PACED, "captured"), trainer(PACED, "eager")
+    does(made.players["energy"].network)
+    does(eager.players["energy"].network)
+    with pytest.warns(UserWarning, match=words):
+        found = left_by(made)
+    assert equal(found, left_by(eager))
+    assert vars(made.players["energy"].network).get("calls") == vars(eager.players["energy"].network).get(
+        "calls"
+    )
+
+
 def test_what_fails_while_it_is_recorded_goes_on_step_by_step_and_says_so_once(monkeypatch):
     def broken(*given, **named):
         raise CaptureError("could not be recorded as a CUDA graph: somewhere/here.py:3, `x.item()`: waits")

@@ -249,7 +249,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if state.following is not None:
             following = self._follow(context, state.following, state.following_rows, h)
         join()
-        metrics = self._metrics(context, state, steering, following)
+        with aside(state.steering.x.device) as join:
+            metrics = self._metrics(context, state, steering, following)
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
         if log_step is not None:
             log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, gain=0.2)
@@ -261,6 +262,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             log_step=log_step,
             log_factor=log_factor,
         )
+        join()
         return state, metrics
 
     def _follow(

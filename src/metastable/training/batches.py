@@ -36,7 +36,11 @@ class Batches:
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             rng = generator(derive(self.seed, "epoch", epoch))
-            self._order = torch.randperm(len(self.data), generator=rng).to(self.device)
+            order = torch.randperm(len(self.data), generator=rng)
+            order = (
+                order.pin_memory() if self.device.type == "cuda" else order
+            )  # so that nobody waits for the copy
+            self._order = order.to(self.device, non_blocking=True)
             self._epoch = epoch
         return self.data[self._order[place * self.size : (place + 1) * self.size]]
 

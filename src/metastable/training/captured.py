@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metastable.core.capture import CaptureError, Recording, record
 
@@ -48,9 +48,10 @@ class Captured:
         """Drop all recordings, as when a checkpoint has put other memory in the place of what they use."""
         self.recordings: dict[Hashable, Recorded] = {}
         self.seen: set[Hashable] = set()
-        self.states: dict[Hashable, Any] = {}
-        self.batches: dict[Hashable, Any] = {}
-        self.state, self.kind = None, None
+        self.kinds: dict[Hashable, int] = {}
+        self.states: dict[int, Any] = {}
+        self.batches: dict[int, Any] = {}
+        self.state, self.kind = None, -1
 
     def __call__(self, context: Any, state: Any, batch: Any, turns: Turns) -> tuple[Any, Line] | None:
         """The state after the update and its metrics; None where the update is still to be made step by step.
@@ -59,28 +60,32 @@ class Captured:
             CaptureError: it cannot be recorded; everything is as it was before.
         """
         phase = self.updates.method.phase(context)
-        kind = self.kind if state is self.state else shape_of(state)
-        key = (phase, turns, self.updates.first_average, kind, shape_of(batch))
+        kind = self.kind if state is self.state else self._kind_of(state)
+        rows = self._kind_of(batch)
+        key = (phase, turns, self.updates.first_average, kind, rows)
         recorded = self.recordings.get(key)
         if recorded is None and (key not in self.seen or len(self.recordings) >= MOST):
             if len(self.seen) >= MOST_SEEN:
                 self.seen.clear()
             self.seen.add(key)
             return None
-        self._bring(context, state, kind, batch)
+        self._bring(context, state, kind, batch, rows)
         if recorded is None:
-            recorded = self.recordings[key] = self._record(context, self.batches[shape_of(batch)], turns)
+            recorded = self.recordings[key] = self._record(context, self.batches[rows], turns)
         values = recorded.recording.replay()[0].clone()
         return self.state, Line(recorded.names, values)
 
-    def _bring(self, context: Any, state: Any, kind: Hashable, batch: Any) -> None:
+    def _kind_of(self, tree: Any) -> int:
+        """A short name for what trees of one kind share."""
+        return self.kinds.setdefault(shape_of(tree), len(self.kinds))
+
+    def _bring(self, context: Any, state: Any, kind: int, batch: Any, rows: int) -> None:
         """State and batch into the memory that recordings use; all data, which stay, are used where they are."""
         if kind not in self.states:
             self.states[kind] = copied(state)
         elif state is not self.states[kind]:
             write(self.states[kind], state)
         self.state, self.kind = self.states[kind], kind
-        rows = shape_of(batch)
         if rows not in self.batches:
             own = (context.data, context.given)
             self.batches[rows] = replace_leaves(batch, lambda x: x if any(x is y for y in own) else x.clone())
@@ -93,19 +98,38 @@ class Captured:
 
         def update() -> tuple[Tensor]:
             new, averaged, latest = self.updates(frozen, state, batch, turns)
-            if shape_of(new) != kind:
+            if self._kind_of(new) != kind:
                 raise CaptureError("cannot be recorded: the method's state changes its shape in every update")
             write(state, new)
             line = Line.of(averaged, latest)
             names[:] = line.names
             return (line.values,)
 
+        parts = [m for player in self.updates.players.values() for m in player.modules()]
+        for part in parts:
+            if part._forward_hooks or part._forward_pre_hooks:
+                raise CaptureError(
+                    f"cannot be recorded: {type(part).__name__} has hooks, which would not be called"
+                )
+        before = [plain_values(part) for part in parts]
         changes = [*self.updates.changed(), *tensors_of(state)]
         others = next(iter(self.recordings.values()), None)
         graph = None if others is None else others.recording.graph
         pool = None if graph is None else graph.pool()
         recording = record(update, self.device, changes=changes, generators=[self.rng], pool=pool)
+        for part, old in zip(parts, before, strict=True):
+            new = plain_values(part)
+            if new != old:
+                vars(part).update(old)
+                name = next(key for key in {**new, **old} if new.get(key) != old.get(key))
+                what = f"{type(part).__name__}.{name}"
+                raise CaptureError(f"cannot be recorded: it changes {what}, which is no tensor")
         return Recorded(recording, tuple(names), update)
+
+
+def plain_values(module: nn.Module) -> dict[str, Any]:
+    """Numbers and words that a module keeps, which a recording would not change."""
+    return {k: v for k, v in vars(module).items() if isinstance(v, (bool, int, float, str))}
 
 
 # ---- trees: tuples, lists, dictionaries and dataclasses of tensors and plain values
@@ -158,7 +182,7 @@ def replace_leaves(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, dict):
         return dict(zip(tree, inside, strict=True))
     if isinstance(tree, (tuple, list)):
-        return type(tree)(*inside) if hasattr(tree, "_fields") else type(tree)(inside)
+        return type(tree)(inside) if type(tree) in (tuple, list) else type(tree)(*inside)
     return replace(tree, **{field.name: x for field, x in zip(fields(tree), inside, strict=True)})
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -23,12 +24,11 @@ ScheduleFactory = Callable[[Optimizer], LRScheduler]
 RATE_NAMES = ("lr", "rate")
 """What other libraries call the learning rate."""
 FUSED_ON = ("cpu", "cuda")
-_NOWHERE = torch.device("meta")  # parameter groups say nothing about their device
 
 
-def _are_on(parameters: Iterable, kinds: Container[str]) -> bool:
-    """Whether all of these lie on devices of such kinds; a group of parameters lies nowhere."""
-    return all(getattr(p, "device", _NOWHERE).type in kinds for p in parameters)
+def _all_on(parameters: list, *kinds: str) -> bool:
+    """Whether all lie on devices of these kinds; parameter groups say nothing about theirs."""
+    return all(isinstance(p, Tensor) and p.device.type in kinds for p in parameters)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Adam:
             lr=self.learning_rate,
             betas=self.betas,
             weight_decay=self.weight_decay,
-            fused=_are_on(parameters, FUSED_ON),
+            fused=_all_on(parameters, *FUSED_ON),
         )
 
 
@@ -78,7 +78,7 @@ class SGD:
             lr=self.learning_rate,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
-            fused=_are_on(parameters, ("cuda",)) or None,
+            fused=_all_on(parameters, "cuda") or None,
         )
 
 

@@ -59,6 +59,8 @@ def choose_engine(wanted: str, device: torch.device, method: Any, steps: int) ->
 
 def _why_not_recorded(method: Any) -> str:
     """In words, of the method or of a source; nothing where its updates can be recorded."""
+    if not isinstance(method, Method):
+        return f"{type(method).__name__} is no `Method`, and does not say which of its updates are alike"
     for source in method.sources:
         if why := _why_not_recorded(source):
             return why

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
+
+from metastable.evaluation.log_partition import log_partition
 
 # tests run side by side, and torch's idle threads spin: two pools would fight for the cores
 torch.set_num_threads(1)
+
+render = Figure.savefig
+
+
+def sketch(figure: Figure, target: Any, **options: Any) -> None:
+    """An empty frame in place of a picture of a page; files and PNGs are drawn."""
+    if options.get("format") == "svg":
+        target.write('<svg width="1" height="1"></svg>')
+    else:
+        render(figure, target, **options)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sketched() -> Iterator[None]:
+    """Pictures are put together but not rendered: that is most of what a tiny run costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", sketch)
+        yield
+
+
+@contextmanager
+def drawn() -> Iterator[None]:
+    """Pictures as users get them, for the tests of pages and one run of each kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", render)
+        yield
+
+
+@contextmanager
+def rough_log_z() -> Iterator[None]:
+    """log Z of a judged run from few walkers, with the larger error bar that they have."""
+    rough = partial(log_partition, walkers=64, populations=8, steps=1, conditional_ess=0.8)
+    with pytest.MonkeyPatch.context() as patch:
+        for room in ("likelihood", "samples"):
+            patch.setattr(f"metastable.summary.{room}.log_partition", rough)
+        yield
+
 
 FALSE_ALARM = 1e-6
 """Chance that one correct comparison fails under a new seed; every statistical tolerance follows from it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import drawn, rough_log_z
 from typer.testing import CliRunner, Result
 
 from metastable.cli.main import app
@@ -20,6 +21,12 @@ TINY = [
 DATA = "toy:two-modes?n=300"
 
 Command = Callable[..., Result]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly_judged() -> Iterator[None]:
+    with rough_log_z():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +68,8 @@ def start(*words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
 
 def tiny_run(command: Command, folder: Path, method: str, **walkers: int) -> Path:
     more = [word for name, n in walkers.items() for word in ("--set", f"method.{name}={n}")]
-    result = command("train", "--data", DATA, "--method", method, "--out", folder, *TINY, *more)
+    with rough_log_z():
+        result = command("train", "--data", DATA, "--method", method, "--out", folder, *TINY, *more)
     assert result.exit_code == 0, result.output
     return folder
 
@@ -69,7 +77,8 @@ def tiny_run(command: Command, folder: Path, method: str, **walkers: int) -> Pat
 @pytest.fixture(scope="session")
 def run_folder(metastable: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished Jarzynski run; do not change it."""
-    return tiny_run(metastable, tmp_path_factory.mktemp("cli") / "jarzynski", "jarzynski", walkers=64)
+    with drawn():
+        return tiny_run(metastable, tmp_path_factory.mktemp("cli") / "jarzynski", "jarzynski", walkers=64)
 
 
 @pytest.fixture(scope="session")

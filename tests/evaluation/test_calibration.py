@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from conftest import assert_within, mean_and_error, z_limit
 from torch import Tensor
 
 from metastable.core.errors import InputError
@@ -16,7 +17,6 @@ from metastable.evaluation.calibration import (
     negative_log_likelihood,
     reliability,
 )
-from tests.conftest import assert_within, mean_and_error, z_limit
 
 KINDS = ("equal-width", "equal-mass")
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_limit
+from conftest import assert_within, drawn, mean_and_error, z_limit
 from typer.testing import CliRunner
 
 import metastable as ms
@@ -41,7 +41,8 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("conditional") / "run"
     data = pairs()
     method = ms.methods.RankingNCE(negatives_per_datum=8, proposal="gaussian")
-    ms.fit(None, data.x, method, 300, given=data.given, held_out=0.2, out=out, seed=0, batch_size=128)
+    with drawn():
+        ms.fit(None, data.x, method, 300, given=data.given, held_out=0.2, out=out, seed=0, batch_size=128)
     return out
 
 

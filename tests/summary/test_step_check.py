@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from conftest import assert_within, mean_and_error, z_scores
 from torch import Tensor, nn
 
 import metastable as ms
@@ -32,7 +33,6 @@ from metastable.methods import (
 from metastable.proposals import fit_gaussian
 from metastable.summary import keep_histograms
 from metastable.summary.negatives import CHAINS, LEAST_STEPS, Chains, enlarged, step_check
-from tests.conftest import assert_within, mean_and_error, z_scores
 
 
 class Bell(nn.Module):

@@ -45,13 +45,23 @@ def drawn() -> Iterator[None]:
         yield
 
 
+rough_log_partition = partial(log_partition, walkers=64, populations=8, steps=1, conditional_ess=0.8)
+"""log Z from few walkers, with the larger error bar that they have."""
+
+
 @contextmanager
 def rough_log_z() -> Iterator[None]:
-    """log Z of a judged run from few walkers, with the larger error bar that they have."""
-    rough = partial(log_partition, walkers=64, populations=8, steps=1, conditional_ess=0.8)
+    """That of judged runs, where a test looks at other things."""
     with pytest.MonkeyPatch.context() as patch:
         for room in ("likelihood", "samples"):
-            patch.setattr(f"metastable.summary.{room}.log_partition", rough)
+            patch.setattr(f"metastable.summary.{room}.log_partition", rough_log_partition)
+        yield
+
+
+@pytest.fixture(scope="module")
+def quickly_judged() -> Iterator[None]:
+    """`rough_log_z` for a whole file: `pytestmark = pytest.mark.usefixtures("quickly_judged")`."""
+    with rough_log_z():
         yield
 
 

@@ -33,6 +33,7 @@ def pairs(n: int = 1000, seed: int = 0) -> Pairs:
     return Pairs(2 * given + SD * torch.randn((n, 1), generator=rng), given)
 
 
+SMALL = {"name": "conditional", "width": 32, "depth": 3}
 ENTROPY = math.log(SD * math.sqrt(2 * math.pi * math.e))
 
 
@@ -42,7 +43,7 @@ def folder(tmp_path_factory):
     data = pairs()
     method = ms.methods.RankingNCE(negatives_per_datum=8, proposal="gaussian")
     with drawn():
-        ms.fit(None, data.x, method, 300, given=data.given, held_out=0.2, out=out, seed=0, batch_size=128)
+        ms.fit(SMALL, data.x, method, 300, given=data.given, held_out=0.2, out=out, seed=0, batch_size=128)
     return out
 
 
@@ -205,6 +206,7 @@ def test_pairs_from_a_file_to_samples_and_scores(tmp_path):
     np.savez(tmp_path / "pairs.npz", x=data.x.numpy(), given=data.given.numpy())
     out = tmp_path / "run"
     settings = ["--data", tmp_path / "pairs.npz", "--method", "ranking-nce", "--steps", 20, "--out", out]
+    settings += ["--set", "energy.width=16", "--set", "energy.depth=2"]
     plan = call("train", *settings, "--dry-run")
     assert "ConditionalNet" in plan.output, plan.output
     assert call("train", *settings).exit_code == 0
@@ -242,7 +244,7 @@ def test_contexts_of_one_number_need_no_second_dimension(run):
 
 
 def test_an_interpolating_run_is_evaluated_whatever_its_units(tmp_path):
-    data = pairs(200, seed=1)
+    data = pairs(80, seed=1)
     settings = {"steps": 10, "batch_size": 50, "given": data.given}
     method = ms.methods.InterpolatingNCE(
         proposal={"name": "interpolant", "width": 8, "steps": 6, "scored": 4}

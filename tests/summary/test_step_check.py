@@ -34,6 +34,8 @@ from metastable.proposals import fit_gaussian
 from metastable.summary import keep_histograms
 from metastable.summary.negatives import CHAINS, LEAST_STEPS, Chains, enlarged, step_check
 
+pytestmark = pytest.mark.usefixtures("quickly_judged")
+
 
 class Bell(nn.Module):
     """E(x) = |x|²/2 with a parameter, so that it can be trained."""
@@ -151,7 +153,7 @@ def test_every_method_with_chains_is_looked_at_and_left_alone(method):
 
 def test_f_divergence_in_a_folder_comes_to_its_report(tmp_path):
     x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
-    ms.fit(None, x, "f-ebm", 3, out=tmp_path / "run")
+    ms.fit({"name": "mlp", "hidden": [8]}, x, "f-ebm", 3, out=tmp_path / "run")
     with np.load(tmp_path / "run" / "figures.npz") as stored:
         assert stored["energies_negatives"].shape == (CHAINS,)
     assert "Energies of data and negatives" in (tmp_path / "run" / "report.html").read_text()

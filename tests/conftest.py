@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -17,6 +18,36 @@ from metastable.evaluation.log_partition import log_partition
 
 # tests run side by side, and torch's idle threads spin: two pools would fight for the cores
 torch.set_num_threads(1)
+
+Test = Callable[..., None]
+
+
+def each(names: str, values: Iterable[Any]) -> Callable[[Test], Test]:
+    """One test over many values of a law, for which a test each would say no more; a failure names its value.
+
+    Reads like `pytest.mark.parametrize`. Fixtures are made once for all values.
+    """
+    parts, values = [name.strip() for name in names.split(",")], list(values)
+
+    def decorate(test: Test) -> Test:
+        @wraps(test)
+        def over_all(**given: Any) -> None:
+            for value in values:
+                case = {names: value} if len(parts) == 1 else dict(zip(parts, value, strict=True))
+                try:
+                    test(**given, **case)
+                except Exception as error:
+                    error.add_note(f"with {case}")
+                    raise
+
+        asked = signature(test)
+        left = [p for name, p in asked.parameters.items() if name not in parts]
+        over_all.__signature__ = asked.replace(parameters=left)  # pyright: ignore
+        del over_all.__wrapped__
+        return over_all
+
+    return decorate
+
 
 render = Figure.savefig
 

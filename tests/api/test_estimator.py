@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import FALSE_ALARM, assert_within, quadrature, rough_log_partition, z_limit
+from conftest import FALSE_ALARM, assert_within, each, quadrature, rough_log_partition, z_limit
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV
@@ -381,8 +381,8 @@ def test_an_energy_of_your_own_is_copied_and_trained():
     assert any(not torch.equal(a, b) for a, b in zip(before, trained, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@each(
+    "settings, message",
     [
         ({"steps": 0}, "steps: must be an integer of at least 1, got 0"),
         ({"steps": "many"}, "steps: must be an integer of at least 1, got 'many'"),
@@ -399,7 +399,6 @@ def test_an_energy_of_your_own_is_copied_and_trained():
         ({"method": ms.methods.Jarzynski(), "walkers": 64}, "walkers: is a setting of the method"),
         ({"device": "tpu"}, "device: must be one of"),
     ],
-    ids=str,
 )
 def test_settings_outside_their_rule_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import assert_within
+from conftest import assert_within, each
 from torch import nn
 
 import metastable as ms
@@ -333,8 +333,8 @@ def test_by_name_with_nested_settings():
     assert 0.1 <= AdaptiveNCE().source.rejuvenation <= 0.25
 
 
-@pytest.mark.parametrize(
-    ("settings", "field", "words"),
+@each(
+    "settings, field, words",
     [
         ({"interval": 0}, "adance.interval", "at least 1, got 0"),
         ({"interval": 2.5}, "adance.interval", "integer"),

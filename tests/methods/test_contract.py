@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, UnsupportedError
@@ -373,8 +374,8 @@ def test_a_kernel_without_a_known_density_is_refused_by_jarzynski(context):
         method.advance(context, state)
 
 
-@pytest.mark.parametrize(
-    ("make", "field"),
+@each(
+    "make, field",
     [
         (lambda: Jarzynski(step_size=-0.1), "ula.step_size"),
         (lambda: Jarzynski(step_size=0.1, kernel=ULA(0.1)), "jarzynski.step_size"),

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from conftest import assert_within
+from conftest import assert_within, each
 from torch import Tensor, nn
 
 import metastable as ms
@@ -197,8 +197,8 @@ def test_the_example_shows_that_near_noise_teaches_more():
 # ---- refused
 
 
-@over(
-    ("make", "path"),
+@each(
+    "make, path",
     [
         (lambda: NCE(noise_ratio=0.0), "nce.noise_ratio"),
         (lambda: NCE(noise_ratio=-1), "nce.noise_ratio"),

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_scores
+from conftest import assert_within, each, mean_and_error, z_scores
 from torch import Tensor, nn
 
 import metastable as ms
@@ -65,8 +65,8 @@ def trained(method, n: int = 500, spread: float = 1.0) -> Chains:
 # ------------------------------------------------------------------------------------------------ kernels
 
 
-@pytest.mark.parametrize(
-    ("kernel", "larger"),
+@each(
+    "kernel, larger",
     [
         (ULA(0.1), ULA(0.4)),
         (ULA(1.0, noise=0.01, drift_clip=0.5), ULA(4.0, noise=0.02, drift_clip=2.0)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from metastable.core.types import LogPartition
 from metastable.evaluation.log_partition import log_partition
 
 # tests run side by side, and torch's idle threads spin: two pools would fight for the cores
@@ -76,8 +77,14 @@ def drawn() -> Iterator[None]:
         yield
 
 
-rough_log_partition = partial(log_partition, walkers=64, populations=8, steps=1, conditional_ess=0.8)
-"""log Z from few walkers, with the larger error bar that they have."""
+ROUGH = {"walkers": 64, "populations": 8, "steps": 1, "conditional_ess": 0.8, "refinements": 0}
+
+
+def rough_log_partition(*args: Any, **settings: Any) -> LogPartition:
+    """log Z from few walkers, which hardly go on, with the larger error bar that they have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metastable.evaluation.stationarity.MOVES", 4)
+        return log_partition(*args, **settings | ROUGH)
 
 
 @contextmanager

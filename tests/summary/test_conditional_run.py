@@ -243,13 +243,15 @@ def test_contexts_of_one_number_need_no_second_dimension(run):
         run.sample(3, given=[[0.5, 0.5]], steps=2)
 
 
-def test_an_interpolating_run_is_evaluated_whatever_its_units(tmp_path):
+def test_an_interpolating_run_is_evaluated_whatever_its_units(tmp_path, monkeypatch):
+    for name, few in {"DRAWS_ODE": 2**11, "LEAST_DRAWS": 32, "SHOWN_EVENTS": 50}.items():
+        monkeypatch.setattr(contexts, name, few)
     data = pairs(80, seed=1)
     settings = {"steps": 10, "batch_size": 50, "given": data.given}
     method = ms.methods.InterpolatingNCE(
         proposal={"name": "interpolant", "width": 8, "steps": 6, "scored": 4}
     )
-    run = ms.fit(None, 0.005 * data.x, method, out=tmp_path / "small", **settings)
+    run = ms.fit({**SMALL, "time": True}, 0.005 * data.x, method, out=tmp_path / "small", **settings)
     assert not any(f.name == "sampling-failed" for f in run.diagnosis)
     assert run.scores["energy_distance"] < 1
     assert (tmp_path / "small" / "report.html").exists()

@@ -2,15 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
+
+from metastable.core.types import LogPartition
+from metastable.evaluation.log_partition import log_partition
 
 # tests run side by side, and torch's idle threads spin: two pools would fight for the cores
 torch.set_num_threads(1)
+
+Test = Callable[..., None]
+
+
+def each(names: str, values: Iterable[Any]) -> Callable[[Test], Test]:
+    """One test over many values of a law, for which a test each would say no more; a failure names its value.
+
+    Reads like `pytest.mark.parametrize`. Fixtures are made once for all values.
+    """
+    parts, values = [name.strip() for name in names.split(",")], list(values)
+
+    def decorate(test: Test) -> Test:
+        @wraps(test)
+        def over_all(**given: Any) -> None:
+            for value in values:
+                case = {names: value} if len(parts) == 1 else dict(zip(parts, value, strict=True))
+                try:
+                    test(**given, **case)
+                except Exception as error:
+                    error.add_note(f"with {case}")
+                    raise
+
+        asked = signature(test)
+        left = [p for name, p in asked.parameters.items() if name not in parts]
+        over_all.__signature__ = asked.replace(parameters=left)  # pyright: ignore
+        del over_all.__wrapped__
+        return over_all
+
+    return decorate
+
+
+render = Figure.savefig
+
+
+def sketch(figure: Figure, target: Any, **options: Any) -> None:
+    """An empty frame in place of a picture of a page; files and PNGs are drawn."""
+    if options.get("format") == "svg":
+        target.write('<svg width="1" height="1"></svg>')
+    else:
+        render(figure, target, **options)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sketched() -> Iterator[None]:
+    """Pictures are put together but not rendered: that is most of what a tiny run costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", sketch)
+        yield
+
+
+@contextmanager
+def drawn() -> Iterator[None]:
+    """Pictures as users get them, for the tests of pages and one run of each kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", render)
+        yield
+
+
+ROUGH = {"walkers": 64, "populations": 8, "steps": 1, "conditional_ess": 0.8, "refinements": 0}
+
+
+def rough_log_partition(*args: Any, **settings: Any) -> LogPartition:
+    """log Z from few walkers, which hardly go on, with the larger error bar that they have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metastable.evaluation.stationarity.MOVES", 4)
+        return log_partition(*args, **settings | ROUGH)
+
+
+@contextmanager
+def rough_log_z() -> Iterator[None]:
+    """That of judged runs, where a test looks at other things."""
+    with pytest.MonkeyPatch.context() as patch:
+        for room in ("likelihood", "samples"):
+            patch.setattr(f"metastable.summary.{room}.log_partition", rough_log_partition)
+        yield
+
+
+@pytest.fixture(scope="module")
+def quickly_judged() -> Iterator[None]:
+    """`rough_log_z` for a whole file: `pytestmark = pytest.mark.usefixtures("quickly_judged")`."""
+    with rough_log_z():
+        yield
+
 
 FALSE_ALARM = 1e-6
 """Chance that one correct comparison fails under a new seed; every statistical tolerance follows from it."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import drawn, rough_log_z
 from typer.testing import CliRunner, Result
 
 from metastable.cli.main import app
@@ -20,6 +21,11 @@ TINY = [
 DATA = "toy:two-modes?n=300"
 
 Command = Callable[..., Result]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_estimates(quickly_judged: None) -> None:
+    """No command is asked for a sure log Z here."""
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +67,8 @@ def start(*words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
 
 def tiny_run(command: Command, folder: Path, method: str, **walkers: int) -> Path:
     more = [word for name, n in walkers.items() for word in ("--set", f"method.{name}={n}")]
-    result = command("train", "--data", DATA, "--method", method, "--out", folder, *TINY, *more)
+    with rough_log_z():
+        result = command("train", "--data", DATA, "--method", method, "--out", folder, *TINY, *more)
     assert result.exit_code == 0, result.output
     return folder
 
@@ -69,7 +76,8 @@ def tiny_run(command: Command, folder: Path, method: str, **walkers: int) -> Pat
 @pytest.fixture(scope="session")
 def run_folder(metastable: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished Jarzynski run; do not change it."""
-    return tiny_run(metastable, tmp_path_factory.mktemp("cli") / "jarzynski", "jarzynski", walkers=64)
+    with drawn():
+        return tiny_run(metastable, tmp_path_factory.mktemp("cli") / "jarzynski", "jarzynski", walkers=64)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from conftest import drawn
 
 from metastable.compare import (
     STEPS,
@@ -48,7 +49,8 @@ def table_of(folder):
 def compared(metastable, tmp_path_factory):
     out = tmp_path_factory.mktemp("compare") / "c"
     words = ["--methods", "cd,jarzynski", "--steps", 4, "--out", out]
-    result = metastable("compare", "--data", DATA, *words, *SMALL)
+    with drawn():
+        result = metastable("compare", "--data", DATA, *words, *SMALL)
     assert result.exit_code == 0, result.output
     return out, result.output
 

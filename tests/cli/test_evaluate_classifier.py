@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from conftest import drawn
 
 JEM = (
     *("--method", "jem", "--set", "energy.name=joint-mlp", "--set", "energy.hidden=[16]"),
@@ -40,7 +41,7 @@ def jem_folder(metastable, tmp_path_factory):
 def evaluated(metastable, jem_folder, tmp_path_factory):
     far = tmp_path_factory.mktemp("data") / "far.npy"
     np.save(far, np.random.default_rng(0).uniform(-1, 1, (100, 1, 8, 8)))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, drawn():
         patch.setattr("metastable.summary.likelihood.affordable", lambda *_: False)
         result = metastable("evaluate", jem_folder, "--ood", far, "--ood", "toy:digits?n=300&seed=5")
     assert result.exit_code == 0, result.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import each
 
 from metastable.core.errors import ConfigError, EnergyError, InputError
 from metastable.core.types import bind
@@ -25,9 +26,7 @@ def around(y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     return (y - given[:, None]).square().sum(-1)
 
 
-@pytest.mark.parametrize(
-    "t", [1.05, -3.0, float("nan"), torch.tensor(1.05), torch.tensor([0.0, -3.0, 1.0])], ids=str
-)
+@each("t", [1.05, -3.0, float("nan"), torch.tensor(1.05), torch.tensor([0.0, -3.0, 1.0])])
 def test_times_outside_are_refused_wherever_an_energy_is_bound(t):
     energy = timed()
     for use in (

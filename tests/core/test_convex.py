@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from conftest import each
 
 from metastable.core.convex import HIGH, LOW, POINTS, derivative, require_convex
 from metastable.core.errors import ConfigError
@@ -52,8 +53,8 @@ def test_the_error_names_field_and_rule(function, words):
     assert caught.value.path == "method.psi"
 
 
-@pytest.mark.parametrize("beside", [-1, 0, 1])
-@pytest.mark.parametrize("place", [60, 120, 181])
+@each("beside", [-1, 0, 1])
+@each("place", [60, 120, 181])
 def test_a_kink_on_a_point_of_the_grid_is_the_kink_beside_it(place, beside):
     """Which side of a kink a grid point falls on is a matter of the last bit, which a CPU may round otherwise."""
     u = torch.logspace(math.log10(LOW), math.log10(HIGH), POINTS, dtype=torch.float64)[place]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor, nn
 
 from metastable.core.plain import plain_layers
@@ -53,8 +54,8 @@ def double(name: str) -> tuple[Sum, Tensor]:
     return model, torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-@over("train", [True, False])
-@over("name", LAYERS)
+@each("train", [True, False])
+@each("name", LAYERS)
 def test_numbers_are_those_of_torch(name, train):
     model, x = double(name)
     model.train(train)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -26,7 +27,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 # --- check_data ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "kind", ["f2", "f4", "f8", ">f4", ">f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", "?", "g"]
 )
 def test_every_kind_of_number_becomes_float(kind):
@@ -59,8 +60,8 @@ def test_parameters_come_back_detached():
     assert not check_data(torch.nn.Parameter(torch.zeros(2, 2))).requires_grad
 
 
-@pytest.mark.parametrize(
-    ("bad", "rule"),
+@each(
+    "bad, rule",
     [
         (np.float64(3), "a single number"),
         (np.zeros((1, 2)), "at least 2 rows"),
@@ -277,8 +278,8 @@ def test_toy_sources():
     assert load_array("toy:circles?n=5", dtype=torch.float64).x.dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
+@each(
+    "source, message",
     [
         ("toy:two-mode", "did you mean 'two-modes'"),
         ("toy:circles?n=many", "n must be an integer, got 'many'"),

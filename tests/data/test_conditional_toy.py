@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import FALSE_ALARM
+from conftest import FALSE_ALARM, each
 from scipy.stats import chi2
 
 from metastable.core import InputError
@@ -111,8 +111,8 @@ def test_contexts_as_a_model_sees_them():
     assert torch.equal(sinusoidal(torch.tensor([4.0]), 10)[0], spokes.context(4.0))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@each(
+    "call, message",
     [
         (
             lambda toy: toy.log_density(torch.zeros(3, 1), 400),

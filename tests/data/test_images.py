@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -505,8 +506,8 @@ def test_text_means_what_the_arguments_mean(mnist):
     assert parse_images("cifar10")["folder"] is None
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
+@each(
+    "query, message",
     [
         ("sizes=3", "unknown setting 'sizes' (did you mean 'size'?)"),
         ("n=many", "n must be an integer, got 'many'"),
@@ -551,8 +552,8 @@ def test_labels_are_part_of_the_digest():
     assert len({plain.digest, a.digest, b.digest}) == 3
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
+@each(
+    "labels, message",
     [
         ([0, 1], r"one for each of 3 rows, shape \(3,\), got \(2,\)"),
         ([0, 1, 3], "from 0 to 2, got 3 in row 2"),

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from conftest import each
 
 from metastable.core.errors import InputError
 from metastable.data import load_array
@@ -59,8 +60,8 @@ def test_a_method_that_needs_labels_says_why_those_of_the_file_were_not_taken(tm
     assert run.status == "finished"
 
 
-@pytest.mark.parametrize(
-    ("labels", "words"),
+@each(
+    "labels, words",
     [
         (["a"] * 6, "labels: must be integers, got <U1, 'a' in row 0 (counting from 0); numpy.unique("),
         ([0, 1, None, 0, 1, 0], "labels: must be integers, got object, None in row 2"),
@@ -77,7 +78,7 @@ def test_labels_in_memory_follow_the_same_rule(labels, words):
         load_array(X).beside(labels=labels)
 
 
-@pytest.mark.parametrize(
+@each(
     "labels",
     [
         [0.0, 1, 0, 1, 0, 1],

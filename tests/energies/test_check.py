@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError, MetastableError
@@ -78,7 +79,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@each("name", BAD)
 def test_each_fault_is_named(name):
     energy, message = BAD[name]
     with pytest.raises(EnergyError, match=f"(?s)^energy: .*{message}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
@@ -120,8 +121,8 @@ def test_settings_build_it():
         ConditionalConfig(depth=1)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
+@each(
+    "call, words",
     [
         (
             lambda E: E(torch.zeros(4, 2), torch.zeros(3, 1)),

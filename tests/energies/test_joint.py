@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor, nn
 
 import metastable as ms
@@ -99,8 +100,8 @@ def test_bad_settings_name_the_field(settings, field):
     assert caught.value.path == field
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
+@each(
+    "labels, message",
     [
         ([0, 4], r"labels: must be from 0 to 3, got 4 in row 1 \(counting from 0\)"),
         (-1, "from 0 to 3, got -1 in row 0"),

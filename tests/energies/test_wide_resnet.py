@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import each
 from torch import nn
 
 from metastable.core.errors import ConfigError
@@ -62,8 +63,8 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torch_alone():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    ("make", "field"),
+@each(
+    "make, field",
     [
         (lambda: WideResNet((1, 8, 8), depth=12), "depth"),
         (lambda: WideResNet((1, 8, 8), depth=4), "depth"),

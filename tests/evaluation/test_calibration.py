@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from conftest import assert_within, each, mean_and_error, z_limit
 from torch import Tensor
 
 from metastable.core.errors import InputError
@@ -16,7 +17,6 @@ from metastable.evaluation.calibration import (
     negative_log_likelihood,
     reliability,
 )
-from tests.conftest import assert_within, mean_and_error, z_limit
 
 KINDS = ("equal-width", "equal-mass")
 
@@ -75,8 +75,8 @@ def test_equal_mass_bins_hold_as_many_events_each_and_keep_ties_together():
     assert alone.confidence.tolist() == pytest.approx([0.6])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("confidence", "right"), [(0.95, 70), (0.6, 90)])
+@each("kind", KINDS)
+@each("confidence, right", [(0.95, 70), (0.6, 90)])
 def test_a_constant_confidence_has_the_exact_gap(kind, confidence, right):
     logits = two_classes(torch.full((100,), confidence, dtype=torch.float64))
     labels = torch.tensor([0] * right + [1] * (100 - right))
@@ -191,8 +191,8 @@ def test_the_error_agrees_with_torchmetrics():
 # ------------------------------------------------------------------------------------------ bad input
 
 
-@pytest.mark.parametrize(
-    ("logits", "labels", "words"),
+@each(
+    "logits, labels, words",
     [
         (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "labels: must be from 0 to 1, got 2 in row 2"),
         (torch.zeros(3, 2), torch.tensor([0, -1, 1]), "got -1 in row 1"),
@@ -205,9 +205,7 @@ def test_the_error_agrees_with_torchmetrics():
         (torch.zeros(3, 1), torch.zeros(3, dtype=torch.long), "two classes or more"),
     ],
 )
-@pytest.mark.parametrize(
-    "score", [accuracy, brier_score, negative_log_likelihood, expected_calibration_error]
-)
+@each("score", [accuracy, brier_score, negative_log_likelihood, expected_calibration_error])
 def test_bad_input_is_named(score, logits, labels, words):
     with pytest.raises(InputError, match=words):
         score(logits, labels)

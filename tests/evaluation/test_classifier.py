@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from conftest import assert_within, mean_and_error, z_scores
 from torch import Tensor, nn
 
 import metastable as ms
@@ -15,7 +16,6 @@ from metastable.energies import GaussianMixture
 from metastable.evaluation.classifier import class_samples, classifier_summary
 from metastable.kernels import MALA
 from metastable.runs.run import Run
-from tests.conftest import assert_within, mean_and_error, z_scores
 
 MEANS = torch.tensor([[-1.2, 0.0], [1.2, 0.0], [0.0, 1.5]], dtype=torch.float64)
 LOG_WEIGHTS = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()

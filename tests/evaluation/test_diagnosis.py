@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import each
 
 from metastable.core.errors import InputError
 from metastable.evaluation.diagnosis import Facts, Finding, diagnose, format_findings
@@ -64,8 +65,8 @@ def only(findings: list[Finding], name: str) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize("rows", [20, 60, 300])
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+@each("rows", [20, 60, 300])
+@each("correlation", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("entropy", [True, False])
 def test_a_healthy_noisy_log_raises_no_alarm(rows: int, correlation: float, entropy: bool) -> None:
     facts = Facts("jarzynski", [0.25, 0.75], [0.26, 0.74], 0.01, separated=True, sample_std_ratio=1.02)
@@ -124,8 +125,8 @@ def test_a_lost_mode_is_a_collapse_and_not_also_a_wrong_weight() -> None:
     assert "jarzynski" in collapse.advice
 
 
-@pytest.mark.parametrize(
-    ("data", "sample", "error", "collapsed"),
+@each(
+    "data, sample, error, collapsed",
     [
         (0.25, 0.049, 0.01, True),  # less than a fifth of 0.25 is left
         (0.25, 0.051, 0.01, False),
@@ -158,8 +159,8 @@ def test_samples_that_spread_too_far(ratio: float, severity: str | None) -> None
     assert found == ([severity] if severity else [])
 
 
-@pytest.mark.parametrize(
-    ("off", "error", "severity"),
+@each(
+    "off, error, severity",
     [
         (0.029, 0.001, None),  # too small to matter, however certain
         (0.031, 0.001, "warning"),
@@ -226,21 +227,21 @@ def flat(seed: int, gap: float, rows: int = 200) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_flat_cross_entropy_with_an_open_gap_is_no_learning(seed: int) -> None:
     finding = only(diagnose(flat(seed, gap=1.0), Facts("jarzynski")), "no-learning")
     assert finding.severity == "problem"
     assert finding.evidence["gap_last_fifth"] == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_an_open_gap_alone_is_a_warning_and_with_far_samples_a_problem(seed: int) -> None:
     log = changed(flat(seed, gap=-1.0), cross_entropy=None)
     assert only(diagnose(log, Facts("pcd")), "no-learning").severity == "warning"
     assert only(diagnose(log, Facts("pcd", sample_std_ratio=4.0)), "no-learning").severity == "problem"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_a_frozen_model_shows_only_through_its_samples(seed: int) -> None:
     log = changed(flat(seed, gap=0.0), cross_entropy=None)
     assert "no-learning" not in names(diagnose(log, Facts("pcd", sample_std_ratio=1.0)))
@@ -274,7 +275,7 @@ def joint(seed: int, gap: object, o: float, **columns: object) -> list[dict]:
     return changed(rows, **columns)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 @pytest.mark.parametrize("o", [2.0, 20_000.0])
 @pytest.mark.parametrize("gap", [6.0, -6.0, lambda t: 27 * (1 - math.exp(-3 * t))], ids=["+", "-", "opens"])
 def test_labels_that_are_learned_do_not_hide_a_density_that_is_not(seed: int, o: float, gap: object) -> None:
@@ -289,7 +290,7 @@ def test_labels_that_are_learned_do_not_hide_a_density_that_is_not(seed: int, o:
     assert only(far, "no-learning").severity == "problem"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 @pytest.mark.parametrize("o", [2.0, 20_000.0])
 def test_a_joint_model_that_learns_raises_no_alarm(seed: int, o: float) -> None:
     facts = Facts("jem", output_scale=o)
@@ -335,8 +336,8 @@ def test_zero_gradient() -> None:
 # ---------------------------------------------------------------------------------------------- walkers
 
 
-@pytest.mark.parametrize(
-    ("low", "share", "severity"),
+@each(
+    "low, share, severity",
     [
         (0.05, 0.3, "problem"),
         (0.05, 0.2, None),  # an episode that resampling ended
@@ -362,8 +363,8 @@ def test_copies_and_held_out_walkers() -> None:
     assert "held-out" in finding.text
 
 
-@pytest.mark.parametrize(
-    ("displacement", "steps", "severity"),
+@each(
+    "displacement, steps, severity",
     [
         (9e-4, 10**9, "problem"),
         (2e-3, 10**5, "warning"),  # 500² = 250 000 updates to cross
@@ -398,7 +399,7 @@ def with_offset(seed: int, offset: object, rows: int = 200) -> list[dict]:
     return [dict(row, **{key: row[key] + s for key in sides}) for row, s in zip(log, shift)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_drift_is_told_from_settling(seed: int) -> None:
     def severity(offset: object) -> list[str]:
         return [f.severity for f in diagnose(with_offset(seed, offset)) if f.name == "energies-drifting"]
@@ -411,7 +412,7 @@ def test_drift_is_told_from_settling(seed: int) -> None:
     assert severity(lambda t: 30 * t) == []
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_a_gap_that_runs_away_is_a_problem(seed: int) -> None:
     rng = np.random.default_rng(seed)
     log = changed(healthy(seed), energy_gap=lambda t: -40 * t + rng.normal(), cross_entropy=None)
@@ -433,8 +434,8 @@ def test_non_finite_numbers_name_the_step(bad: object) -> None:
 # ------------------------------------------------------------------------------------------- everything
 
 
-@pytest.mark.parametrize(
-    ("gap", "error", "found"),
+@each(
+    "gap, error, found",
     [(0.4, None, False), (0.6, None, True), (0.2, 0.04, True), (0.2, 0.06, False), (0.09, 0.001, False)],
 )
 def test_edges_of_overfitting(gap: float, error: float | None, found: bool) -> None:
@@ -494,8 +495,8 @@ def test_an_energy_that_tells_nothing_apart_is_constant(spread: float | None, fo
         assert "rejuvenation" in only(findings, "constant-energy").advice
 
 
-@pytest.mark.parametrize(
-    ("slope", "found"),
+@each(
+    "slope, found",
     [
         (lambda t: 1 - math.exp(-t / 0.02), False),  # rises by orders of magnitude at the start, then stays
         (lambda t: 0.5 + 0.5 * t, False),
@@ -604,8 +605,8 @@ def test_a_likelihood_that_no_density_can_have_is_a_problem() -> None:
         assert "6.144e+04 nats is none that a density can have" in finding.text
 
 
-@pytest.mark.parametrize(
-    ("facts", "found"),
+@each(
+    "facts, found",
     [
         ({"log_likelihood": -2.0, "excess_mass": 6.9}, False),
         ({"log_likelihood": -2.0, "excess_mass": 7.1}, True),

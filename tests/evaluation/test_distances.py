@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from conftest import each
 from scipy.stats import wasserstein_distance
 from torch import Tensor
 
@@ -186,8 +187,8 @@ def test_sliced_wasserstein_is_reproducible() -> None:
     assert not torch.equal(sliced_wasserstein(x, y, seed=5), sliced_wasserstein(x, y, seed=6))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
+@each(
+    "call, error, message",
     [
         (lambda x: mmd2(x, x[:, :1]), InputError, "two samples"),
         (lambda x: energy_distance(x, x[:1]), InputError, "at least two rows"),

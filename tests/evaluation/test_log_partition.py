@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from conftest import FALSE_ALARM
+from conftest import FALSE_ALARM, each
 from torch import Tensor, nn
 
 import metastable as ms
@@ -227,8 +227,8 @@ def test_a_shape_must_be_known_and_one():
         log_partition(DoubleWell(), 3)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
+@each(
+    "setting, value",
     [
         ("populations", 1),
         ("walkers", 0),

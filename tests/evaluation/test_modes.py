@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError
@@ -99,8 +100,8 @@ def test_weighted_walkers_count_as_fewer() -> None:
     assert mode_weight_errors(x, CENTERS[:2], torch.tensor([0.5, 0.5]), log_weight).ess == pytest.approx(4)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@each(
+    "call, message",
     [
         (lambda x: mode_weights(x, CENTERS[:, :1]), "centers"),
         (lambda x: mode_weights(x, CENTERS, torch.zeros(3)), "log_weight"),
@@ -165,7 +166,7 @@ SINGLE = {
 
 
 @pytest.mark.parametrize("name", SINGLE)
-@pytest.mark.parametrize("seed", [0, 1])
+@each("seed", [0, 1])
 def test_one_mode_is_not_taken_for_several(name: str, seed: int) -> None:
     modes = find_modes(SINGLE[name](seed))
     assert len(modes) == 1, modes.evidence
@@ -185,7 +186,7 @@ SEVERAL = {
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-@pytest.mark.parametrize("seed", [0, 1])
+@each("seed", [0, 1])
 def test_separated_modes_are_found_with_centres_and_weights(name: str, seed: int) -> None:
     means, scale, weights = SEVERAL[name]
     means = torch.as_tensor(means)
@@ -206,7 +207,7 @@ def test_separated_modes_are_found_with_centres_and_weights(name: str, seed: int
     assert torch.allclose(modes.weights, mode_weights(x, modes.centers))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@each("seed", [0, 1])
 def test_modes_that_touch_are_modes_but_not_separated(seed: int) -> None:
     """On the unit ring with standard deviation 0.15 the density between two modes is 0.077 of the peak."""
     modes = find_modes(mixture(ring(1.0), 0.15, seed=seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import assert_within, z_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from metastable.core.errors import InputError
 from metastable.core.parts import energies_of, in_parts
 from metastable.energies import GaussianMixture
 from metastable.evaluation.outliers import SCORES, auroc, midranks, ood_aurocs, ood_scores
-from tests.conftest import assert_within, z_limit
 
 
 def rng(seed: int) -> torch.Generator:

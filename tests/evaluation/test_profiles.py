@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from conftest import each
 
 from metastable.evaluation.diagnosis import Facts, diagnose
 from metastable.evaluation.profiles import ranking_profile
@@ -35,8 +36,8 @@ FACTS = Facts("ranking-nce", negatives_per_datum=K)
 NAMED = [name for name in COURSES if name not in ("posterior-collapse", "balanced", "")]
 
 
-@pytest.mark.parametrize("name", COURSES)
-@pytest.mark.parametrize("rows", [60, 400])
+@each("name", COURSES)
+@each("rows", [60, 400])
 def test_courses_are_told_apart(name, rows):
     for seed in range(20):
         noise = 0.0005 if name == "posterior-collapse" else 0.05  # a posterior that is certain hardly varies

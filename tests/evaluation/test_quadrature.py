@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, EnergyError, InputError
@@ -156,8 +157,8 @@ def test_bounding_box_holds_the_data_with_a_margin() -> None:
     assert bounding_box(torch.tensor([1.0, 3.0]), 0.0) == ((1.0, 3.0),)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
+@each(
+    "call, error, message",
     [
         (lambda e: log_partition_quadrature(e, [(1.0, 0.0)]), ConfigError, "low < high"),
         (lambda e: log_partition_quadrature(e, [(0.0, 1.0)] * 2, (5,)), ConfigError, "points"),

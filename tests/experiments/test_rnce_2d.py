@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import z_limit
+from conftest import each, z_limit
 
 from metastable.experiments import rnce_2d as rnce
 from metastable.experiments.base import Bench
@@ -35,8 +35,8 @@ def job(model: str, toy: str, **changes) -> rnce.Job:
     return rnce.Job(model, toy, 0, 1, 2, "cpu", TINY | changes)
 
 
-@pytest.mark.parametrize("scale", rnce.EXPERIMENT.scales)
-@pytest.mark.parametrize("toy", rnce.SETS)
+@each("scale", rnce.EXPERIMENT.scales)
+@each("toy", rnce.SETS)
 def test_every_model_is_within_its_size(scale, toy):
     pairs = rnce.toy_of(toy).sample(50, seed=0)
     for model in rnce.MODELS:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor
 
 from metastable.core.errors import ConfigError
@@ -82,8 +83,8 @@ def test_a_step_costs_the_gradients_it_says(kernel, init, step):
     assert energy.calls == init + 5 * step
 
 
-@over("kernel", ALL)
-@over(("steps", "record", "draws"), [(6, 1, 6), (6, 2, 3), (7, 3, 2), (2, 3, 0)])
+@each("kernel", ALL)
+@each("steps, record, draws", [(6, 1, 6), (6, 2, 3), (7, 3, 2), (2, 3, 0)])
 def test_positions_are_recorded_as_asked(kernel, steps, record, draws):
     energy, state = start(kernel)
     result = run_chain(kernel, energy, state, steps, rng(1), record=record)

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, quadrature, z_limit, z_scores
+from conftest import assert_within, each, mean_and_error, quadrature, z_limit, z_scores
 from torch import Tensor
 
 import metastable as ms
@@ -173,7 +173,7 @@ def test_training_and_evaluations_with_a_random_walk():
     assert kernel.gradients_per_step == 0
 
 
-@over("given", [0.3, "flips", {"name": "random-walk", "scale": 0.3}, RandomWalk(0.3), Flips(0.2)])
+@each("given", [0.3, "flips", {"name": "random-walk", "scale": 0.3}, RandomWalk(0.3), Flips(0.2)])
 def test_settings_describe_the_kernel_and_build_it_again(given):
     kernel = MetropolisHastings(given)
     settings = describe(kernel)
@@ -191,7 +191,7 @@ BAD = [
 ]
 
 
-@over(("make", "words"), BAD)
+@each("make, words", BAD)
 def test_bad_proposals_are_named(make, words):
     with pytest.raises(ConfigError, match=words):
         make()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import assert_within, mean_and_error
+from conftest import assert_within, each, mean_and_error
 from torch import Tensor, nn
 
 import metastable as ms
@@ -337,7 +337,7 @@ REFUSED = [
 ]
 
 
-@over(("act", "error", "words"), REFUSED, ids=[words[:20] for _, _, words in REFUSED])
+@each("act, error, words", REFUSED)
 def test_what_cannot_be_is_refused_by_name(act, error, words):
     with pytest.raises(error, match=words):
         act()

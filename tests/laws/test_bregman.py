@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor
 
 from metastable.core.errors import ConfigError
@@ -59,7 +60,7 @@ def test_weights_are_those_of_4_12(name):
     assert math.isclose(bregman(name).factor(), FACTOR[name], rel_tol=1e-12)
 
 
-@over("name", BREGMANS)
+@each("name", BREGMANS)
 def test_named_and_user_given_are_the_same_loss(name):
     """The same Ψ passed as a function, with its derivatives by automatic differentiation."""
     mine, log_g = Bregman.from_function(PSI[name]), torch.linspace(-5, 5, 21, dtype=F64)
@@ -159,8 +160,8 @@ def test_wrong_weights_fail_the_same_comparison(name, mutant):
 # ---- bad input
 
 
-@over(
-    ("psi", "words"),
+@each(
+    "psi, words",
     [
         ("nec", "did you mean 'nce'"),
         (3.0, "a function Ψ or a Bregman"),

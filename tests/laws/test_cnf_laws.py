@@ -12,7 +12,7 @@ import math
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, quadrature, z_limit, z_scores
+from conftest import assert_within, each, mean_and_error, quadrature, z_limit, z_scores
 from torch import Tensor, nn
 
 from metastable.benchmarks.interpolant import one_scale, own
@@ -239,8 +239,8 @@ SHAPES = {
 }
 
 
-@over("dim", [1, 4, 12])
-@over("shapes", SHAPES.values(), ids=SHAPES)
+@each("dim", [1, 4, 12])
+@each("shapes", SHAPES.values())
 @over("make", FIELDS.values(), ids=FIELDS)
 def test_divergence_is_the_trace_of_the_jacobian(make, shapes, dim):
     field = bent(make(dim))

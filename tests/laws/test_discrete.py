@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_limit, z_scores
+from conftest import assert_within, each, mean_and_error, z_limit, z_scores
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError
@@ -455,7 +455,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@over(("act", "words"), BAD, ids=[words[:24] for _, words in BAD])
+@each("act, words", BAD)
 def test_bad_input_is_named(act, words):
     with pytest.raises((InputError, ConfigError), match=words):
         act()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, quadrature, z_limit, z_scores
+from conftest import assert_within, each, mean_and_error, quadrature, z_limit, z_scores
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -304,8 +304,8 @@ def test_convnet_is_the_papers_size():
     assert energy(torch.zeros(2, 1, 28, 28)).shape == (2,)
 
 
-@over(
-    ("make", "field"),
+@each(
+    "make, field",
     [
         (lambda: Gaussian(torch.zeros(2), torch.tensor([[1.0, 2.0], [2.0, 1.0]])), "covariance"),
         (lambda: Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.0, 1.0]])), "covariance"),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import assert_within, mean_and_error
+from conftest import assert_within, each, mean_and_error
 from torch import Tensor, nn
 
 import metastable as ms
@@ -413,8 +413,8 @@ def test_clipping_is_a_choice():
     assert run.history[-1]["exponent_max"] == 5.0
 
 
-@pytest.mark.parametrize(
-    ("make", "path"),
+@each(
+    "make, path",
     [
         (lambda: FDivergence(f="klx"), "f-ebm.f"),
         (lambda: FDivergence(f="alpha"), "f-ebm.alpha"),

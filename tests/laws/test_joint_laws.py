@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, quadrature
+from conftest import assert_within, each, mean_and_error, quadrature
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -29,14 +29,14 @@ def points(n: int = 40, dim: int = 2) -> Tensor:
     return 2 * torch.randn((n, dim), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("o", SCALES)
+@each("o", SCALES)
 def test_classes_add_up_to_the_marginal(o):
     energy, x = JointEnergy(network(), o), points()
     each = torch.stack([energy(x, y) for y in range(3)], 1)
     torch.testing.assert_close(torch.logsumexp(-each, 1), -energy(x), rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize("o", SCALES)
+@each("o", SCALES)
 def test_p_of_y_given_x_is_the_classifier_whatever_the_output_scale(o):
     energy, x = JointEnergy(network(), o), points()
     each = torch.stack([energy(x, y) for y in range(3)], 1)
@@ -45,7 +45,7 @@ def test_p_of_y_given_x_is_the_classifier_whatever_the_output_scale(o):
     torch.testing.assert_close(energy.log_prob_labels(x), torch.log_softmax(logits, 1), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("o", SCALES)
+@each("o", SCALES)
 def test_the_joint_energy_is_that_of_41(o):
     energy, x = JointEnergy(network(), o), points()
     h = energy.network(x)

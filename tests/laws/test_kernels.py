@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, quadrature, z_limit, z_scores
+from conftest import assert_within, each, mean_and_error, quadrature, z_limit, z_scores
 from torch import Tensor, nn
 from torch.distributions import Normal
 
@@ -374,7 +374,7 @@ BAD_SETTINGS: list[tuple[Callable[[], Kernel], str]] = [
 ]
 
 
-@over(("make", "field"), BAD_SETTINGS)
+@each("make, field", BAD_SETTINGS)
 def test_a_bad_setting_is_named(make, field):
     with pytest.raises(ConfigError) as raised:
         make()

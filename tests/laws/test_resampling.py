@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_limit, z_scores
+from conftest import assert_within, each, mean_and_error, z_limit, z_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -182,7 +182,7 @@ def test_an_order_leaves_the_scheme_unbiased(name):
     assert_within(mean, 5 * WEIGHTS, error)
 
 
-@over("name", SCHEMES)
+@each("name", SCHEMES)
 def test_the_level_of_the_log_weights_does_not_matter(name):
     logits = torch.randint(-8, 8, (20,), generator=rng()).to(F64)
     low, high = (resample_indices(logits + level, scheme=name, rng=rng(1)) for level in (-4096.0, 4096.0))

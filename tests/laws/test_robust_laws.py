@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import FALSE_ALARM, assert_within, mean_and_error, z_limit, z_scores
+from conftest import FALSE_ALARM, assert_within, each, mean_and_error, z_limit, z_scores
 from torch import Tensor, nn
 
 from metastable.core.random import generator
@@ -259,8 +259,8 @@ def test_a_constant_in_the_energy_changes_nothing(batch: Batch, variant: str, c:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("beta", [0.1, 0.9, -0.5])
-@pytest.mark.parametrize(("fp", "fn"), [(1e4, -1e4), (-1e4, 1e4), (1e4, 1e4), (-1e4, -1e4)])
+@each("beta", [0.1, 0.9, -0.5])
+@each("fp, fn", [(1e4, -1e4), (-1e4, 1e4), (1e4, 1e4), (-1e4, -1e4)])
 def test_large_energies_overflow_nowhere(variant: str, beta: float, fp: float, fn: float):
     """In float32, against the same in float64."""
     made = []

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import assert_within, mean_and_error
+from conftest import assert_within, each, mean_and_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,8 +43,8 @@ def test_the_definitions_hold_at_any_level(values, level):
     assert entropy_fraction(log_weight).item() == pytest.approx(math.exp(entropy) / len(w), **near)
 
 
-@over("fraction", FRACTIONS.values(), ids=FRACTIONS)
-@over("size", [1, 2, 17])
+@each("fraction", FRACTIONS.values())
+@each("size", [1, 2, 17])
 def test_equal_weights_are_all_effective_and_one_alone_is_one(fraction, size):
     assert fraction(torch.full((size,), -700.0, dtype=F64)).item() == pytest.approx(1.0)
     alone = torch.full((size,), -math.inf, dtype=F64)
@@ -52,8 +52,8 @@ def test_equal_weights_are_all_effective_and_one_alone_is_one(fraction, size):
     assert fraction(alone).item() == pytest.approx(1 / size)
 
 
-@over("fraction", FRACTIONS.values(), ids=FRACTIONS)
-@over("kept", [1, 3, 8])
+@each("fraction", FRACTIONS.values())
+@each("kept", [1, 3, 8])
 def test_k_equal_weights_among_zeros_count_for_k(fraction, kept):
     log_weight = torch.full((8,), -math.inf, dtype=F64)
     log_weight[:kept] = 2.5

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import mean_and_error, quadrature, z_limit
+from conftest import each, mean_and_error, quadrature, z_limit
 from torch import Tensor
 
 import metastable as ms
@@ -248,8 +248,8 @@ def test_an_update_is_one_step_of_every_schedule():
 # ---- refused
 
 
-@over(
-    ("make", "path"),
+@each(
+    "make, path",
     [
         (lambda: FlowContrastive(noise="gaussian"), "flow-contrastive.noise"),
         (lambda: FlowContrastive(noise_steps=0), "flow-contrastive.noise_steps"),

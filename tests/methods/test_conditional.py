@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, minimise, z_limit
+from conftest import assert_within, each, mean_and_error, minimise, z_limit
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
@@ -156,8 +156,8 @@ def log_of(sigma: float | None) -> list[dict]:
     return ms.fit(None, x, method, steps=30, log_every=1, evaluate=False).history
 
 
-@over(
-    ("sigma", "finding"),
+@each(
+    "sigma, finding",
     [
         (1e-3, "conditional-noise-too-small"),
         (300.0, "conditional-noise-too-large"),
@@ -175,8 +175,8 @@ def test_noise_that_leaves_no_gradient_is_named(sigma, finding):
         assert set(found[finding].evidence) == {"pair_logit", "pair_weight", "saturated"}
 
 
-@over(
-    ("logit", "weight", "expected"),
+@each(
+    "logit, weight, expected",
     [
         (0.051, 0.5, None),
         (0.049, 0.5, ("conditional-noise-too-small", "warning")),
@@ -205,8 +205,8 @@ class Plain:
     log_prob = Shrinking.log_prob
 
 
-@over(
-    ("make", "field"),
+@each(
+    "make, field",
     [
         (lambda: ConditionalNCE(negatives_per_datum=0), "conditional-nce.negatives_per_datum"),
         (lambda: ConditionalNCE(sigma=0.0), "conditional-nce.sigma"),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from conftest import each
 
 from metastable.core.errors import ConfigError, InputError
 from metastable.methods.divergences import (
@@ -54,8 +55,8 @@ def test_f_is_zero_at_one(divergence: Divergence):
     assert abs(float(divergence.f(torch.ones(1, dtype=torch.float64)))) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("alpha", "other", "factor"),
+@each(
+    "alpha, other, factor",
     [
         (1.0, "kl", 1.0),
         (0.0, "reverse-kl", 1.0),
@@ -96,8 +97,8 @@ def test_no_overflow_where_the_number_itself_is_finite():
     assert float(DIVERGENCES["hellinger"].conjugate(near)) == pytest.approx(5.00012e-5, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("f", "words"),
+@each(
+    "f, words",
     [
         (lambda u: -(u**2) + 1, "strictly convex"),
         (lambda u: (u - 1) ** 3, "strictly convex"),
@@ -118,8 +119,8 @@ def test_a_bad_f_is_refused_by_name(f, words):
     assert str(caught.value).startswith("f: ")
 
 
-@pytest.mark.parametrize(
-    ("make", "path"),
+@each(
+    "make, path",
     [
         (lambda: divergence_of("kll"), "f-ebm.f"),
         (lambda: divergence_of(3), "f-ebm.f"),

@@ -34,6 +34,20 @@ def chains(**settings: Any) -> PersistentCD:
     return PersistentCD(**usual | settings)
 
 
+class Discs(nn.Module):
+    """Logits of three normal densities, from which walkers do not run away."""
+
+    classes = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centres, labels = blobs(3)
+        return self.shift[labels] - 0.5 * (x[:, None] - centres).square().sum(-1)
+
+
 SETTINGS = {"name": "joint-mlp", "hidden": [16], "output_scale": 20.0}
 
 
@@ -131,7 +145,7 @@ def test_a_classifier_alone_moves_no_chain():
 def test_cross_entropies_of_data_and_of_labels_have_names_of_their_own():
     """A weighted source logs log Z + E of the data; that of the labels stands beside it."""
     source = Jarzynski(walkers=32, populations=4, step_size=1e-3)
-    last = fitted(JEM(source=source), 2, energy={**SETTINGS, "output_scale": 1.0}).history[-1]
+    last = fitted(JEM(source=source), 2, energy=JointEnergy(Discs(), output_scale=1.0)).history[-1]
     assert 0 < last["label_cross_entropy"] < 3
     assert last["cross_entropy"] != pytest.approx(last["label_cross_entropy"], abs=1e-3)
 
@@ -139,7 +153,7 @@ def test_cross_entropies_of_data_and_of_labels_have_names_of_their_own():
 def test_a_classifier_alone_has_no_samples_and_no_log_z(tmp_path):
     """Its walkers are the noise that they began as; and its run is written and read like any other."""
     source = Jarzynski(walkers=32, populations=4, step_size=1e-3)
-    run = fitted(JEM(source=source, generative=0.0), 2, energy={**SETTINGS, "output_scale": 1.0})
+    run = fitted(JEM(source=source, generative=0.0), 2, energy=JointEnergy(Discs(), output_scale=1.0))
     assert run.walkers is None
     assert run.log_partition is None
     steep = {**SETTINGS, "output_scale": 20_000.0}  # of which log Z is not estimated

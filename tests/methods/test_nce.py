@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from conftest import assert_within
+from conftest import assert_within, each
 from torch import Tensor, nn
 
 import metastable as ms
@@ -131,7 +131,7 @@ def test_metrics_say_how_well_labels_are_told():
     assert row["evaluations"] == 5 * 400 * 4
 
 
-def test_a_finished_run_is_read_back_with_the_same_number(tmp_path):
+def test_a_finished_run_is_read_back_with_the_same_number(tmp_path, quickly_judged):
     run = quick(NCE(noise="uniform"), out=tmp_path / "uniform")
     assert run.log_partition is None  # mass outside the box would be missed
     run = quick(NCE(), out=tmp_path / "run", evaluate=True)
@@ -197,8 +197,8 @@ def test_the_example_shows_that_near_noise_teaches_more():
 # ---- refused
 
 
-@over(
-    ("make", "path"),
+@each(
+    "make, path",
     [
         (lambda: NCE(noise_ratio=0.0), "nce.noise_ratio"),
         (lambda: NCE(noise_ratio=-1), "nce.noise_ratio"),

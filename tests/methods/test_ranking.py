@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, minimise, z_limit
+from conftest import assert_within, each, mean_and_error, minimise, z_limit
 from torch import Tensor, nn
 
 import metastable as ms
@@ -196,8 +196,8 @@ def test_a_proposal_far_from_the_data_is_named():
 # ---- bad input
 
 
-@over(
-    ("make", "field"),
+@each(
+    "make, field",
     [
         (lambda: RankingNCE(negatives_per_datum=0), "ranking-nce.negatives_per_datum"),
         (lambda: RankingNCE(negatives_per_datum=2.5), "ranking-nce.negatives_per_datum"),

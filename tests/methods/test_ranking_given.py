@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from conftest import mean_and_error, z_limit
+from conftest import each, mean_and_error, z_limit
 from torch import Tensor, nn
 
 import metastable as ms
@@ -413,8 +413,8 @@ def test_a_proposal_with_contexts_needs_data_that_have_some():
         ms.fit(None, torch.randn(50, 1), RankingNCE(proposal=Line()), steps=1)
 
 
-@over(
-    ("make", "field"),
+@each(
+    "make, field",
     [
         (lambda: RankingNCE(proposal_steps=0), "ranking-nce.proposal_steps"),
         (lambda: RankingNCE(energy_steps=0), "ranking-nce.energy_steps"),

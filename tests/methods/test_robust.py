@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from conftest import assert_within, z_limit, z_scores
+from conftest import assert_within, each, z_limit, z_scores
 from torch import Tensor
 
 import metastable as ms
@@ -117,8 +117,8 @@ def test_a_source_without_a_name_is_the_default_with_other_settings():
         resolve_method({"name": "robust", "source": {"kernel": {"step_size": 0.1}}})
 
 
-@pytest.mark.parametrize(
-    ("make", "field", "words"),
+@each(
+    "make, field, words",
     [
         (lambda: Robust(beta=1.2), "robust.beta", "inverted energy"),
         (lambda: Robust(beta_start=1.5), "robust.beta_start", "inverted energy"),
@@ -390,8 +390,8 @@ def history(scale, rows: int = 100) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("scale", "severity"),
+@each(
+    "scale, severity",
     [
         (lambda t: 0.9, None),
         (lambda t: 0.02, None),  # small M and large β: a smaller step, not a failure

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor, nn
 
 import metastable as ms
@@ -196,8 +197,8 @@ def test_the_weighted_loss_is_sigma_squared_times_the_plain_one(points):
 # ---- settings, logs, guard, diagnosis
 
 
-@pytest.mark.parametrize(
-    ("make", "field"),
+@each(
+    "make, field",
     [
         (lambda: ScoreMatching(trace="exakt"), "score-matching.trace"),
         (lambda: ScoreMatching(projections=0), "score-matching.projections"),

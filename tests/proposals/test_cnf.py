@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_limit
+from conftest import assert_within, each, mean_and_error, z_limit
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -370,8 +370,8 @@ def flow() -> InterpolantFlow:
 X, C = torch.zeros(4, 2), torch.zeros(4, 3)
 
 
-@over(
-    ("make", "words"),
+@each(
+    "make, words",
     [
         (lambda: flow().sample(1, rng(), C, until=1.5), r"until: must be within \[0, 1\], got 1.5"),
         (

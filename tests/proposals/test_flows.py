@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, quadrature, z_limit, z_scores
+from conftest import assert_within, each, mean_and_error, quadrature, z_limit, z_scores
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -230,8 +230,8 @@ def test_a_named_flow_is_a_proposal():
     assert torch.equal(q.log_prob(x), proposal_for("flow", x, "noise", seed=3).log_prob(x))
 
 
-@over(
-    ("make", "words"),
+@each(
+    "make, words",
     [
         (lambda: Flow(2, kind="splines"), r"flow.kind: .*did you mean 'spline'"),
         (lambda: Flow(2, layers=0), r"flow.layers: .*at least 1, got 0"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_limit, z_scores
+from conftest import assert_within, each, mean_and_error, z_limit, z_scores
 from torch import Tensor
 
 from metastable.core.errors import ConfigError
@@ -139,8 +139,8 @@ def test_the_minimiser_is_within_its_standard_error():
     assert z_scores(theta, truth, error).max() > 10 * z_limit()
 
 
-@over(
-    ("make", "words"),
+@each(
+    "make, words",
     [
         (
             lambda: draw_times((2,), 0.0, rng(), torch.zeros(())),

@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import drawn
 
 MEANS = np.array([[-2.0, 0.0], [2.0, 1.0], [0.5, -2.2]])
 WEIGHTS = np.array([0.2, 0.5, 0.3])
 SCALE = 0.45
+
+
+@pytest.fixture(scope="module", autouse=True)
+def real_pictures() -> Iterator[None]:
+    with drawn():
+        yield
 
 
 def mixture_log_density(points: np.ndarray, weights: np.ndarray) -> np.ndarray:

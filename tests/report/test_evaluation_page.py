@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import each
 
 from metastable.report import plots, write_report
 from metastable.report.read import Run, read_run
@@ -164,8 +165,8 @@ def with_energies(shift: float = 0.0, longer: float | None = None, **method: Any
     return Run(Path("run"), arrays=arrays, config={"method": method})
 
 
-@pytest.mark.parametrize(
-    ("shift", "longer", "said", "unsaid"),
+@each(
+    "shift, longer, said, unsaid",
     [
         (0.0, 0.0, "20 steps four times as long", "Here"),
         (9.0, None, "negatives lie higher (median ", "four times"),

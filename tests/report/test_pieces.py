@@ -8,6 +8,7 @@ from itertools import pairwise
 import matplotlib
 import numpy as np
 import pytest
+from conftest import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +22,8 @@ from .conftest import WEIGHTS, mixture_log_density
 # ---------------------------------------------------------------------------------------------- numbers
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@each(
+    "value, text",
     [
         (0, "0"),
         (-0.5, "−0.5"),
@@ -53,8 +54,8 @@ def test_number_keeps_four_digits(value):
     assert math.isclose(back, value, rel_tol=5.1e-4)
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "text"),
+@each(
+    "value, error, text",
     [
         (1.8423, 0.0123, "1.842 ± 0.012"),
         (1.8423, 0.0996, "1.84 ± 0.10"),
@@ -148,8 +149,8 @@ def test_image_grid_is_scaled_by_the_given_range():
     assert sorted(np.unique(pixels[opaque][:, 0])) == [0.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("shape", "side"),
+@each(
+    "shape, side",
     [
         ((1, 28, 28), (28, 28)),
         ((3, 8, 9), (8, 9)),

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import assert_within, mean_and_error, z_limit
+from conftest import assert_within, drawn, mean_and_error, z_limit
 from typer.testing import CliRunner
 
 import metastable as ms
@@ -33,6 +33,7 @@ def pairs(n: int = 1000, seed: int = 0) -> Batch:
     return Batch(2 * given + SD * torch.randn((n, 1), generator=rng), given)
 
 
+SMALL = {"name": "conditional", "width": 32, "depth": 3}
 ENTROPY = math.log(SD * math.sqrt(2 * math.pi * math.e))
 
 
@@ -41,7 +42,8 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("conditional") / "run"
     data = pairs()
     method = ms.methods.RankingNCE(negatives_per_datum=8, proposal="gaussian")
-    ms.fit(None, data.x, method, 300, given=data.given, held_out=0.2, out=out, seed=0, batch_size=128)
+    with drawn():
+        ms.fit(SMALL, data.x, method, 300, given=data.given, held_out=0.2, out=out, seed=0, batch_size=128)
     return out
 
 
@@ -204,6 +206,7 @@ def test_pairs_from_a_file_to_samples_and_scores(tmp_path):
     np.savez(tmp_path / "pairs.npz", x=data.x.numpy(), given=data.given.numpy())
     out = tmp_path / "run"
     settings = ["--data", tmp_path / "pairs.npz", "--method", "ranking-nce", "--steps", 20, "--out", out]
+    settings += ["--set", "energy.width=16", "--set", "energy.depth=2"]
     plan = call("train", *settings, "--dry-run")
     assert "ConditionalNet" in plan.output, plan.output
     assert call("train", *settings).exit_code == 0
@@ -240,13 +243,15 @@ def test_contexts_of_one_number_need_no_second_dimension(run):
         run.sample(3, given=[[0.5, 0.5]], steps=2)
 
 
-def test_an_interpolating_run_is_evaluated_whatever_its_units(tmp_path):
-    data = pairs(200, seed=1)
+def test_an_interpolating_run_is_evaluated_whatever_its_units(tmp_path, monkeypatch):
+    for name, few in {"DRAWS_ODE": 2**11, "LEAST_DRAWS": 32, "SHOWN_EVENTS": 50}.items():
+        monkeypatch.setattr(contexts, name, few)
+    data = pairs(80, seed=1)
     settings = {"steps": 10, "batch_size": 50, "given": data.given}
     method = ms.methods.InterpolatingNCE(
         proposal={"name": "interpolant", "width": 8, "steps": 6, "scored": 4}
     )
-    run = ms.fit(None, 0.005 * data.x, method, out=tmp_path / "small", **settings)
+    run = ms.fit({**SMALL, "time": True}, 0.005 * data.x, method, out=tmp_path / "small", **settings)
     assert not any(f.name == "sampling-failed" for f in run.diagnosis)
     assert run.scores["energy_distance"] < 1
     assert (tmp_path / "small" / "report.html").exists()

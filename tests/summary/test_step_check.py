@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from conftest import assert_within, each, mean_and_error, z_scores
 from torch import Tensor, nn
 
 import metastable as ms
@@ -32,7 +33,8 @@ from metastable.methods import (
 from metastable.proposals import fit_gaussian
 from metastable.summary import keep_histograms
 from metastable.summary.negatives import CHAINS, LEAST_STEPS, Chains, enlarged, step_check
-from tests.conftest import assert_within, mean_and_error, z_scores
+
+pytestmark = pytest.mark.usefixtures("quickly_judged")
 
 
 class Bell(nn.Module):
@@ -63,8 +65,8 @@ def trained(method, n: int = 500, spread: float = 1.0) -> Chains:
 # ------------------------------------------------------------------------------------------------ kernels
 
 
-@pytest.mark.parametrize(
-    ("kernel", "larger"),
+@each(
+    "kernel, larger",
     [
         (ULA(0.1), ULA(0.4)),
         (ULA(1.0, noise=0.01, drift_clip=0.5), ULA(4.0, noise=0.02, drift_clip=2.0)),
@@ -151,7 +153,7 @@ def test_every_method_with_chains_is_looked_at_and_left_alone(method):
 
 def test_f_divergence_in_a_folder_comes_to_its_report(tmp_path):
     x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
-    ms.fit(None, x, "f-ebm", 3, out=tmp_path / "run")
+    ms.fit({"name": "mlp", "hidden": [8]}, x, "f-ebm", 3, out=tmp_path / "run")
     with np.load(tmp_path / "run" / "figures.npz") as stored:
         assert stored["energies_negatives"].shape == (CHAINS,)
     assert "Energies of data and negatives" in (tmp_path / "run" / "report.html").read_text()

@@ -14,6 +14,7 @@ from metastable.report.read import read_run
 from metastable.runs.folder import write_json
 
 DATA = "toy:two-modes?n=200"
+pytestmark = pytest.mark.usefixtures("quickly_judged")
 
 
 class Killed(Exception):

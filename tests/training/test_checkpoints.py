@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from conftest import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -128,7 +129,7 @@ def test_the_comparison_can_fail():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (3,), (0,), (2, 0, 3), (2, 3)])
+@each("shape", [(), (3,), (0,), (2, 0, 3), (2, 3)])
 def test_every_dtype_and_shape(dtype, shape):
     x = tensor_of(dtype, shape, "plain", b"\x01\x80\xff\x7f\x00\xc0")
     assert same(through_json({"x": x}), {"x": x})
@@ -205,8 +206,8 @@ class Pair(NamedTuple):
     x: int
 
 
-@pytest.mark.parametrize(
-    ("bad", "kind"),
+@each(
+    "bad, kind",
     [({1, 2}, "set"), (np.zeros(2), "ndarray"), (Pair(1), "Pair"), (b"x", "bytes"), (object(), "object")],
 )
 def test_other_types_are_refused_by_place(bad, kind):
@@ -221,7 +222,7 @@ def test_sparse_tensors_and_odd_keys_are_refused():
         pack({torch.ones(1): 1})
 
 
-@pytest.mark.parametrize(
+@each(
     "skeleton",
     [
         {"tensor": "gone"},

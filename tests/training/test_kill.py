@@ -7,16 +7,36 @@ import multiprocessing
 import os
 import random
 import signal
-import time
+import threading
 from pathlib import Path
 
 import torch
 
-STEPS = 1200
+STEPS = 240
 KILLS = 20
 
 
-def train(folder: str) -> None:
+class Bomb:
+    """Ends its own process from another thread, at a random moment after some updates or of starting up."""
+
+    def __init__(self, seed: int):
+        moments = random.Random(seed)
+        self.updates, self.seconds = moments.randrange(STEPS // (2 * KILLS)), moments.uniform(0, 0.015)
+        self.began: float | None = None
+        if seed % 4 == 0:
+            self.light(moments.uniform(0, 0.1))
+
+    def light(self, seconds: float) -> None:
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    def __call__(self, row: dict[str, float]) -> None:
+        self.began = row["step"] if self.began is None else self.began
+        if row["step"] >= self.began + self.updates:
+            self.light(self.seconds)
+
+
+def train(folder: str, seed: int | None = None) -> None:
+    """The same training always; with a `seed` it does not survive."""
     torch.set_num_threads(1)
     from metastable.api import fit
     from metastable.energies import MLP, Tilted
@@ -25,9 +45,10 @@ def train(folder: str) -> None:
 
     data = torch.randn((300, 2), generator=torch.Generator().manual_seed(0))
     energy = Tilted(fit_gaussian(data), MLP(2, hidden=(16,)))
-    method = Jarzynski(walkers=256, populations=4, batch=64)
-    options = {"checkpoint_every": 20, "log_every": 7, "ema": 0.99, "batch_size": 64, "evaluate": False}
-    fit(energy, data, method, STEPS, out=folder, resume=True, **options)
+    method = Jarzynski(walkers=64, populations=4, batch=32)
+    options = {"checkpoint_every": 5, "log_every": 3, "ema": 0.99, "batch_size": 64, "evaluate": False}
+    progress = None if seed is None else Bomb(seed)
+    fit(energy, data, method, STEPS, out=folder, resume=True, progress=progress, **options)
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -43,28 +64,17 @@ def digest(folder: Path) -> dict[str, str]:
 
 def test_twenty_kills_change_nothing(tmp_path):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["metastable.api", "metastable.estimator"])
-    undisturbed = context.Process(target=train, args=(str(tmp_path / "whole"),))
-    undisturbed.start()
-    began = time.monotonic()
-    undisturbed.join()
-    whole = time.monotonic() - began
-    assert undisturbed.exitcode == 0
-    moments = random.Random(0)
-    folder = tmp_path / "killed"
-    kills = 0
-    while kills < KILLS:
-        process = context.Process(target=train, args=(str(folder),))
+    context.set_forkserver_preload(["metastable.api", "metastable.estimator", "lightning_fabric"])
+
+    def ended(*args: object) -> int | None:
+        process = context.Process(target=train, args=args)
         process.start()
-        process.join(moments.uniform(0.02, 1.5) * whole / KILLS + 0.2)
-        if process.exitcode is not None:
-            break
-        os.kill(process.pid, signal.SIGKILL)
         process.join()
-        kills += 1
-    last = context.Process(target=train, args=(str(folder),))
-    last.start()
-    last.join()
-    assert last.exitcode == 0
-    assert kills >= KILLS, f"the run ended after {kills} kills; make it longer"
-    assert digest(folder) == digest(tmp_path / "whole")
+        return process.exitcode
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert ended(str(whole)) == 0
+    assert [ended(str(killed), seed) for seed in range(KILLS)] == [-signal.SIGKILL] * KILLS
+    assert len(list((killed / "checkpoints").iterdir())) > 1  # some came after others had been killed
+    assert ended(str(killed)) == 0
+    assert digest(killed) == digest(whole)

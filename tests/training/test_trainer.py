@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from conftest import each
 from torch import Tensor, nn
 
 from metastable.api import fit, load_run
@@ -259,8 +260,8 @@ def test_double_precision_trains_in_double(tmp_path):
     assert next(load_run(tmp_path / "a", small()).energy.parameters()).dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("settings", "field"),
+@each(
+    "settings, field",
     [
         ({"steps": 0}, "trainer.steps"),
         ({"batch_size": -1}, "trainer.batch_size"),

@@ -10,10 +10,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import assert_within, mean_and_error
+from conftest import assert_within, drawn, mean_and_error
 
 import metastable as ms
 from metastable.core.errors import ConfigError, EnergyError, InputError
+
+SMALL = {"name": "mlp", "hidden": (16,)}
 
 
 def test_import_is_light():
@@ -106,8 +108,9 @@ def test_bad_arguments():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "a"
-    method = ms.methods.Jarzynski(walkers=1024, step_size=0.05)
-    return ms.fit(None, "toy:two-modes?n=2000", method, 150, out=out, held_out=0.1, seed=0)
+    method = ms.methods.Jarzynski(walkers=512, step_size=0.05)
+    with drawn():
+        return ms.fit(SMALL, "toy:two-modes?n=1000", method, 60, out=out, held_out=0.1, seed=0)
 
 
 def test_a_run_knows_what_it_is_worth(run):
@@ -145,14 +148,14 @@ def test_sampling_goes_on_with_more_walkers(run):
 
 
 def test_methods_without_walkers_get_samples_of_the_model_not_of_their_chain():
-    run = ms.fit(None, "toy:two-modes?n=1000", "cd", 30, seed=0)
+    run = ms.fit(SMALL, "toy:two-modes?n=500", "cd", 30, seed=0)
     assert run.log_partition.std_error > 0
     assert run.walkers is not None
     assert abs(run.log_partition.value - run.scores["log_z_exact"]) < 6 * run.log_partition.std_error + 0.01
 
 
 def test_a_loaded_persistent_run_has_samples_of_the_model_not_its_buffer(tmp_path):
-    run = ms.fit(None, "toy:two-modes?n=1000", ms.methods.PersistentCD(walkers=64), 20, out=tmp_path / "a")
+    run = ms.fit(SMALL, "toy:two-modes?n=500", ms.methods.PersistentCD(walkers=64), 20, out=tmp_path / "a")
     again = ms.load_run(tmp_path / "a")
     assert torch.equal(again.walkers.x, run.walkers.x)
     assert np.load(tmp_path / "a" / "samples.npy").shape[1:] == run.walkers.x.shape[1:]

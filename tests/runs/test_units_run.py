@@ -17,6 +17,7 @@ from metastable.proposals import Gaussian
 
 SMALL = {"name": "mlp", "hidden": (16,)}
 QUICK = ms.methods.Jarzynski(walkers=256, populations=4)
+pytestmark = pytest.mark.usefixtures("quickly_judged")
 
 
 def humps(n=400, seed=0):

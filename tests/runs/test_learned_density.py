@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import FALSE_ALARM, assert_within, mean_and_error, z_limit, z_scores
+from conftest import FALSE_ALARM, assert_within, each, mean_and_error, z_limit, z_scores
 from torch import Tensor, nn
 
 import metastable as ms
@@ -258,8 +258,8 @@ def test_the_estimator_scores_what_was_learned():
 # ---- what a method says
 
 
-@pytest.mark.parametrize(
-    ("method", "power"),
+@each(
+    "method, power",
     [
         (PersistentCD(), 1),
         (ShortRun(kernel=COLD), 4),

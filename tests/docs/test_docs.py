@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -39,17 +39,14 @@ def test_readme_examples_run():
     assert failed == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_sessions_end_with_a_blank_line(page):
+def test_python_is_shown_as_sessions_that_run_and_end_with_a_blank_line():
     """Without one, doctest takes the closing fence for expected output."""
-    for block in re.findall(r"```pycon\n(.*?)```", page.read_text(), re.DOTALL):
-        assert block.endswith("\n\n"), block
-        assert ">>> " in block
-
-
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_python_is_shown_as_sessions_that_run(page):
-    assert "```python" not in page.read_text(), "write examples as >>> sessions, which are tested"
+    for page, name in zip(PAGES, NAMES):
+        text = page.read_text()
+        assert "```python" not in text, f"{name}: write examples as >>> sessions, which are tested"
+        for block in re.findall(r"```pycon\n(.*?)```", text, re.DOTALL):
+            assert block.endswith("\n\n"), f"{name}: {block}"
+            assert ">>> " in block, name
 
 
 def test_the_example_script_tells_the_methods_apart():

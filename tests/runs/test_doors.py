@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import each
 from torch import nn
 
 import metastable as ms
@@ -127,7 +128,7 @@ def test_log_z_of_contexts_is_drawn_with_the_runs_seed():
 NONE = torch.full((6,), -torch.inf)
 
 
-@pytest.mark.parametrize(
+@each(
     "use",
     [
         lambda: Walkers(rows(6), NONE).ess,

@@ -107,13 +107,15 @@ def record(
         CaptureError: it cannot be recorded.
     """
     generators = tuple(generators)
-    kept = [tensor.detach().clone() for tensor in changes]
+    kept = [(tensor, tensor.detach().clone(), _version(tensor)) for tensor in changes]
     states = [rng.get_state() for rng in generators]
 
     def undo() -> None:
         with torch.no_grad():
-            for tensor, old in zip(changes, kept, strict=True):
-                tensor.copy_(old)
+            for tensor, old, version in kept:  # one that nobody wrote to has not been written to
+                same = version is not None and _version(tensor) == version
+                with torch.autograd._unsafe_preserve_version_counter(tensor) if same else nullcontext():
+                    tensor.copy_(old)
         for rng, state in zip(generators, states, strict=True):
             rng.set_state(state)
 
@@ -125,6 +127,11 @@ def record(
             return Recording(outputs, None, function, generators)
     finally:
         undo()
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often it was written to, where that is counted."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _graphed(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require
+from metastable.core.kept import Kept
 from metastable.core.perceptron import Gaussians
 from metastable.core.types import row_sum
 
@@ -49,15 +50,17 @@ class Gaussian(nn.Module):
             )
         diagonal = scale.diagonal() if self.full else scale
         require(bool((diagonal > 0).all()), "scale", "positive on its diagonal", diagonal.min().item())
+        self.kept_constant: Kept[Tensor] = Kept()
+        self.kept_gaussians: Kept[Gaussians] = Kept()
         self.register_buffer("mean", mean.clone())
         # Row-major, because a Cholesky factor is not and safetensors refuses it.
         self.register_buffer("scale", scale.clone(memory_format=torch.contiguous_format))
 
-    def _diagonal(self) -> Tensor:
-        return self.scale.diagonal() if self.full else self.scale
-
     def _constant(self) -> Tensor:
-        return self._diagonal().log().sum() + 0.5 * self.mean.numel() * math.log(2 * math.pi)
+        """−log of the density at the mean."""
+        diagonal = self.scale.diagonal() if self.full else self.scale
+        half = 0.5 * self.mean.numel() * math.log(2 * math.pi)
+        return self.kept_constant(lambda: diagonal.log().sum() + half, self.scale)
 
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` draws, `(n, *event)`."""
@@ -90,6 +93,9 @@ class Gaussian(nn.Module):
 
     def gaussians(self) -> Gaussians:
         """The one component, over flattened events."""
+        return self.kept_gaussians(self._gaussians, self.mean, self.scale)
+
+    def _gaussians(self) -> Gaussians:
         one, mean = torch.ones_like(self.mean).flatten(), self.mean.reshape(1, -1)
         wide = self.scale.double() if self.full else self.scale.double().flatten().diag()
         factor = torch.linalg.solve_triangular(wide, one.double().diag(), upper=False).to(mean.dtype)

@@ -16,9 +16,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from metastable.core.capture import CaptureError
+from metastable.core.types import energy_and_grad
 from metastable.core.waiting import unwatched
 from metastable.energies import MLP, Tilted
-from metastable.methods import Context, ContrastiveDivergence, Jarzynski, PersistentCD
+from metastable.kernels import HMC, MALA, ChainState, fused, run_chain
+from metastable.methods import Context, ContrastiveDivergence, ExactDraws, Jarzynski, PersistentCD
 from metastable.proposals import fit_gaussian
 from metastable.training import SGD, Adam, Schedule, TrainerConfig, captured
 from metastable.training.captured import Captured, replace_leaves, tensors_of
@@ -239,14 +241,84 @@ def test_a_warm_up_that_is_not_undone_is_noticed(monkeypatch):
 
 def test_the_choice_and_its_reason():
     gpu, method = torch.device("cuda"), PersistentCD()
-    assert choose_engine("auto", HOST, method, 1000) == (
+    assert choose_engine("auto", HOST, method, 1000)[:2] == (
         "eager",
         "updates are recorded on cuda devices, not on cpu",
     )
-    assert choose_engine("auto", gpu, method, 1000) == ("captured", "")
-    assert choose_engine("auto", gpu, method, 20) == ("eager", "20 updates are too few to record one")
-    assert choose_engine("eager", gpu, method, 1000).chosen == "eager"
+    assert choose_engine("auto", gpu, method, 1000)[:2] == ("captured", "")
+    assert choose_engine("auto", gpu, method, 20)[:3] == (
+        "eager",
+        "20 updates are too few to record one",
+        "auto",  # a long chain is worth recording by itself
+    )
+    assert choose_engine("eager", gpu, method, 1000)[::2] == ("eager", "eager")
     assert choose_engine("compile", gpu, method, 1000).chains == "compile"
+
+
+def chains_of(wanted, method=None, energy=None, precision="32-true"):
+    x = torch.zeros(5, 3)
+    energy = Tilted(fit_gaussian(torch.randn(20, 3)), MLP(3, hidden=(8,))) if energy is None else energy
+    choice = choose_engine(wanted, torch.device("cuda"), method or PersistentCD(), 1000, energy, x, precision)
+    assert choice.chosen == "captured"
+    return choice
+
+
+def test_chains_of_perceptrons_are_fused_in_recorded_updates_and_others_say_why_not(monkeypatch):
+    monkeypatch.setattr(fused, "triton_is_here", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert str(chains_of("auto")) == "captured; chains fused"
+    assert chains_of("fused", Jarzynski()).chains == "fused"
+    assert chains_of("captured").chains == "eager"  # bit for bit the chains of eager updates
+    assert str(chains_of("auto", ExactDraws())) == "captured"
+    for settings, words in (
+        ({"method": ContrastiveDivergence(kernel=HMC())}, "only 'ula' and 'mala' are fused"),
+        ({"energy": nn.Linear(3, 1)}, "is no perceptron"),
+        ({"precision": "bf16-mixed"}, "the precision is bf16-mixed"),
+    ):
+        choice = chains_of("auto", **settings)
+        assert choice.chains == "eager"
+        assert words in str(choice)
+
+
+def launched_eagerly(kernel, energy, state, steps, rng, *, step_size=None, energies=False, first=None, **_):
+    """What one kernel gives, step by step."""
+    state = ChainState(state.x, *energy_and_grad(energy, state.x))
+    if first is not None:
+        first.copy_(state.energy)
+    if not isinstance(kernel, MALA):
+        state = state if energies else kernel.init(energy, state.x)
+    return run_chain(kernel, energy, state, steps, rng, engine="eager", step_size=step_size)
+
+
+LAUNCHED = {
+    "pcd": PersistentCD(walkers=16),
+    "pcd, mala": PersistentCD(walkers=16, kernel=MALA(0.05)),
+    "cd": ContrastiveDivergence(),
+    "jarzynski": Jarzynski(walkers=32, populations=2),
+    "jarzynski, mini-batch": Jarzynski(walkers=32, populations=2, batch=8),
+    "jarzynski, ula": Jarzynski(step_size=0.05, walkers=32, populations=2),
+    "jarzynski, ula, mini-batch": Jarzynski(step_size=0.05, walkers=32, populations=2, batch=8),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_updates_with_launched_chains_are_those_with_eager_ones_where_the_launch_is(name, monkeypatch):
+    method, count = LAUNCHED[name], []
+
+    def counted(*given, **named):
+        count.append(named)
+        return launched_eagerly(*given, **named)
+
+    monkeypatch.setattr(fused, "why_not", lambda *given, **named: None)
+    monkeypatch.setattr(fused, "fused_chain", counted)
+    made = trainer(method, "eager")
+    made.context.engine = "fused"
+    assert equal(left_by(made), left_by(trainer(method, "eager")))
+    assert len(count) >= made.config.steps
+    weighs = isinstance(method, Jarzynski)
+    assert all(named["precision"] == "float32" for named in count)
+    assert len({str(named.get("plan")) for named in count}) == 1
+    assert all((named.get("plan") is not None) == weighs for named in count)  # one layout for all energies
 
 
 @dataclass(frozen=True)

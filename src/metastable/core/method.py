@@ -41,7 +41,7 @@ class Context:
         noise: a normalised density around the data, for starts from noise.
         rng: the method's own random numbers.
         step: the number of updates made so far.
-        engine: how chains run, `eager` or `compile`.
+        engine: how chains run, as `run_chain` has it.
         data_scale: the data's spread, which distances are measured in.
         slopes: whether chains also report the mean of ‖∇E‖ along their path, as `gradient_magnitude`.
         views: what a method last made of this context, which it may find there again.

@@ -111,11 +111,15 @@ def resample_indices(
         check: refuse weights that cannot be drawn from (`require_weights`). Training does without, because the
             host would wait for the device, and watches its numbers elsewhere.
     """
-    require_choice("scheme", scheme, SCHEMES)
     if check:
         require_weights(log_weight)
     n = log_weight.shape[-1] if n is None else n
-    p = torch.softmax(log_weight.double(), -1)
+    return draw_rows(torch.softmax(log_weight.double(), -1), n, scheme, rng, order)
+
+
+def draw_rows(p: Tensor, n: int, scheme: str, rng: torch.Generator, order: Tensor | None = None) -> Tensor:
+    """The same from probabilities `p`, `(..., N)`, in float64."""
+    require_choice("scheme", scheme, SCHEMES)
     if order is None:
         return SCHEMES[scheme](p, n, rng)
     return order.gather(-1, SCHEMES[scheme](p.gather(-1, order), n, rng))

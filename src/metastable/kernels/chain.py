@@ -10,13 +10,13 @@ from metastable.core.types import Energy
 
 from .base import ChainResult, ChainState, Info, Kernel, StepKernel, require_events
 from .compiled import Walk
-from .engine import advance_by, choose, say_once
+from .engine import advance_by, choose, fused_precision, in_one_launch, say_once
 
 
 def run_chain(
     kernel: Kernel,
     energy: Energy,
-    state: ChainState,
+    state: ChainState | Tensor,
     steps: int,
     rng: torch.Generator,
     *,
@@ -30,7 +30,7 @@ def run_chain(
     Args:
         kernel: the Markov step.
         energy: the target, exp(−energy).
-        state: from `kernel.init`.
+        state: from `kernel.init`, or positions, which saves what an engine does not need of it.
         steps: how many steps.
         rng: source of the noise; the only randomness there is.
         engine: `auto`, the fastest that needs no compiler; `eager`, operation by operation; `compile`, the same
@@ -43,10 +43,18 @@ def run_chain(
     """
     require_count("steps", steps, 0)
     require_events(kernel, energy)
-    h = _step_size(kernel, step_size, state.x)
-    walk, trace, stretch = Walk.start(state, slopes), [], min(record or steps, steps)
-    choice = choose(kernel, energy, state.x, steps, engine)
+    x = state if isinstance(state, Tensor) else state.x
+    h = _step_size(kernel, step_size, x)
+    choice = choose(kernel, energy, x, steps, engine)
     say_once(engine, choice)
+    if choice.engine == "fused" and not record:
+        options = {"step_size": h, "slopes": slopes, "precision": fused_precision()}
+        made = in_one_launch(kernel, energy, x, steps, rng, **options)
+        if made is not None:
+            return made
+        choice = choose(kernel, energy, x, steps, engine)
+    state = kernel.init(energy, x) if isinstance(state, Tensor) else state
+    walk, trace, stretch = Walk.start(state, slopes), [], min(record or steps, steps)
     advance = advance_by(choice, stretch, kernel, energy, h, rng, slopes)
     try:
         with torch.no_grad():
@@ -55,7 +63,7 @@ def run_chain(
                 if record and steps - begin >= record:
                     trace.append(walk.state.x.clone())
     except torch.OutOfMemoryError as error:
-        raise torch.OutOfMemoryError(out_of_memory(state.x, len(trace), error)) from error
+        raise torch.OutOfMemoryError(out_of_memory(x, len(trace), error)) from error
     count = max(steps, 1)
     mean = Info(walk.acceptance / count, walk.moved / count)
     return ChainResult(

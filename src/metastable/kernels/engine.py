@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +21,14 @@ from torch.utils._triton import has_triton
 
 from metastable.core.capture import is_recording
 from metastable.core.errors import require_choice
-from metastable.core.types import Energy
+from metastable.core.protocols import perceptron_of
+from metastable.core.types import Energy, EnergyGrad, energy_and_grad
 
 from . import fused
-from .base import Kernel
+from .base import ChainResult, ChainState, Kernel
 from .captured import REFUSALS, UnwatchedError, known_of, loop_of, stride_of
 from .compiled import Walk, compiled_several, compiler_gave_up, several, steps_per_call
+from .ula import ULA
 from .watch import reads
 
 ENGINES = ("auto", "eager", "compile", "captured", "fused")
@@ -81,7 +83,14 @@ def why_not_fused(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: 
     """Why one kernel cannot run whole chains, or need not."""
     if asked == "auto" and steps < LEAST:
         return f"a chain of {steps} steps is short; from {LEAST} steps on"
+    if torch.is_autocast_enabled(x.device.type):
+        return "products are rounded as autocast says, which one kernel does not"
     return fused.why_not(kernel, energy, x, precision=fused_precision()) or refused(energy, "fused")
+
+
+def weighs_fused(kernel: Kernel, energy: Energy, x: Tensor) -> bool:
+    """Whether one kernel can give all energies that weights are made of, to the accuracy of float32."""
+    return fused.why_not(kernel, energy, x, precision="float32") is None and refused(energy, "fused") is None
 
 
 def fused_precision() -> str:
@@ -181,17 +190,54 @@ def _recorded(
     return _eager(kernel, energy, h, rng, slopes, walk, steps % count)
 
 
+def in_one_launch(
+    kernel: Kernel, energy: Energy, x: Tensor, steps: int, rng: torch.Generator, **options: Any
+) -> ChainResult | None:
+    """`fused_chain` from `x`; None where Triton fails, which is said and remembered."""
+    state = ChainState(x, x.new_empty(0), x.new_empty(0))
+    try:
+        return fused.fused_chain(kernel, energy, state, steps, rng, **options)
+    except Exception as error:
+        if not type(error).__module__.startswith("triton"):
+            raise
+        refuse(energy, "fused", f"{type(error).__name__}, {str(error).splitlines()[0]}")
+        return None
+
+
+class OneKernel:
+    """An energy as the fused kernel computes it, in float32, always laid out alike: for weights."""
+
+    def __init__(self, energy: Energy, x: Tensor, rng: torch.Generator):
+        self.energy, self.rng = energy, rng
+        self.plan = fused.plan_for(perceptron_of(energy), len(x), "float32", x.device)
+
+    def value_and_grad(self, x: Tensor) -> EnergyGrad:
+        """E and ∇E by a chain of no steps."""
+        options = {"step_size": x.new_empty(()), "energies": True, "precision": "float32", "plan": self.plan}
+        made = in_one_launch(ULA(), self.energy, x, 0, self.rng, **options)
+        return energy_and_grad(self.energy, x) if made is None else EnergyGrad(*made.state[1:])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """E, `(B,)`."""
+        return self.value_and_grad(x).energy
+
+    def adjusted(
+        self, kernel: Kernel, x: Tensor, steps: int, step_size: Tensor | None
+    ) -> tuple[Tensor, ChainResult] | None:
+        """E at `x`, and steps of MALA from there; None where Triton fails."""
+        first = x.new_empty(len(x))
+        options = {"step_size": step_size, "precision": "float32", "plan": self.plan, "first": first}
+        made = in_one_launch(kernel, self.energy, x, steps, self.rng, **options)
+        return None if made is None else (first, made)
+
+
 def _fused(
     kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
 ) -> Walk:
     """All steps in one launch."""
     options = {"step_size": h, "slopes": slopes, "precision": fused_precision()}
-    try:
-        made = fused.fused_chain(kernel, energy, walk.state, steps, rng, **options)
-    except Exception as error:
-        if not type(error).__module__.startswith("triton"):
-            raise
-        refuse(energy, "fused", f"{type(error).__name__}, {str(error).splitlines()[0]}")
+    made = in_one_launch(kernel, energy, walk.state.x, steps, rng, **options)
+    if made is None:
         return _recorded(steps, False, kernel, energy, h, rng, slopes, walk, steps)
     acceptance, moved = (total + steps * mean for total, mean in zip(walk[1:3], made.info[:2], strict=True))
     return Walk(

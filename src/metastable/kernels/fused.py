@@ -169,6 +169,7 @@ def fused_chain(
     precision: str = "tf32",
     plan: Plan | None = None,
     noise: Noise | None = None,
+    first: Tensor | None = None,
 ) -> ChainResult:
     """Advance every chain by `steps` steps in one launch; `run_chain` says what arguments and result are.
 
@@ -187,6 +188,7 @@ def fused_chain(
         precision: of products of matrices: `tf32`, `bf16x3`, `float32` or `ieee`.
         plan: how the launch is laid out; chosen by default.
         noise: normals `(steps, B, *event)` and uniforms `(steps, B)` to move by, instead of the kernel's own.
+        first: a place, `(B,)`, for the energies that chains of MALA begin with.
     """
     require_count("steps", steps, 0)
     reason = why_not(kernel, energy, state.x, precision=precision)
@@ -198,13 +200,13 @@ def fused_chain(
     x = state.x.contiguous()
     n, adjusted = len(x), isinstance(kernel, MALA)
     out = ChainState(torch.empty_like(x), x.new_empty(n), torch.empty_like(x))
-    sums = x.new_zeros(3, n)  # acceptance, moved, slope
-    if not adjusted:
-        sums[0] = 1
-    if n and (steps or energies or adjusted):
-        h = torch.as_tensor(
-            kernel.step_size if step_size is None else step_size, dtype=x.dtype, device=x.device
-        )
+    sums = x.new_empty(3, n) if adjusted else x.new_ones(3, n)  # acceptance, moved, slope
+    if not (steps or energies or adjusted):
+        sums[1:] = 0
+    elif n:
+        first = x.new_empty(n) if first is None else first
+        h = kernel.step_size if step_size is None else step_size
+        h = h.to(x) if isinstance(h, Tensor) else x.new_full((), h)  # nothing is copied from the host
         key = torch.randint(1 << 62, (1,), generator=rng, device=rng.device).to(x.device)
         given = (x, x) if noise is None else (noise.normal.contiguous(), noise.uniform.contiguous())
         sigma, clip = (kernel.noise, kernel.drift_clip) if isinstance(kernel, ULA) else (None, None)
@@ -218,8 +220,9 @@ def fused_chain(
         ]
         with torch.cuda.device_of(x):
             launch(
-                x, tuple(out), sums, n, steps, key, h.reshape(-1).contiguous(), int(h.numel() > 1),
-                sigma or 0.0, clip or 0.0, given, _pointers(layers, precision), **options,
+                x, (*out, first), sums, n, steps, key,
+                h.reshape(-1).contiguous(), int(h.numel() > 1), sigma or 0.0, clip or 0.0, given,
+                _pointers(layers, precision), **options,
             )  # fmt: skip
     info = Info(sums[0], sums[1])
     empty = x.new_empty(0)
@@ -234,14 +237,21 @@ def _layers(energy: Any) -> Perceptron | None:
 def _pointers(layers: Perceptron, precision: str) -> tuple[Any, ...]:
     """Everything that the kernel reads of an energy; what is not there is zero, or never read."""
     like = layers.head
-    centre = like.new_zeros(layers.weights[0].shape[1]) if layers.centre is None else layers.centre
-    share = like.new_ones(1) if layers.share is None else layers.share
+    D = layers.weights[0].shape[1]
+    centre = _filled(0.0, D, like.device) if layers.centre is None else layers.centre
+    share = _filled(1.0, 1, like.device) if layers.share is None else layers.share
     below = (*(layers.below or (like,) * 4), share)
     first, *others = (w.detach().contiguous() for w in layers.weights)
     weights = (first, *(rounded(w) for w in others)) if precision == "tf32" else (first, *others)
     biases = tuple(b.detach().contiguous() for b in layers.biases)
     parts = tuple(t.detach().contiguous() for t in below)
     return centre.contiguous(), weights, biases, like.detach().contiguous(), layers.offset.detach(), parts
+
+
+@functools.cache
+def _filled(value: float, n: int, device: torch.device) -> Tensor:
+    """One number `n` times, the same tensor in every launch."""
+    return torch.full((n,), value, device=device)
 
 
 def rounded(weight: Tensor) -> Tensor:

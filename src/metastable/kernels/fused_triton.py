@@ -322,6 +322,7 @@ def chain_kernel(
                 slope += tl.sqrt(tl.sum(grad * grad, 1))
             y, energy, grad, probability = adjusted(x, energy, grad, xi, u, h, sigma, moves, net, SIZES, HOW)
             accepted += probability
+            tl.store(out[3] + chain, energy, mask=row & (step < 0))
         else:
             energy, grad = value_and_grad(x, net, SIZES, HOW)
             drift = h[:, None] * grad
@@ -330,8 +331,7 @@ def chain_kernel(
             y = tl.where(moves, x - drift + sigma[:, None] * xi, x)
             if SLOPES:
                 slope += tl.where(moves, tl.sqrt(tl.sum(grad * grad, 1)), 0.0)
-        moved += tl.sum((y - x) * (y - x), 1)
-        x = y
+        moved, x = moved + tl.sum((y - x) * (y - x), 1), y
     count = tl.maximum(steps, 1)
     tl.store(out[0] + at, x, mask=cell)
     tl.store(sums + n + chain, moved / count, mask=row)

@@ -34,11 +34,10 @@ def move(
 ) -> tuple[Tensor, Metrics]:
     """`method.steps` kernel steps from `x` under the current energy, of the kernel's size or of exp(`log_step`)."""
     kernel = method.moves
-    state = kernel.init(context.energy, x)
     result = run_chain(
         kernel,
         context.energy,
-        state,
+        x,
         method.steps,
         context.rng,
         engine=context.engine,

@@ -91,7 +91,9 @@ class Plan:
     @property
     def updates(self) -> Choice:
         """How updates will run, and why not faster."""
-        return choose_engine(self.trainer.engine, self.engine.device, self.method, self.trainer.steps or 0)
+        steps, device = self.trainer.steps or 0, self.engine.device
+        x, precision = self.rows.x, self.engine.precision
+        return choose_engine(self.trainer.engine, device, self.method, steps, self.energy, x, precision)
 
     def settings(self, version: str) -> dict[str, Any]:
         """Everything as `config.json` holds it."""

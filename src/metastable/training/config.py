@@ -168,8 +168,9 @@ class TrainerConfig:
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         precision: `32-true`, `64-true` or `bf16-mixed`.
         engine: how updates run: `eager`, operation by operation; `compile`, the same with compiled chains;
-            `captured`, every kind of update recorded once and launched as a whole; `auto`, captured where that
-            can be and gains. On the CPU, where nothing can be recorded, `captured` runs the same code on the same
+            `captured`, every kind of update recorded once and launched as a whole; `fused`, the same with chains
+            of perceptrons moved by one kernel, which draws noise of its own; `auto`, the last of these that can
+            be and gains. On the CPU, where nothing can be recorded, `captured` runs the same code on the same
             memory, for tests.
         tensorboard: also write TensorBoard event files.
     """

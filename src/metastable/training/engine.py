@@ -16,45 +16,71 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, require_choice
 from metastable.core.method import Method
+from metastable.kernels import fused
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.float32}
 """float16 is left out: its loss scaling would have to reach through every chain."""
 
-ENGINES = ("auto", "eager", "compile", "captured")
+ENGINES = ("auto", "eager", "compile", "captured", "fused")
 SHORT = 100
 """Updates below which recording one is not worth its time."""
 MOMENTS = ("negatives", "loss", "advance", "turns", "rate_factor")
 
 
 class Choice(NamedTuple):
-    """How updates run, `eager`, `compile` or `captured`, and why not faster, in words."""
+    """How updates run, `eager`, `compile` or `captured`, and why not faster, in words.
+
+    `chains` is how the chains within them do, `eager`, `compile`, `fused`, or `auto`, each as it is best for it.
+
+    >>> print(Choice("captured", "", "eager", "the activation is not among silu"))
+    captured; chains eager (the activation is not among silu)
+    """
 
     chosen: str
     reason: str
+    chains: str = "auto"
+    chains_reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.chosen} ({self.reason})" if self.reason else self.chosen
-
-    @property
-    def chains(self) -> str:
-        """How chains within an update run."""
-        return "compile" if self.chosen == "compile" else "eager"
+        updates = f"{self.chosen} ({self.reason})" if self.reason else self.chosen
+        if self.chains in ("auto", self.chosen):
+            return updates
+        return f"{updates}; chains {self.chains}" + (f" ({self.chains_reason})" if self.chains_reason else "")
 
 
-def choose_engine(wanted: str, device: torch.device, method: Any, steps: int) -> Choice:
-    """How the updates of `method` run on `device`: what is `wanted`, or the fastest that can be."""
+def choose_engine(
+    wanted: str,
+    device: torch.device,
+    method: Any,
+    steps: int,
+    energy: Any = None,
+    x: Tensor | None = None,
+    precision: str = "32-true",
+) -> Choice:
+    """How the updates of `method` run on `device`: what is `wanted`, or the fastest that can be.
+
+    Chains of `energy` from rows like `x` are fused where they can be, unless something else is asked for by name.
+    """
     if wanted in ("eager", "compile"):
-        return Choice(wanted, "as asked for")
+        return Choice(wanted, "as asked for", wanted)
     why_not = _why_not_recorded(method)
+    free = wanted in ("auto", "fused")
+    if not why_not and free and device.type != "cuda":
+        why_not = f"updates are recorded on cuda devices, not on {device.type}"
+    if not why_not and wanted == "auto" and steps < SHORT:
+        why_not = f"{steps} updates are too few to record one"
     if why_not:
         return Choice("eager", why_not)
-    if wanted == "auto" and device.type != "cuda":
-        return Choice("eager", f"updates are recorded on cuda devices, not on {device.type}")
-    if wanted == "auto" and steps < SHORT:
-        return Choice("eager", f"{steps} updates are too few to record one")
-    return Choice(
-        "captured", "" if device.type == "cuda" else f"without a graph, as there are none on {device.type}"
-    )
+    if device.type != "cuda":
+        return Choice("captured", f"without a graph, as there are none on {device.type}", "eager")
+    kernel = method.chain_kernel
+    if kernel is None:
+        return Choice("captured", "")
+    if not free or energy is None or x is None:
+        return Choice("captured", "", "eager", "to move as step by step")
+    why_not = f"the precision is {precision}" if precision != "32-true" else None
+    why_not = why_not or fused.why_not(kernel, energy, x, precision="float32")
+    return Choice("captured", "", "fused" if why_not is None else "eager", why_not or "")
 
 
 def _why_not_recorded(method: Any) -> str:

@@ -98,7 +98,8 @@ class Trainer:
         config = config.resolved(len(x), x[0].numel())
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
-        self.choice = choose_engine(config.engine, x.device, method, config.steps or 0)
+        steps = config.steps or 0
+        self.choice = choose_engine(config.engine, x.device, method, steps, energy, x, engine.precision)
         units = None if coordinates is None else coordinates.events
         self.batches = Batches(data, config.batch_size, seed, units)
         self.offsets = {} if units is None else offsets_of(units.log_det, power)
@@ -181,6 +182,7 @@ class Trainer:
         if self.choice.chosen == "captured" and self.engine.device.type == "cuda" and fixed:
             why = f"the optimiser of {fixed[0]!r} is neither fused nor capturable"
             self.choice = Choice("eager", why)
+            self.context.engine = self.choice.chains
         if self.config.engine == "captured" and self.choice.chosen != "captured":
             warnings.warn(f"trainer.engine: not captured, as {self.choice.reason}", stacklevel=4)
         recorded, config = self.choice.chosen == "captured", self.config
@@ -253,7 +255,9 @@ class Trainer:
         try:
             made = self.captured(self.context, self.state, batch, turns)
         except (CaptureError, torch.OutOfMemoryError) as error:
-            self.captured, self.choice = None, Choice("eager", f"an update {error}")
+            chains = "fused" if self.context.engine == "fused" else "auto"
+            self.captured, self.choice = None, Choice("eager", f"an update {error}", chains)
+            self.context.engine = chains
             warnings.warn(f"trainer.engine: goes on step by step, as an update {error}", stacklevel=4)
             return False
         if made is None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from metastable.core.protocols import Sweeping, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, Walkers, energy_and_grad
-from metastable.kernels import ULA, Gibbs, Kernel, run_chain
+from metastable.kernels import MALA, ULA, ChainResult, Gibbs, Kernel, run_chain
+from metastable.kernels.engine import OneKernel, weighs_fused
 
 from .population import Population
 
@@ -113,17 +114,47 @@ def reweigh_then_move(
     every walker moves, the energies that weigh them are those that their chains begin with. `step_size`, where it
     is not the kernel's own, must not depend on what happens here; `probe` asks for v.
     """
-    begin, known = kernel.init(energy, walkers.take(rows)[0]), keeps_energy(kernel, energy)
-    with torch.no_grad():
-        U = begin.energy if known and rows is None else energy(walkers.x)
+    known = keeps_energy(kernel, energy)
+    made = _launched(kernel, energy, walkers, rows, steps, rng, step_size) if engine == "fused" else None
+    if made is None:
+        begin = kernel.init(energy, walkers.take(rows)[0])
+        with torch.no_grad():
+            U = begin.energy if known and rows is None else energy(walkers.x)
+        # a fused chain would end with energies of another rounding than those it is weighed with
+        own = "eager" if engine in ("auto", "fused") else engine
+        made = U, run_chain(kernel, energy, begin, steps, rng, engine=own, step_size=step_size)
+    U, ((Y, U_new, _), info, *_) = made
     v = shift_of(walkers.log_weight, U - walkers.energy) if probe else None
     walkers = walkers.reweigh(U)
-    (Y, U_new, _), info, *_ = run_chain(kernel, energy, begin, steps, rng, engine=engine, step_size=step_size)
     if not known:
         with torch.no_grad():
             U_new = energy(Y)
     A = walkers.take(rows)[1]
     return walkers.put(rows, Y, A, U_new, walkers.grad[:0]), Move(steps * info.moved, info.acceptance, v)
+
+
+def _launched(
+    kernel: Kernel,
+    energy: Energy,
+    walkers: Population,
+    rows: Tensor | None,
+    steps: int,
+    rng: torch.Generator,
+    step_size: Tensor | None,
+) -> tuple[Tensor, ChainResult] | None:
+    """U_{k+1} where every walker stands, and the chains of those that move; None where they cannot be fused.
+
+    Every energy comes from one compiled kernel, laid out for all walkers whether they move or not: weights are
+    exact for the function as it is computed there.
+    """
+    if not (isinstance(kernel, MALA) and weighs_fused(kernel, energy, walkers.x)):
+        return None
+    fused = OneKernel(energy, walkers.x, rng)
+    made = fused.adjusted(kernel, walkers.x, steps if rows is None else 0, step_size)
+    if rows is None or made is None:
+        return made
+    moved = fused.adjusted(kernel, walkers.take(rows)[0], steps, step_size)
+    return None if moved is None else (made[0], moved[1])
 
 
 def fixed_parameters(

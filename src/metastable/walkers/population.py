@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import require_choice
-from metastable.core.resampling import resample_indices
+from metastable.core.resampling import draw_rows
 from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp
 
 ORDERS = ("none", "principal", "energy")
@@ -144,20 +144,21 @@ class Population(NamedTuple):
         G, n = A.shape
         every = need.device.type != "cpu" or bool(need.all())  # elsewhere asking would make the host wait
         marked = None if every else need.nonzero()[:, 0]
-        order_ = self._order(order, marked)
-        drawn = resample_indices(_take(A, marked), scheme=scheme, rng=rng, order=order_, check=False)
+        p = torch.softmax(_take(A, marked), -1)
+        drawn = draw_rows(p, n, scheme, rng, self._order(order, p, marked))
         same = torch.arange(n, device=A.device).expand(G, n)
         some = drawn if marked is None else same.index_copy(0, marked, drawn)
         local = torch.where(need[:, None], some, same)
+        if G == 1:
+            return local[0]
         return (local + n * torch.arange(G, device=A.device)[:, None]).flatten()
 
-    def _order(self, order: str, marked: Tensor | None) -> Tensor | None:
+    def _order(self, order: str, p: Tensor, marked: Tensor | None) -> Tensor | None:
         require_choice("order", order, ORDERS)
         if order == "none":
             return None
         if order == "energy":
             return _take(self.by_group(self.energy), marked).argsort(-1)
-        p = torch.softmax(_take(self.by_group(self.log_weight), marked), -1)
         return principal_scores(_take(self.by_group(self.x.flatten(1)), marked), p).argsort(-1)
 
     def save(self) -> dict[str, Any]:

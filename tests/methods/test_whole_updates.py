@@ -280,6 +280,12 @@ def test_chains_of_perceptrons_are_fused_in_recorded_updates_and_others_say_why_
         assert words in str(choice)
 
 
+def test_fused_chains_that_were_asked_for_and_cannot_be_are_said():
+    with pytest.warns(UserWarning, match="not captured, as updates are recorded on cuda devices, not on cpu"):
+        asked = trainer(PersistentCD(walkers=16), "fused")
+    assert equal(left_by(asked), left_by(trainer(PersistentCD(walkers=16), "eager")))
+
+
 def launched_eagerly(kernel, energy, state, steps, rng, *, step_size=None, energies=False, first=None, **_):
     """What one kernel gives, step by step."""
     state = ChainState(state.x, *energy_and_grad(energy, state.x))

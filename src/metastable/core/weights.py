@@ -45,6 +45,14 @@ def ess_fraction(log_weight: Tensor, dim: int = -1) -> Tensor:
     return w.sum(dim).square() / (log_weight.shape[dim] * w.square().sum(dim))
 
 
+def log_mean_exp_and_ess(log_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`log_mean_exp` and `ess_fraction` along the last dimension, bit for bit, of exponentials made once."""
+    n, largest = log_weight.shape[-1], log_weight.amax(-1, keepdim=True)
+    w = torch.exp(log_weight - largest)
+    total = w.sum(-1)
+    return (total.log() + largest[..., 0]) - math.log(n), total.square() / (n * w.square().sum(-1))
+
+
 def entropy_fraction(log_weight: Tensor, dim: int = -1) -> Tensor:
     """exp(entropy of the normalised weights) over N, in (0, 1]: 1 for equal weights."""
     log_p = torch.log_softmax(log_weight, dim)

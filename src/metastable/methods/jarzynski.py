@@ -67,12 +67,13 @@ class JarzynskiState(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """One population after an update: what it did, and its ESS `(G,)` and who was resampled, `(G,)`, at its end."""
+    """One population after an update: what it did, and its ESS, who was resampled, and log Z at its end, `(G,)`."""
 
     walkers: Population
     move: Move
     ess: Tensor
     resampled: Tensor
+    log_z: Tensor
 
 
 @dataclass(frozen=True)
@@ -233,8 +234,10 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         self, context: Context, state: JarzynskiState, player: str, batch: Tensor, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k."""
+        with aside(state.steering.x.device) as join:
+            log_z = log_mean_exp((state.following or state.steering).log_partition())
         loss, metrics = super().loss(context, state, player, batch, negatives)
-        log_z = log_mean_exp((state.following or state.steering).log_partition())
+        join()
         return loss, {**metrics, "cross_entropy": log_z + metrics["energy_data"]}
 
     def advance(self, context: Context, state: JarzynskiState) -> tuple[JarzynskiState, Metrics]:
@@ -293,11 +296,16 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             )
         if rows is not None:  # gradients of a mini-batch are of no use to the next one
             walkers = walkers._replace(grad=walkers.grad[:0])
-        ess = walkers.ess()
+        log_z, ess = walkers.log_partition_and_ess()
         due = self.due(walkers, context.step + 1, ess)
         if due is None:
-            return Followed(walkers, move, ess, torch.zeros_like(ess, dtype=torch.bool))
-        return Followed(walkers.resample(due, self.scheme, self.order, rng, ess), move, ess, due)  # line 16
+            return Followed(walkers, move, ess, torch.zeros_like(ess, dtype=torch.bool), log_z)
+        after = walkers.resample(due, self.scheme, self.order, rng, (log_z, ess))  # line 16
+        if (
+            after is not walkers and log_z.device.type == "cpu"
+        ):  # the same but for its rounding, and cheap here
+            log_z = after.log_partition()
+        return Followed(after, move, ess, due, log_z)
 
     def due(self, walkers: Population, k: int, ess: Tensor) -> Tensor | None:
         """Line 16: which populations are to be resampled after update k; None when none can be."""
@@ -325,9 +333,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         self, context: Context, state: JarzynskiState, steering: Followed, following: Followed | None
     ) -> Metrics:
         """Of the walkers after the update, and of the step and the learning rate that `state` held for it."""
-        move, log_z = steering.move, steering.walkers.log_partition()[0]
+        move, log_z = steering.move, steering.log_z[0]
         read = steering if following is None else following
-        per_population = read.walkers.log_partition()
+        per_population = read.log_z
         metrics = {
             "displacement": move.moved.mean().sqrt() / context.data_scale,
             "ess": steering.ess[0],

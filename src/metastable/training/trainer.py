@@ -183,8 +183,10 @@ class Trainer:
             why = f"the optimiser of {fixed[0]!r} is neither fused nor capturable"
             self.choice = Choice("eager", why)
             self.context.engine = self.choice.chains
-        if self.config.engine == "captured" and self.choice.chosen != "captured":
+        if self.config.engine in ("captured", "fused") and self.choice.chosen != "captured":
             warnings.warn(f"trainer.engine: not captured, as {self.choice.reason}", stacklevel=4)
+        elif self.config.engine == "fused" and self.choice.chains != "fused":
+            warnings.warn(f"trainer.engine: no chains are fused; updates are {self.choice}", stacklevel=4)
         recorded, config = self.choice.chosen == "captured", self.config
         self.update = Updates(
             self.method,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metastable.core.errors import require_choice
 from metastable.core.resampling import draw_rows
-from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp
+from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp, log_mean_exp_and_ess
 
 ORDERS = ("none", "principal", "energy")
 MAX_COVARIANCE = 256
@@ -115,16 +115,28 @@ class Population(NamedTuple):
         """log Z as each population sees it now, `(G,)`: (12), continued through resampling."""
         return self.log_z + log_mean_exp(self.by_group(self.log_weight))
 
-    def resample(
-        self, need: Tensor, scheme: str, order: str, rng: torch.Generator, ess: Tensor | None = None
-    ) -> Population:
-        """Resample the populations marked in `need` `(G,)` and set their weights to one; `ess` where it is known.
+    def log_partition_and_ess(self) -> tuple[Tensor, Tensor]:
+        """Both at once, which costs little more than one of them."""
+        log_mean, ess = log_mean_exp_and_ess(self.by_group(self.log_weight))
+        return self.log_z + log_mean, ess
 
-        log Z moves into `log_z`, energies and gradients move with their walkers. On the CPU nothing is done
-        when no population needs it; elsewhere the host is not asked, and unmarked rows map to themselves.
+    def resample(
+        self,
+        need: Tensor,
+        scheme: str,
+        order: str,
+        rng: torch.Generator,
+        known: tuple[Tensor, Tensor] | None = None,
+    ) -> Population:
+        """Resample the populations marked in `need` `(G,)` and set their weights to one.
+
+        `known` is what `log_partition_and_ess` says, where that was asked before. log Z moves into `log_z`,
+        energies and gradients move with their walkers. On the CPU nothing is done when no population needs it;
+        elsewhere the host is not asked, and unmarked rows map to themselves.
         """
         if self.x.device.type == "cpu" and not bool(need.any()):
             return self
+        log_z, ess = self.log_partition_and_ess() if known is None else known
         rows = self._rows(need, scheme, order, rng)
         keep_grad = self.grad.numel() > 0
         return Population(
@@ -132,7 +144,7 @@ class Population(NamedTuple):
             log_weight=torch.where(need[:, None], 0.0, self.by_group(self.log_weight)).flatten(),
             energy=self.energy.index_select(0, rows),
             grad=self.grad.index_select(0, rows) if keep_grad else self.grad,
-            log_z=torch.where(need, self.log_partition(), self.log_z),
+            log_z=torch.where(need, log_z, self.log_z),
             resamplings=self.resamplings + need,
             ancestor=self.ancestor.index_select(0, rows),
             past_noise=torch.where(need, self.noise(ess), self.past_noise),

@@ -88,11 +88,6 @@ def why_not_fused(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: 
     return fused.why_not(kernel, energy, x, precision=fused_precision()) or refused(energy, "fused")
 
 
-def weighs_fused(kernel: Kernel, energy: Energy, x: Tensor) -> bool:
-    """Whether one kernel can give all energies that weights are made of, to the accuracy of float32."""
-    return fused.why_not(kernel, energy, x, precision="float32") is None and refused(energy, "fused") is None
-
-
 def fused_precision() -> str:
     """As torch's own products have it: `torch.set_float32_matmul_precision("high")` allows for TF32."""
     return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
@@ -229,6 +224,14 @@ class OneKernel:
         options = {"step_size": step_size, "precision": "float32", "plan": self.plan, "first": first}
         made = in_one_launch(kernel, self.energy, x, steps, self.rng, **options)
         return None if made is None else (first, made)
+
+
+def weighing_energy(
+    kernel: Kernel, energy: Energy, x: Tensor, rng: torch.Generator, engine: str
+) -> Energy | OneKernel:
+    """The energy that weights of walkers at `x` are made of: by one kernel where chains are fused and it can be."""
+    able = engine == "fused" and fused.why_not(kernel, energy, x, precision="float32") is None
+    return OneKernel(energy, x, rng) if able and refused(energy, "fused") is None else energy
 
 
 def _fused(

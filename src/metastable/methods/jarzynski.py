@@ -24,18 +24,12 @@ import torch
 from torch import Tensor
 
 from metastable.core.capture import aside
-from metastable.core.errors import (
-    UnsupportedError,
-    require,
-    require_choice,
-    require_count,
-    require_positive,
-)
+from metastable.core.errors import UnsupportedError, require, require_choice, require_count, require_positive
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import LogPartition, Walkers, energy_and_grad
 from metastable.core.weights import ess_fraction, log_mean_exp
 from metastable.kernels import MALA, ULA, Kernel
-from metastable.kernels.engine import OneKernel, weighs_fused
+from metastable.kernels.engine import weighing_energy
 from metastable.walkers.held_out import HeldOut, held_out_log_partition
 from metastable.walkers.jarzynski import PROBES, Move, keeps_energy, langevin_step, paced, reweigh_then_move
 from metastable.walkers.population import ORDERS, Population
@@ -280,8 +274,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """Algorithm 2, lines 8–16, of one population."""
         kernel, energy, rng = self.moves, context.energy, context.rng
         if isinstance(kernel, ULA):
-            if context.engine == "fused" and weighs_fused(kernel, energy, walkers.x):
-                energy = OneKernel(energy, walkers.x, rng)
+            energy = weighing_energy(kernel, energy, walkers.x, rng, context.engine)
             walkers, move = langevin_step(kernel, energy, walkers, rows, rng, probe=probe)  # θ_k → θ_{k+1}
             for _ in range(self.steps - 1):
                 walkers, _ = langevin_step(kernel, energy, walkers, rows, rng, theta_moved=False)

@@ -14,8 +14,8 @@ from torch import Tensor
 from metastable.core.protocols import Sweeping, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, Walkers, energy_and_grad
-from metastable.kernels import MALA, ULA, ChainResult, Gibbs, Kernel, run_chain
-from metastable.kernels.engine import OneKernel, weighs_fused
+from metastable.kernels import ULA, ChainResult, Gibbs, Kernel, run_chain
+from metastable.kernels.engine import OneKernel, weighing_energy
 
 from .population import Population
 
@@ -115,14 +115,15 @@ def reweigh_then_move(
     is not the kernel's own, must not depend on what happens here; `probe` asks for v.
     """
     known = keeps_energy(kernel, energy)
-    made = _launched(kernel, energy, walkers, rows, steps, rng, step_size) if engine == "fused" else None
+    own = weighing_energy(kernel, energy, walkers.x, rng, engine)
+    made = _launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
     if made is None:
         begin = kernel.init(energy, walkers.take(rows)[0])
         with torch.no_grad():
             U = begin.energy if known and rows is None else energy(walkers.x)
         # a fused chain would end with energies of another rounding than those it is weighed with
-        own = "eager" if engine in ("auto", "fused") else engine
-        made = U, run_chain(kernel, energy, begin, steps, rng, engine=own, step_size=step_size)
+        engine = "eager" if engine in ("auto", "fused") else engine
+        made = U, run_chain(kernel, energy, begin, steps, rng, engine=engine, step_size=step_size)
     U, ((Y, U_new, _), info, *_) = made
     v = shift_of(walkers.log_weight, U - walkers.energy) if probe else None
     walkers = walkers.reweigh(U)
@@ -134,26 +135,22 @@ def reweigh_then_move(
 
 
 def _launched(
+    energy: OneKernel,
     kernel: Kernel,
-    energy: Energy,
     walkers: Population,
     rows: Tensor | None,
     steps: int,
-    rng: torch.Generator,
     step_size: Tensor | None,
 ) -> tuple[Tensor, ChainResult] | None:
-    """U_{k+1} where every walker stands, and the chains of those that move; None where they cannot be fused.
+    """U_{k+1} where every walker stands, and the chains of those that move; None where Triton fails.
 
     Every energy comes from one compiled kernel, laid out for all walkers whether they move or not: weights are
     exact for the function as it is computed there.
     """
-    if not (isinstance(kernel, MALA) and weighs_fused(kernel, energy, walkers.x)):
-        return None
-    fused = OneKernel(energy, walkers.x, rng)
-    made = fused.adjusted(kernel, walkers.x, steps if rows is None else 0, step_size)
+    made = energy.adjusted(kernel, walkers.x, steps if rows is None else 0, step_size)
     if rows is None or made is None:
         return made
-    moved = fused.adjusted(kernel, walkers.take(rows)[0], steps, step_size)
+    moved = energy.adjusted(kernel, walkers.take(rows)[0], steps, step_size)
     return None if moved is None else (made[0], moved[1])
 
 

@@ -53,11 +53,9 @@ class Gaussian(nn.Module):
         # Row-major, because a Cholesky factor is not and safetensors refuses it.
         self.register_buffer("scale", scale.clone(memory_format=torch.contiguous_format))
 
-    def _diagonal(self) -> Tensor:
-        return self.scale.diagonal() if self.full else self.scale
-
     def _constant(self) -> Tensor:
-        return self._diagonal().log().sum() + 0.5 * self.mean.numel() * math.log(2 * math.pi)
+        diagonal = self.scale.diagonal() if self.full else self.scale
+        return diagonal.log().sum() + 0.5 * self.mean.numel() * math.log(2 * math.pi)
 
     def sample(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` draws, `(n, *event)`."""

@@ -4,7 +4,8 @@ A table stands between two HTML comments, `table: NAME` and `end table`. NAME is
 experiment, with the first numbers of its largest scale), `index` (one line for each experiment, with its title and
 its time) or an experiment (its pictures, each of the largest scale that has it, and every number at every scale).
 Words after an experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one
-picture; `table: NAME coverage` has the numbers whose names begin with `coverage/`.
+picture; `table: NAME coverage` has the numbers whose names begin with `coverage/`. `speed` is what
+`metastable bench --out results/bench` measured, `speed sampler` and `speed update` one suite of it.
 
     python scripts/tables.py            write the tables
     python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is
@@ -27,6 +28,8 @@ from metastable.experiments import TITLES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("results")
+BENCH = Path("results/bench")
+"""One file for each device, written by `metastable bench --out`."""
 PICTURES = Path("docs/images/results")
 PAGES = Path("docs/results")
 """Where each experiment has its page, `NAME.md`."""
@@ -104,6 +107,8 @@ def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
                 body = summary(results, path)
             case "index":
                 body = index(results, path)
+            case "speed":
+                body = speed(ROOT / BENCH, less)
             case _:
                 body = experiment(name, path, results, less)
         return f"{match['begin']}\n{body}\n\n{match['end']}"
@@ -188,6 +193,52 @@ def experiment(name: str, path: Path, results: list[Result], less: Sequence[str]
         ]
         parts.append(f"**Scale {r.scale}.** {r.about()}\n\n{_markdown(head, rows)}")
     return "\n\n".join(parts)
+
+
+PROBLEMS = {
+    "mlp/1024": "perceptron 2-128-128-1, 1,024 chains",
+    "mlp/100000": "perceptron 2-128-128-1, 100,000 chains",
+    "conv/64": "convolutions on 3 × 32 × 32, 64 features, 128 chains",
+    "conv/128": "convolutions on 3 × 32 × 32, 128 features, 256 chains",
+    "demo/jarzynski": "`make demo`, Jarzynski, 4,096 walkers",
+    "demo/pcd": "`make demo`, PCD, 4,096 chains",
+    "images/jarzynski": "convolutions on 28 × 28, Jarzynski, 4,096 walkers",
+    "images/f-ebm": "convolutions on 28 × 28, f-EBM, 4,096 chains",
+    "images/adance": "convolutions on 28 × 28, AdaNCE",
+}
+"""What the suites time, in words."""
+SPEEDS = {
+    "sampler": ("ms_per_step", "milliseconds a Langevin step"),
+    "update": ("update_ms", "milliseconds a training update"),
+}
+
+
+def speed(folder: Path, suites: Sequence[str] = ()) -> str:
+    """Milliseconds by engine and peer for every device that was measured, one table for each suite."""
+    parts = []
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        held = json.loads(file.read_text())
+        for suite, (front, title) in SPEEDS.items():
+            if suite not in held["suites"] or (suites and suite not in suites):
+                continue
+            cells: dict[tuple[str, str], dict[str, float]] = {}
+            for row in held["suites"][suite]:
+                name, _, rest = row["metric"].partition("/")
+                if name == front:
+                    problem, case = "/".join(rest.split("/")[:2]), rest.split("/")[2:]
+                    kernel = next((part for part in case if part in ("ula", "mala")), "")
+                    column = " ".join(part for part in case if part != kernel)
+                    cells.setdefault((problem, kernel or "ula"), {})[column] = row["value"]
+            columns = list(dict.fromkeys(column for line in cells.values() for column in line))
+            moves = suite == "sampler"
+            rows = [
+                [PROBLEMS.get(problem, problem), *([kernel.upper()] if moves else [])]
+                + [_shown(line.get(column)) for column in columns]
+                for (problem, kernel), line in cells.items()
+            ]
+            head = [title, *(["kernel"] if moves else []), *columns]
+            parts.append(f"{held['device']}, torch {held['torch']}:\n\n{_markdown(head, rows)}")
+    return "\n\n".join(parts) or "*Nothing is measured yet: `metastable bench --out results/bench`.*"
 
 
 def pictures_of(own: Sequence[Result]) -> dict[str, Path]:

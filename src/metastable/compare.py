@@ -97,7 +97,7 @@ class Comparison:
     def write(self) -> None:
         """Write `compare.json`."""
         names = ("data", "budget", "methods", "truth", "rows", "columns", *(["notes"] if self.notes else []))
-        write_json(self.folder / "compare.json", {name: vars(self)[name] for name in names})
+        write_json(self.folder / "compare.json", {name: getattr(self, name) for name in names})
 
 
 def parse_budget(text: str) -> float:

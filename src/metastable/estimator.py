@@ -251,7 +251,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
                 f"log Z may be off, and with it every score: {words}", ConvergenceWarning, stacklevel=3
             )
         self.run_.log_partition = self.log_partition_ = z
-        self.energy_ = _in_float64(copy.deepcopy(self.run_.learned_energy))
+        self.energy_ = copy.deepcopy(self.run_.learned_energy).cpu().double().requires_grad_(False)
 
     @property
     def _units(self) -> Units:
@@ -341,11 +341,6 @@ def _mixture_of(energy: Any) -> ScaleMixture | None:
     """The mixture that an energy is a tilt of, if it is one."""
     reference = reference_of(energy)
     return reference if isinstance(reference, ScaleMixture) else None
-
-
-def _in_float64(energy: nn.Module) -> nn.Module:
-    """An energy that takes and gives float64, on the CPU, and learns no more."""
-    return energy.cpu().double().requires_grad_(False)
 
 
 # --- draws -------------------------------------------------------------------------------------------------

@@ -59,13 +59,21 @@ def test_listing_the_suites_imports_neither_torch_nor_a_suite():
         "print(*b.SUITES, 'torch' in sys.modules, 'metastable.benchmarks.sampler' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["step-cost", "sampler", "scoring", "interpolant", "False", "False"]
+    assert done.stdout.split() == [
+        "step-cost",
+        "sampler",
+        "update",
+        "scoring",
+        "interpolant",
+        "False",
+        "False",
+    ]
 
 
 def test_an_unknown_suite_is_named():
     with pytest.raises(ConfigError, match="did you mean 'sampler'"):
         run_suite("sampeler")
-    assert set(SUITES) == {"step-cost", "sampler", "scoring", "interpolant"}
+    assert set(SUITES) == {"step-cost", "sampler", "update", "scoring", "interpolant"}
 
 
 def test_scoring_gives_the_claim_with_its_target_and_says_what_was_timed():
@@ -169,7 +177,7 @@ def test_the_loop_by_hand_makes_the_same_update(name):
     if "log_partition" in training.players:
         training.players["log_partition"].value.data.zero_()
     before = ours.network.head.weight.clone()
-    step_cost._advance(training, 1)
+    step_cost.advance(training, 1)
     by_hand(theirs, x, torch.Generator().manual_seed(1))()
     assert not torch.equal(ours.network.head.weight, before)
     assert torch.allclose(ours.network.head.weight, theirs.network.head.weight, rtol=0, atol=1e-6)
@@ -182,7 +190,7 @@ def test_step_cost_compares_equal_numbers_of_walkers():
     sizes = {}
     for name, method in methods.items():
         training = make(method)
-        step_cost._advance(training, 2)
+        step_cost.advance(training, 2)
         assert training.context.step == 2
         sizes[name] = len(method.current_walkers(training.context, training.state))
     assert sizes == {"pcd": 64, "jarzynski": 64, "paper": 64}
@@ -197,7 +205,7 @@ def test_the_beta_objective_is_timed_on_the_chains_of_plain_training():
     make = step_cost._energies(x, (8,), 0)["mlp"]
     done = {name: make(method) for name, method in methods.items()}
     for training in done.values():
-        step_cost._advance(training, 2)
+        step_cost.advance(training, 2)
     assert done["plain"].evaluations == done["robust"].evaluations > 0
 
 
@@ -207,7 +215,7 @@ def test_care_is_timed_on_the_same_moves():
     make = step_cost._energies(x, (8,), 0)["mlp"]
     done = {name: make(method) for name, method in methods.items()}
     for training in done.values():
-        step_cost._advance(training, 2)
+        step_cost.advance(training, 2)
     assert done["plain"].evaluations == done["care"].evaluations > 0
     assert type(methods["plain"].moves) is type(methods["care"].moves)
     assert methods["care"] == Jarzynski(walkers=64)
@@ -361,3 +369,10 @@ def test_rows_are_written_by_device_and_other_suites_stay(tmp_path):
     assert path.stem == held["device"]
     assert [row["metric"] for rows in held["suites"].values() for row in rows] == ["a", "b"]
     assert held["suites"]["two"][0]["ok"] is False
+
+
+def test_the_update_suite_times_the_demo_on_a_cpu_and_says_what_it_costs():
+    rows = by_name(run_suite("update", walkers=64, updates=2, eager_updates=2, rounds=1, device="cpu"))
+    jarzynski, pcd = (rows[f"update_ms/demo/{name}/eager"].value for name in ("jarzynski", "pcd"))
+    assert rows["cost_ratio/demo/jarzynski_over_pcd"].value == pytest.approx(jarzynski / pcd)
+    assert not any("captured" in name or "images" in name for name in rows)

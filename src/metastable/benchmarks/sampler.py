@@ -24,7 +24,7 @@ from .timing import by_turns, machine, on_cores
 OVER_TORCHEBM = 1.4
 OVER_JAX = 0.9
 GROWTH_TARGET = 20.0
-MOST_ROUNDS = 7
+MOST_ROUNDS = 3
 """On a GPU, where nothing else runs and times hardly differ."""
 
 

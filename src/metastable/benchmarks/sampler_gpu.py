@@ -23,6 +23,8 @@ from .peers import EXTRA, PURPOSE, Chain, jax_chain, jax_energy, problem, torche
 from .timing import Timings, by_turns
 
 ENGINES = ("eager", "compile", "captured", "fused")
+LONGER = {"mlp/1024": 10}
+"""Problems whose steps are so short that a timing has this many times as many."""
 SIZES = {"mlp/1024": 1024, "mlp/100000": 100_000, "conv/64": 128, "conv/128": 256}
 """Chains of each problem."""
 OVER_EAGER = {"mlp/1024": 10.0, "conv/64": 2.0}
@@ -74,6 +76,20 @@ def engine_chain(kernel: Kernel, given: Problem, engine: str) -> Chain:
     return lambda steps: run_chain(kernel, energy, kernel.init(energy, x), steps, rng, engine=engine).state.x
 
 
+def in_tf32(chain: Chain) -> Chain:
+    """The same chain with products of matrices in TF32, as `torch.set_float32_matmul_precision("high")` asks."""
+
+    def run(steps: int) -> Any:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return chain(steps)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return run
+
+
 def cases_of(name: str, given: Problem, steps: int) -> dict[str, Chain]:
     """What can run on this problem, by `KERNEL/ENGINE` and by peer."""
     made: dict[str, Chain] = {}
@@ -81,6 +97,8 @@ def cases_of(name: str, given: Problem, steps: int) -> dict[str, Chain]:
         for engine in ENGINES:
             if choose(kernel, given.energy, given.x, steps, engine).engine == engine:
                 made[f"{kernel.name}/{engine}"] = engine_chain(kernel, given, engine)
+        if f"{kernel.name}/fused" in made:
+            made[f"{kernel.name}/fused tf32"] = in_tf32(made[f"{kernel.name}/fused"])
         made[f"{kernel.name}/auto"] = engine_chain(kernel, given, "auto")
     if importlib.util.find_spec("torchebm"):
         made["torchebm"] = torchebm_chain(given.energy, given.x, given.step_size)
@@ -126,12 +144,13 @@ def run_on(
     """Rows of every problem; `wait` returns when the device has done what it was asked to."""
     rows: list[Row] = []
     for name, given in problems(device, sizes, seed).items():
-        cases = cases_of(name, given, steps)
-        turns = {case: lambda c=chain: (c(steps), wait()) for case, chain in cases.items()}
+        count = steps * LONGER.get(name, 1)
+        cases = cases_of(name, given, count)
+        turns = {case: lambda c=chain, n=count: (c(n), wait()) for case, chain in cases.items()}
         for turn in turns.values():  # compile, record and choose algorithms before anything is timed
             turn()
-        rows += rows_of(name, by_turns(turns, rounds), steps)
-        rows.append(Row(f"engine/{name}", str(choose(ULA(given.step_size), given.energy, given.x, steps))))  # pyright: ignore
+        rows += rows_of(name, by_turns(turns, rounds), count)
+        rows.append(Row(f"engine/{name}", str(choose(ULA(given.step_size), given.energy, given.x, count))))  # pyright: ignore
     return rows
 
 

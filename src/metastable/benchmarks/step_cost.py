@@ -148,7 +148,8 @@ def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, s
     return training
 
 
-def _advance(training: Trainer, updates: int) -> None:
+def advance(training: Trainer, updates: int) -> None:
+    """So many updates, with their log lines."""
     with flushed():  # as in `Trainer.run`
         for _ in range(updates):
             training._update()
@@ -157,8 +158,8 @@ def _advance(training: Trainer, updates: int) -> None:
 
 def _rows(name: str, trainers: dict[str, Trainer], updates: int, rounds: int, warmup: int) -> list[Row]:
     for training in trainers.values():
-        _advance(training, warmup)
-    cases = {label: lambda t=training: _advance(t, updates) for label, training in trainers.items()}
+        advance(training, warmup)
+    cases = {label: lambda t=training: advance(t, updates) for label, training in trainers.items()}
     times = by_turns(cases, rounds)
     steering = trainers["jarzynski"].state.steering
     per_update = float(steering.resamplings.double().mean()) / trainers["jarzynski"].context.step
@@ -221,8 +222,8 @@ def _near_rows(
     for build in range(BUILDS):
         trainers = {label: make(methods[label]) for label in rotated(methods, build)}
         for training in trainers.values():
-            _advance(training, math.ceil(warmup / 4))
-        cases = {label: lambda t=training: _advance(t, 1) for label, training in trainers.items()}
+            advance(training, math.ceil(warmup / 4))
+        cases = {label: lambda t=training: advance(t, 1) for label, training in trainers.items()}
         parts.append(by_turns(cases, math.ceil(2 * rounds * updates / BUILDS)))
     times = pooled(parts)
     return [
@@ -310,10 +311,10 @@ def time_contrast(
         training = trainer(network(x, hidden, seed), x, method, Adam(LEARNING_RATE), seed)
         update = by_hand(network(x, hidden, seed), x, torch.Generator().manual_seed(seed))
 
-        _advance(training, warmup)
+        advance(training, warmup)
         for _ in range(warmup):
             update()
-        cases = {"ours": lambda: _advance(training, 1), "hand": update}
+        cases = {"ours": lambda: advance(training, 1), "hand": update}
         # the limit is near: an update is short, and its time spreads
         times = by_turns(cases, 2 * rounds * updates)
     return {
@@ -327,7 +328,7 @@ def train_large(dim: int, walkers: int, hidden: list[int], updates: int, seed: i
     """The training whose memory is measured: N walkers and as many data rows, full batch."""
     x = torch.randn((walkers, dim), generator=torch.Generator().manual_seed(seed))
     method = Jarzynski(walkers=walkers, step_size=STEP_SIZE, pace=None)
-    _advance(trainer(network(x, hidden, seed), x, method, Adam(1e-3), seed), updates)
+    advance(trainer(network(x, hidden, seed), x, method, Adam(1e-3), seed), updates)
 
 
 def short(count: int) -> str:

@@ -91,9 +91,6 @@ class _PlainNorms(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         plain, options = NORMS.get(func), kwargs or {}
-        return func(*args, **options) if plain is None else plain(*args, **_renamed(options))
-
-
-def _renamed(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of torch's norms by the names that they have here."""
-    return {"x" if name == "input" else name: value for name, value in options.items()}
+        if plain is None:
+            return func(*args, **options)
+        return plain(*args, **{"x" if name == "input" else name: value for name, value in options.items()})

@@ -305,14 +305,13 @@ def _load_toy(source: str, dtype: torch.dtype) -> Dataset:
     toy = known[name]
     n = _whole(source, "n", settings.get("n", str(toy.default_rows)))
     seed = _whole(source, "seed", settings.get("seed", "0"))
-    drawn = toy.sample(n, seed)
-    drawn = as_batch(drawn)
+    drawn = as_batch(toy.sample(n, seed))
     labels = toy.labels(n, seed) if isinstance(toy, ToySet) else None
     rows = check_data(drawn.x, source, dtype=dtype)
     if "noise" not in settings:
-        return Dataset.of(
-            rows, name, toy if isinstance(toy, ToySet) else None, labels=labels, given=drawn.given
-        )
+        known_by = source if settings else name  # by which the same rows are found again
+        own = toy if isinstance(toy, ToySet) else None
+        return Dataset.of(rows, known_by, own, labels=labels, given=drawn.given)
     return Dataset.of(_noisy(rows, settings["noise"], source), source, labels=labels, given=drawn.given)
 
 

@@ -56,11 +56,8 @@ def columns_of(data: Dataset) -> list[Column]:
         return []
     x = data.x.detach().cpu().double()
     mean, scale, varies = column_scales(x)
-    return [_column(_name(data, i), x[:, i], mean[i], scale[i], bool(varies[i])) for i in range(x.shape[1])]
-
-
-def _name(data: Dataset, i: int) -> str:
-    return data.columns[i] if data.columns else f"column {i + 1}"
+    names = data.columns or [f"column {i + 1}" for i in range(x.shape[1])]
+    return [_column(name, x[:, i], mean[i], scale[i], bool(varies[i])) for i, name in enumerate(names)]
 
 
 def _column(name: str, x: Tensor, mean: Tensor, scale: Tensor, varies: bool) -> Column:

@@ -91,8 +91,9 @@ def _parse(path: Path, raw: bytes, ended: bool) -> np.ndarray:
 def _header(path: Path, head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
     """(dtype, shape, where the values begin)."""
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in TYPES:
+        known = ", ".join(f"{code:02x}" for code in TYPES)
         raise InputError(
-            f"{path}: is not an idx file: it must begin with 00 00, a type ({_known()}) and the number of "
+            f"{path}: is not an idx file: it must begin with 00 00, a type ({known}) and the number of "
             f"dimensions, got {head[:4].hex(' ') or 'an empty file'}"
         )
     start = 4 + 4 * head[3]
@@ -100,10 +101,6 @@ def _header(path: Path, head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
         raise InputError(f"{path}: must have a header of {start} bytes, found {len(head)}; get it again")
     shape = tuple(int(d) for d in np.frombuffer(head, ">u4", head[3], 4))
     return np.dtype(TYPES[head[2]]), shape, start
-
-
-def _known() -> str:
-    return ", ".join(f"{code:02x}" for code in TYPES)
 
 
 def _check_length(

@@ -85,14 +85,12 @@ def _guarded(log_density: LogDensity, event_shape: tuple[int, ...]) -> LogDensit
 
     def guarded(x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != event_shape or x.dim() == 0:
-            raise InputError(f"x: must have shape (B, {_inside(event_shape)}), got {tuple(x.shape)}")
+            raise InputError(
+                f"x: must have shape (B, {', '.join(map(str, event_shape))}), got {tuple(x.shape)}"
+            )
         return log_density(x)
 
     return guarded
-
-
-def _inside(shape: tuple[int, ...]) -> str:
-    return ", ".join(map(str, shape))
 
 
 def _uniform(n: int, rng: torch.Generator) -> Tensor:

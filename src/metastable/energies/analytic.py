@@ -194,12 +194,10 @@ class Banana(nn.Module):
         self.width, self.bend = width, bend
         self.event_shape = (dim,)
 
-    def _unbent(self, x: Tensor) -> Tensor:
-        return x[:, 1] - self.bend * (x[:, 0].square() - self.width**2)
-
     def forward(self, x: Tensor) -> Tensor:
         rest = x[:, 2:].square().sum(1)
-        return 0.5 * ((x[:, 0] / self.width).square() + self._unbent(x).square() + rest)
+        unbent = x[:, 1] - self.bend * (x[:, 0].square() - self.width**2)
+        return 0.5 * ((x[:, 0] / self.width).square() + unbent.square() + rest)
 
     def log_partition(self) -> Tensor:
         """Closed form: the bend preserves volume."""

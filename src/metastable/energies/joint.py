@@ -189,12 +189,9 @@ def _classes_of(network: nn.Module) -> int:
 
 def _check_logits(h: Any, rows: int, classes: int) -> None:
     if not isinstance(h, Tensor) or not h.is_floating_point():
-        raise EnergyError(f"network: must return floating point logits (B, {classes}), got {_kind(h)}")
+        kind = h.dtype if isinstance(h, Tensor) else type(h).__name__
+        raise EnergyError(f"network: must return floating point logits (B, {classes}), got {kind}")
     if tuple(h.shape) != (rows, classes):
         raise EnergyError(
             f"network: must return one logit for each class, shape ({rows}, {classes}), got {tuple(h.shape)}"
         )
-
-
-def _kind(value: Any) -> str:
-    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -133,19 +133,15 @@ def arms(bench: Bench) -> list[Arm]:
 
 def outcome(trial: Trial, at: Problem, run: Run) -> Outcome:
     """The objective while the energy learns, the diagnosis, and distances from the data's law."""
-    rows = [row for row in run.history if "objective" in row]
+    rows, proposal = [row for row in run.history if "objective" in row], cast(Any, run.players["proposal"])
     findings = diagnose(run.history, Facts(method=run.method, negatives_per_datum=K))
     return Outcome(
         np.array([row["step"] - trial.arm.about for row in rows]),
         np.array([row["objective"] for row in rows]),
         tuple(finding.name for finding in findings),
         _kl(at.truth, run.energy),
-        _kl(at.truth, _as_energy(run.players["proposal"])),
+        _kl(at.truth, lambda x: -proposal.log_prob(x.to(proposal.means)).cpu()),
     )
-
-
-def _as_energy(proposal: Any) -> Any:
-    return lambda x: -proposal.log_prob(x.to(proposal.means)).cpu()
 
 
 def _kl(law: NormalMixture, energy: Any) -> float:

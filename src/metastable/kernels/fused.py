@@ -148,11 +148,12 @@ def plan_for(layers: Perceptron, chains: int, precision: str, device: torch.devi
     """A launch that fills the device: small blocks while there are programs for all its processors, then larger."""
     if device.type != "cuda":
         return Plan()
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = 64 if chains > 32 * processors else 32 if chains > 16 * processors else 16
-    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    blocks = (b for b in (64, 32, 16) if b <= wanted)
-    plans = [Plan(b, 8) for b in blocks]
+    properties = torch.cuda.get_device_properties(device)
+    processors, room = properties.multi_processor_count, properties.shared_memory_per_block_optin
+    wanted = 16 if chains <= 16 * processors else 32 if chains <= 32 * processors else 128
+    plans = [
+        Plan(b, 4 if b == 16 and precision == "tf32" else 8, False) for b in (128, 32, 16) if b <= wanted
+    ]
     return next((p for p in plans if shared_bytes(layers, p, precision) <= room), plans[-1])
 
 

@@ -101,11 +101,11 @@ class ScaleMixture(nn.Module):
         """Takes the stored number of components and widths, which follow from data and not from settings."""
         for name in ("log_weight", "mean", "precision_factor", "width"):
             stored, own = state_dict.get(prefix + name), getattr(self, name)
-            if stored is not None and stored.dim() == own.dim() and _same_events(name, stored, own):
+            free = name in ("log_weight", "width")  # whose events are none
+            if (
+                stored is not None
+                and stored.dim() == own.dim()
+                and (free or stored.shape[1:] == own.shape[1:])
+            ):
                 setattr(self, name, own.new_empty(stored.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)  # pyright: ignore
-
-
-def _same_events(name: str, stored: Tensor, own: Tensor) -> bool:
-    """Whether both are of vectors of one length; weights and widths know nothing of it."""
-    return name in ("log_weight", "width") or stored.shape[1:] == own.shape[1:]

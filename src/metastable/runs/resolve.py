@@ -137,7 +137,8 @@ def resolve_energy(
             config = _with_reference(config, reference)
         config = settled(config, rows)
         return built(with_classes(config, method, dataset), rows, seed), describe(config)
-    module = _own_energy(energy, rows, method)
+    # a density or, where the method needs labels, a classifier is made an energy
+    module = as_joint(energy, rows.x) if method.needs == "labels" else as_energy(energy)
     settings = {"name": "custom", "class": type(energy).__qualname__} | _wrapping(module, energy)
     if reference is not None:
         module = _on_reference(module, reference, rows, coordinates)
@@ -180,11 +181,6 @@ def _with_reference(config: Any, reference: str) -> Any:
     if not provides(config, OnReference):
         raise ConfigError("reference", f"the energy {config.name!r} has none; leave it out")
     return dataclasses.replace(config, reference=reference)
-
-
-def _own_energy(energy: Any, rows: Batch, method: Method) -> Any:
-    """An energy of the user's own: a density or, where the method needs labels, a classifier is made one."""
-    return as_joint(energy, rows.x) if method.needs == "labels" else as_energy(energy)
 
 
 def reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:

@@ -77,13 +77,11 @@ def _has_own_parts(method: Any) -> bool:
     for field in dataclasses.fields(method):
         value = vars(method)[field.name]
         parts = value if isinstance(value, tuple) else (value,)
-        if any(_has_own_parts(part) if isinstance(part, Method) else _is_density(part) for part in parts):
-            return True
+        for part in parts:
+            own = isinstance(part, (nn.Module, Proposal)) and not isinstance(part, type)
+            if _has_own_parts(part) if isinstance(part, Method) else own:
+                return True
     return False
-
-
-def _is_density(part: Any) -> bool:
-    return isinstance(part, (nn.Module, Proposal)) and not isinstance(part, type)
 
 
 def is_own(energy: Any) -> bool:

@@ -131,18 +131,13 @@ def starts_of(energy: Any, n: int, init: Any, event_shape: Any, seed: int) -> Te
         if shape is None:
             raise InputError("init: give starting positions, or event_shape (an integer or a shape)")
         shape = as_shape(shape)
-        return space_of(energy).starts(n, shape, rng).to(_home(energy))
+        return space_of(energy).starts(n, shape, rng).to(home_of(_module_of(energy)))
     if isinstance(init, Proposal):
         return init.sample(n, generator(derive(seed, "init"), home_of(init).device))
     dtype = init.dtype if isinstance(init, Tensor) and init.is_floating_point() else torch.float32
     rows = torch.as_tensor(np.asarray(init) if not isinstance(init, Tensor) else init)
     x = check_data(torch.cat([rows, rows]) if len(rows) == 1 else rows, "init", dtype=dtype)[: len(rows)]
     return x.clone() if len(x) == n else x[torch.randint(len(x), (n,), generator=rng).to(x.device)]
-
-
-def _home(energy: Any) -> Tensor:
-    """A tensor with the dtype and device that the energy works in."""
-    return home_of(_module_of(energy))
 
 
 def _module_of(energy: Any) -> Any:

@@ -14,7 +14,7 @@ from metastable.core.batch import Batch
 from metastable.core.errors import InputError
 from metastable.core.protocols import Sampled, StepwiseSolved, provides
 from metastable.core.random import derive, generator
-from metastable.core.types import Bound, Energy, bind
+from metastable.core.types import bind
 from metastable.core.units import Coordinates
 from metastable.energies import AsEnergy
 from metastable.evaluation.conditional import ConditionalLogProb, LogPartitions, conditional_log_prob
@@ -248,17 +248,13 @@ def _grids(run: Run, train: Batch, given: Tensor, table: dict[str, Any]) -> dict
     ):
         return {}
     box = bounding_box(train.x, 0.3)
-    each = [grid_density(_rows_of(bind(run.energy, c[None])), box, GRID) for c in given]
+    bound = [bind(run.energy, c[None]) for c in given]
+    each = [grid_density(lambda x, e=e: e(x.to(e.given)).cpu(), box, GRID) for e in bound]
     table["log_z_on_grid"] = [density.log_partition for density in each]
     names = ("grid_given_x", "grid_given_y")
     axes = {name: axis.numpy() for name, axis in zip(names, each[0].axes, strict=False)}
     values = np.stack([density.density.clamp(min=1e-300).log().numpy() for density in each])
     return axes | {"log_density_given": values if train.x.shape[1] == 1 else values.transpose(0, 2, 1)}
-
-
-def _rows_of(energy: Bound) -> Energy:
-    """The energy of one context for rows of any dtype, as a grid has them."""
-    return lambda x: energy(x.to(energy.given)).cpu()
 
 
 # ---- numbers and words

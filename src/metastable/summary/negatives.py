@@ -224,15 +224,12 @@ def _rows(context: Context, most: int) -> Tensor:
     return random_rows(n, min(n, most), context.rng, context.data.device)
 
 
-def _batch(context: Context, rows: Tensor) -> Batch:
-    return Batch(context.data, context.given)[rows]
-
-
 def _draw(method: ChainMethod | Objective, context: Context, state: Any) -> Tensor | None:
     """Negatives of as many updates as it takes, of all sets that they have, equally weighted; None without any."""
     n, rounds = _at_once(context), []
     for _ in range(CHAINS // n):
-        made = method.negatives(context, state, method.takes(_batch(context, _rows(context, n))))[0]
+        batch = Batch(context.data, context.given)[_rows(context, n)]
+        made = method.negatives(context, state, method.takes(batch))[0]
         rounds += [_equal(part, n, context.rng) for part in method.drawn(made)]
     return torch.cat(rounds) if rounds else None
 

@@ -355,8 +355,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = _unseal(content)
     if manifest is None:
         expected, found = content[len(SEAL) : len(SEAL) + 64], _sha(content[len(SEAL) + 64 :])
+        readable = expected.decode("ascii", "replace") or "64 digits"
         raise CheckpointError(
-            f"{path}: {MANIFEST} is truncated or altered: sha256 {found}, expected {_readable(expected)}"
+            f"{path}: {MANIFEST} is truncated or altered: sha256 {found}, expected {readable}"
         )
     if manifest["format"] != FORMAT:
         raise CheckpointError(
@@ -367,10 +368,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path}: holds step {manifest['step']}, which is not what the folder's name says"
         )
     return manifest
-
-
-def _readable(expected: bytes) -> str:
-    return expected.decode("ascii", "replace") or "64 digits"
 
 
 def _read_checked(path: Path, name: str, expected: dict[str, Any]) -> bytes:

@@ -1,0 +1,137 @@
+"""One training update, step by step and launched as a whole: the demo's methods, and energies of 28 × 28 images.
+
+On a GPU an update is recorded as a CUDA graph (`training.captured`), and its time is set against that of the same
+update made step by step, through the real training loop, log lines included. On a CPU, where updates are not
+recorded, only those of the demo are timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from metastable.core.types import Energy
+from metastable.data import load_array
+from metastable.energies import ConvNet, Tilted
+from metastable.energies.build import MLPConfig
+from metastable.experiments.base import Row
+from metastable.methods import AdaptiveNCE, FDivergence, Jarzynski, Method, PersistentCD
+from metastable.methods.base import Context
+from metastable.proposals import fit_gaussian
+from metastable.runs.plan import make_plan, players_of
+from metastable.training.config import Adam, Schedule, TrainerConfig
+from metastable.training.engine import Engine
+from metastable.training.trainer import Trainer
+
+from .step_cost import advance
+from .timing import by_turns, machine
+
+OVER_EAGER = {"demo/jarzynski": 10.0, "demo/pcd": 8.0, "images/jarzynski": 2.0, "images/adance": 2.0}
+WARM = 24
+"""Updates before anything is timed: recordings are made at the second of each kind."""
+STEPS = 100_000
+"""Of which no timing reaches the end."""
+
+Make = Callable[[str, str], Trainer]
+
+
+def run(
+    *,
+    walkers: int = 4096,
+    rows: int = 4096,
+    updates: int = 100,
+    eager_updates: int = 10,
+    rounds: int = 5,
+    device: str | None = None,
+) -> list[Row]:
+    """Milliseconds of an update by engine, and their ratios.
+
+    Args:
+        walkers: of every method.
+        rows: of 28 × 28 images; the demo has its own.
+        updates: in one timing.
+        eager_updates: in one timing of updates made step by step.
+        rounds: timings of each case.
+        device: `cpu`, or a GPU; the one that is there by default.
+    """
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    engines = {"eager": eager_updates} | ({"captured": updates} if place.startswith("cuda") else {})
+    measured: list[Row] = []
+    for name, make in cases(walkers, rows).items():
+        if "captured" in engines or name.startswith("demo"):
+            measured += rows_of(name, make, engines, rounds, place)
+    ms = {row.metric: row.value for row in measured}
+    fast = list(engines)[-1]
+    ratio = ms[f"update_ms/demo/jarzynski/{fast}"] / ms[f"update_ms/demo/pcd/{fast}"]
+    measured.append(Row("cost_ratio/demo/jarzynski_over_pcd", ratio))
+    return [*measured, *machine(device=torch.cuda.get_device_name() if "captured" in engines else place)]
+
+
+def cases(walkers: int, rows: int) -> dict[str, Make]:
+    """What is trained, by name; each takes an engine and a device."""
+    return {
+        "demo/jarzynski": demo(Jarzynski(walkers=walkers)),
+        "demo/pcd": demo(PersistentCD(walkers=walkers)),
+        "images/jarzynski": images(Jarzynski(walkers=walkers), rows),
+        "images/f-ebm": images(FDivergence(source=PersistentCD(walkers=walkers)), rows),
+        "images/adance": images(AdaptiveNCE(), rows),
+    }
+
+
+def demo(method: Method) -> Make:
+    """The training that `make demo` makes."""
+
+    def make(engine: str, device: str) -> Trainer:
+        settings = {"optimiser": Adam(1e-3), "schedule": Schedule("cosine")}
+        config = TrainerConfig(steps=STEPS, engine=engine, device=device, **settings)  # pyright: ignore
+        plan = make_plan(MLPConfig(hidden=(64, 64)), load_array("toy:two-modes"), method, config)
+        return Trainer(
+            plan.energy,
+            players_of(plan),
+            plan.rows,
+            plan.method,
+            plan.trainer,
+            noise=plan.noise,
+            engine=plan.engine,
+            make_context=Context,
+            coordinates=plan.coordinates,
+        )
+
+    return make
+
+
+def images(method: Method, rows: int) -> Make:
+    """A convolutional energy of 28 × 28 images on a Gaussian."""
+
+    def make(engine: str, device: str) -> Trainer:
+        rng = torch.Generator().manual_seed(0)
+        x = torch.rand((rows, 1, 28, 28), generator=rng)
+        x = (x + 0.5 * torch.randn(x.shape, generator=rng)).to(device)
+        noise, energy = fit_gaussian(x), Tilted(fit_gaussian(x), ConvNet((1, 28, 28))).to(device)
+        players = {"energy": energy, **method.companions(energy, x, noise, 0)}
+        config = TrainerConfig(steps=STEPS, engine=engine, device=device, optimiser=Adam(1e-4))
+        given: dict[str, torch.nn.Module | Energy] = {name: m.to(device) for name, m in players.items()}
+        home = Engine(device)
+        return Trainer(energy, given, x, method, config, noise=noise, engine=home, make_context=Context)  # pyright: ignore
+
+    return make
+
+
+def rows_of(name: str, make: Make, engines: dict[str, int], rounds: int, device: str) -> list[Row]:
+    """Times of one training by engine, the one over the other, and what was chosen in words."""
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    trainers = {engine: make(engine, device) for engine in engines}
+    for engine, training in trainers.items():
+        training._begin()
+        advance(training, min(WARM, engines[engine]) if engine == "eager" else WARM)
+    turns = {e: lambda t=t, n=engines[e]: (advance(t, n), wait()) for e, t in trainers.items()}
+    times = by_turns(turns, rounds)
+    ms = {engine: 1e3 * times.median(engine) / count for engine, count in engines.items()}
+    found = [Row(f"update_ms/{name}/{engine}", value) for engine, value in ms.items()]
+    if "captured" in ms:
+        floor = OVER_EAGER.get(name)
+        ratio = ms["eager"] / ms["captured"]
+        found.append(Row(f"speed_ratio/{name}/eager", ratio, ">=" if floor else None, floor))
+        found.append(Row(f"engine/{name}", str(trainers["captured"].choice)))  # pyright: ignore
+    return found

@@ -142,7 +142,7 @@ MEMBERS = {
         source=AdaptiveNCE(interval=2, source=PersistentCD(walkers=40, batch=16, step_size=1e-3))
     ),
     "score-matching": ScoreMatching(),
-    "score-matching, in parts": ScoreMatching(chunk=7),
+    "score-matching, in parts": ScoreMatching(chunk=20),
     "score-matching, hutchinson": ScoreMatching(trace="hutchinson", projections=2, probes="gaussian"),
     "denoising-score-matching": DenoisingScoreMatching(sigma=0.3, sigma_start=1.0, anneal=3),
     "sliced-score-matching": SlicedScoreMatching(projections=3, chunk=20),

@@ -1,4 +1,4 @@
-"""A process killed at eight random moments (slow: twenty), and resumed each time, ends where the undisturbed does."""
+"""A process killed at eight random moments (slow: twenty) and resumed each time ends where the undisturbed does."""
 
 from __future__ import annotations
 

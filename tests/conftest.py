@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from hashlib import sha256
 from inspect import signature
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from metastable.core.types import LogPartition
 from metastable.evaluation.log_partition import log_partition
+from metastable.proposals import fitted
 
 # tests run side by side, and torch's idle threads spin: two pools would fight for the cores
 torch.set_num_threads(1)
@@ -75,6 +77,42 @@ def drawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", render)
         yield
+
+
+def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose answer follows from its arguments alone, asked once for the same ones."""
+    known: dict[tuple[object, ...], Any] = {}
+
+    def of(value: Any) -> object:
+        tensor = isinstance(value, Tensor)
+        return (*value.shape, sha256(value.contiguous().numpy()).digest()) if tensor else repr(value)
+
+    def ask(*given: Any, **named: Any) -> Any:
+        key = (*map(of, given), repr(named))
+        if key not in known:
+            known[key] = function(*given, **named)
+        return known[key]
+
+    return ask
+
+
+CHOOSE, FITTED = fitted.choose, fitted._fitted
+
+
+@pytest.fixture(scope="session", autouse=True)
+def references_of_the_same_rows() -> Iterator[None]:
+    """Mixtures are fitted once to the same rows: that is half of a training of a few updates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitted, "choose", remembered(CHOOSE))
+        patch.setattr(fitted, "_fitted", remembered(FITTED))
+        yield
+
+
+@pytest.fixture
+def references_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixtures are fitted whenever they are asked for, for the tests of the fit."""
+    monkeypatch.setattr(fitted, "choose", CHOOSE)
+    monkeypatch.setattr(fitted, "_fitted", FITTED)
 
 
 ROUGH = {"walkers": 64, "populations": 8, "steps": 1, "conditional_ess": 0.8, "refinements": 0}

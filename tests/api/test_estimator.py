@@ -401,9 +401,10 @@ def test_settings_outside_their_rule_are_named(settings, message):
         quick(**settings).fit(gaussian_rows(20, seed=0))
 
 
-def test_the_number_of_draws_is_checked(gaussian):
+def test_the_number_of_draws_is_checked():
+    density = quick().fit(gaussian_rows(20, seed=0))
     with pytest.raises(ConfigError, match="n_samples: must be an integer of at least 1, got 0"):
-        gaussian.sample(0)
+        density.sample(0)
 
 
 # --- when something is wrong -------------------------------------------------------------------------------

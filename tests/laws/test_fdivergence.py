@@ -446,7 +446,7 @@ def test_a_network_needs_an_h_that_is_faster_than_e():
     extremes = {}
     for rate in (0.2, 1.0):
         method = FDivergence(f="js", source=PersistentCD(walkers=256), energy_rate=rate)
-        run = ms.fit(None, x, method, steps=200, evaluate=False, batch_size=256)
+        run = ms.fit(None, x, method, steps=100, evaluate=False, batch_size=256)
         extremes[rate] = max(-run.history[-1]["exponent_min"], run.history[-1]["exponent_max"])
     assert extremes[0.2] < 10
     assert extremes[1.0] > 10 * extremes[0.2]

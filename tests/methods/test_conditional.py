@@ -153,7 +153,7 @@ def test_sigma_is_kept_with_the_run(tmp_path):
 def log_of(sigma: float | None) -> list[dict]:
     x = torch.randn((500, 2), generator=torch.Generator().manual_seed(0))
     method = ConditionalNCE(sigma=sigma, negatives_per_datum=4)
-    return ms.fit(None, x, method, steps=30, log_every=1, evaluate=False).history
+    return ms.fit({"name": "mlp", "hidden": [16]}, x, method, steps=30, log_every=1, evaluate=False).history
 
 
 @each(

@@ -166,7 +166,7 @@ def test_weights_of_few_draws_give_no_log_z():
 
 
 def test_a_named_flow_is_fitted_first():
-    x = truth().sample(2000, rng(2))[:, :2]
+    x = truth().sample(500, rng(2))[:, :2]
     run = ms.fit(None, x, NCE(noise="flow", pretrain=20), steps=1, evaluate=False)
     raw = ms.fit(None, x, NCE(noise="flow", pretrain=0), steps=1, evaluate=False)
     fitted, unfitted = (r.players["noise"].log_prob(x).mean() for r in (run, raw))

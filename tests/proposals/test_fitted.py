@@ -16,6 +16,7 @@ from metastable.core.types import Proposal
 from metastable.proposals import ScaleMixture, fit_gaussian, fit_reference
 from metastable.proposals.fitted import WIDTHS, choose
 
+pytestmark = pytest.mark.usefixtures("references_anew")
 F64 = torch.float64
 
 

@@ -42,12 +42,12 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def test_intervals_cover_on_every_target_a_few_seeds():
-    """Of 8 intervals at 95 %, 5 or more cover but for 4 runs in 10 000; a tenth as wide, in as few they do."""
-    rows = [row for name in TARGETS for row in coverage(name, range(500, 502))["rows"]]
-    assert sum(row["covered"] for row in rows) >= 5
+    """Of 12 intervals at 95 %, 8 or more cover but for 2 runs in 10 000; a tenth as wide, in as few they do."""
+    rows = [row for name in TARGETS for row in coverage(name, range(500, 503))["rows"]]
+    assert sum(row["covered"] for row in rows) >= 8
     assert not any(row["warnings"] for row in rows)
     tenth = student_t_quantile(0.975, 15) / 10
-    assert sum(abs(row["error"]) <= tenth * row["std_error"] for row in rows) < 5
+    assert sum(abs(row["error"]) <= tenth * row["std_error"] for row in rows) < 8
 
 
 @pytest.mark.slow

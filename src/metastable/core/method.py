@@ -130,6 +130,10 @@ class Method(Generic[State]):
         """A batch as the method is given it: events alone, `(B, *event)`, where it needs nothing beside them."""
         return batch if self.needs else batch.x
 
+    def why_not_fused(self, energy: Energy, x: Tensor) -> str | None:
+        """Why chains of `energy` from rows like `x` cannot be one kernel on a GPU, in words; None if they can."""
+        return "the method does not say that its chains can"
+
     def with_sources(self, sources: Sequence[Method]) -> Method:
         """The same method on other sources, as many as it has."""
         return self

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from metastable.core.errors import ConfigError, require
 from metastable.core.method import Context, Method, Metrics, Negatives, State
 from metastable.core.method import Nothing as Nothing
 from metastable.core.types import Energy, LogPartition, Walkers, precise
-from metastable.kernels import ULA, Kernel, follow_acceptance
+from metastable.kernels import ULA, Kernel, follow_acceptance, fused
 from metastable.kernels.base import require_kernel
 
 
@@ -67,6 +67,10 @@ class ChainMethod(Method[State]):
         if self.kernel is not None:
             return self.kernel
         return ULA(self.first_step_size if self.step_size is None else self.step_size)
+
+    def why_not_fused(self, energy: Energy, x: Tensor) -> str | None:
+        """The kernel's reason, or the energy's."""
+        return fused.why_not(cast(Kernel, self.chain_kernel), energy, x, precision="float32")
 
     @property
     def chain_kernel(self) -> Kernel | None:  # pyright: ignore
@@ -162,6 +166,10 @@ class Objective(Method[State]):
     def sources(self) -> tuple[Method, ...]:  # pyright: ignore
         """The one source."""
         return (self.source,)
+
+    def why_not_fused(self, energy: Energy, x: Tensor) -> str | None:
+        """The source's reason."""
+        return self.source.why_not_fused(energy, x)
 
     @property
     def chain_kernel(self) -> Kernel | None:  # pyright: ignore

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, require_choice
 from metastable.core.method import Method
-from metastable.kernels import fused
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.float32}
 """float16 is left out: its loss scaling would have to reach through every chain."""
@@ -73,13 +72,12 @@ def choose_engine(
         return Choice("eager", why_not)
     if device.type != "cuda":
         return Choice("captured", f"without a graph, as there are none on {device.type}", "eager")
-    kernel = method.chain_kernel
-    if kernel is None:
+    if method.chain_kernel is None:
         return Choice("captured", "")
     if not free or energy is None or x is None:
         return Choice("captured", "", "eager", "to move as step by step")
     why_not = f"the precision is {precision}" if precision != "32-true" else None
-    why_not = why_not or fused.why_not(kernel, energy, x, precision="float32")
+    why_not = why_not or method.why_not_fused(energy, x)
     return Choice("captured", "", "fused" if why_not is None else "eager", why_not or "")
 
 

@@ -22,12 +22,12 @@ from metastable.evaluation.diagnosis import Facts, diagnose
 from metastable.evaluation.log_partition import SPREAD
 from metastable.evaluation.log_partition import log_partition as estimate_log_partition
 from metastable.kernels import Kernel
-from metastable.methods import Context, Method
+from metastable.methods import Method
 from metastable.report import write_report
 from metastable.runs.chains import Chains
 from metastable.runs.folder import open_folder, write_json
 from metastable.runs.load import read_run
-from metastable.runs.plan import Plan, make_plan, players_of
+from metastable.runs.plan import Plan, make_plan, trainer_of
 from metastable.runs.resolve import check_options, power_of, resolve_method, trainer_config
 from metastable.runs.run import Run
 from metastable.runs.sampling import continue_sampling, sample, starts_of
@@ -127,7 +127,7 @@ def fit(
     folder = None if out is None else Path(out)
     if folder is not None:
         open_folder(folder, settings, resume)
-    trainer_ = _trainer(plan, folder)
+    trainer_ = trainer_of(plan, folder)
     with _shown(progress, trainer_.config.steps or 0, method.name) as on_row:
         trainer_.on_row = on_row
         try:
@@ -138,25 +138,6 @@ def fit(
             raise
     run = _run_of(trainer_.players, method, outcome, settings, folder)
     return _judged(run, plan, trainer_) if evaluate else run.outward(plan.coordinates)
-
-
-def _trainer(plan: Plan, folder: Path | None) -> Trainer:
-    held = None if plan.validation is plan.train else plan.validation_rows()
-    return Trainer(
-        plan.energy,
-        players_of(plan),
-        plan.rows,
-        plan.method,
-        plan.trainer,
-        noise=plan.noise,
-        engine=plan.engine,
-        make_context=Context,
-        seed=plan.seed,
-        folder=folder,
-        held_out=held,
-        coordinates=plan.coordinates,
-        power=plan.power,
-    )
 
 
 def _judged(run: Run, plan: Plan, trainer: Trainer) -> Run:

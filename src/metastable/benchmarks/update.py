@@ -19,7 +19,7 @@ from metastable.experiments.base import Row
 from metastable.methods import AdaptiveNCE, FDivergence, Jarzynski, Method, PersistentCD
 from metastable.methods.base import Context
 from metastable.proposals import fit_gaussian
-from metastable.runs.plan import make_plan, players_of
+from metastable.runs.plan import make_plan, trainer_of
 from metastable.training.config import Adam, Schedule, TrainerConfig
 from metastable.training.engine import Engine
 from metastable.training.trainer import Trainer
@@ -88,17 +88,7 @@ def demo(method: Method) -> Make:
         settings = {"optimiser": Adam(1e-3), "schedule": Schedule("cosine")}
         config = TrainerConfig(steps=STEPS, engine=engine, device=device, **settings)  # pyright: ignore
         plan = make_plan(MLPConfig(hidden=(64, 64)), load_array("toy:two-modes"), method, config)
-        return Trainer(
-            plan.energy,
-            players_of(plan),
-            plan.rows,
-            plan.method,
-            plan.trainer,
-            noise=plan.noise,
-            engine=plan.engine,
-            make_context=Context,
-            coordinates=plan.coordinates,
-        )
+        return trainer_of(plan)
 
     return make
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -20,9 +21,11 @@ from metastable.data import Dataset
 from metastable.data.columns import columns_settings
 from metastable.evaluation.rays import bare_network_words
 from metastable.methods import Method
+from metastable.methods.base import Context
 from metastable.proposals import Gaussian, Signs
 from metastable.training.config import TrainerConfig
 from metastable.training.engine import Choice, Engine, choose_engine
+from metastable.training.trainer import Trainer
 from metastable.walkers.space import space_of
 
 from .resolve import check_discrete, check_fits, on_mixture, power_of, resolve_energy
@@ -187,3 +190,23 @@ def players_of(plan: Plan) -> dict[str, nn.Module]:
     rows, seed = plan.method.takes(plan.rows), derive(plan.seed, "companions")
     companions = plan.method.companions(plan.energy, rows, plan.noise, seed)
     return {"energy": plan.energy} | {name: plan.engine.place_module(m) for name, m in companions.items()}
+
+
+def trainer_of(plan: Plan, folder: Path | None = None) -> Trainer:
+    """The training that was planned, before its first update; in memory where there is no folder."""
+    held = None if plan.validation is plan.train else plan.validation_rows()
+    return Trainer(
+        plan.energy,
+        players_of(plan),
+        plan.rows,
+        plan.method,
+        plan.trainer,
+        noise=plan.noise,
+        engine=plan.engine,
+        make_context=Context,
+        seed=plan.seed,
+        folder=folder,
+        held_out=held,
+        coordinates=plan.coordinates,
+        power=plan.power,
+    )

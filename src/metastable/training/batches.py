@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
 
-from metastable.core.batch import Batch, Rows, as_batch
+import torch
+from torch import Tensor
+
+from metastable.core.batch import Batch, Beside, Rows, as_batch
+from metastable.core.errors import ConfigError
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.units import Units
+from metastable.core.units import Coordinates
 
 
 class Batches:
     """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None.
 
-    Events are shuffled with what they are given, and noise is added to the events only: in the data's units, where
-    `units` are others.
+    Events are shuffled with what they are given. Noise is added to the events, and `given_noise` times as much to
+    the contexts: in the data's units, where `coordinates` are others.
     """
 
-    def __init__(self, data: Rows, size: int | None, seed: int, units: Units | None = None):
+    def __init__(
+        self,
+        data: Rows,
+        size: int | None,
+        seed: int,
+        coordinates: Coordinates | None = None,
+        given_noise: float | tuple[float, ...] = 0.0,
+    ):
         self.data = data = as_batch(data)
-        self.units = units
+        self.units = None if coordinates is None else coordinates.events
+        self.given_units = None if coordinates is None else coordinates.given
+        self.given_noise = _given_noise(given_noise, data)
         self.device = data.device
         self.size = len(data) if size is None else min(size, len(data))
         self.seed = seed
@@ -47,4 +60,27 @@ class Batches:
     def _noisy(self, batch: Batch, step: int, noise: float) -> Batch:
         rng = generator(derive(self.seed, "data-noise", step), self.device)
         drawn = noise * normal_like(batch.x, rng)
-        return batch.with_events(batch.x + (drawn if self.units is None else self.units.turn(drawn)))
+        noisy = batch.with_events(batch.x + (drawn if self.units is None else self.units.turn(drawn)))
+        if self.given_noise is None:
+            return noisy
+        drawn = noise * self.given_noise * normal_like(noisy.conditions, rng)
+        turned = drawn if self.given_units is None else self.given_units.turn(drawn)
+        return replace(noisy, given=noisy.conditions + turned)
+
+
+def _given_noise(share: float | tuple[float, ...], data: Batch) -> Tensor | None:
+    """What the noise of contexts is multiplied with, of the shape of one; None where they have none."""
+    shares = torch.as_tensor(share, dtype=data.x.dtype, device=data.device)
+    if not bool(shares.any()):
+        return None
+    if data.kind is not Beside.CONTEXTS:
+        raise ConfigError(
+            "trainer.given_noise", "is for events with contexts, which these have not; leave it out"
+        )
+    if shares.dim() and shares.numel() != data.conditions[0].numel():
+        raise ConfigError(
+            "trainer.given_noise",
+            f"must be one number, or one for each of the {data.conditions[0].numel()} of a context, got "
+            f"{len(shares)}",
+        )
+    return shares.expand(data.context_shape) if shares.dim() == 0 else shares.view(data.context_shape)

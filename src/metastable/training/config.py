@@ -147,6 +147,9 @@ class TrainerConfig:
         data_noise: standard deviation of fresh normal noise on the rows of every update; it makes a density of data
             that have none, such as pixels, and smooths the one that is learned.
         data_noise_final: where the noise ends, in a straight line over `steps`; None keeps it constant.
+        data_noise_until: share of `steps` after which it is there, and is held.
+        given_noise: what the noise is multiplied with on contexts: a number, or one for each number of a context; 0
+            leaves them as they are.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
             `per_module = True` is given the module instead, to make parameter groups. None for Adam at a rate that
             rows and columns ask for (`training.defaults`), which falls to zero along a cosine.
@@ -181,6 +184,8 @@ class TrainerConfig:
     batch_size: int | None = 512
     data_noise: float = 0.0
     data_noise_final: float | None = None
+    data_noise_until: float = 1.0
+    given_noise: float | tuple[float, ...] = 0.0
     optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
     schedule: Schedule | ScheduleFactory | None = None
@@ -210,6 +215,10 @@ class TrainerConfig:
         for name in ("data_noise", "data_noise_final"):
             value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
+        until = self.data_noise_until
+        require(0 < until <= 1, "trainer.data_noise_until", "above 0 and at most 1", until)
+        if not isinstance(self.given_noise, (int, float)):
+            object.__setattr__(self, "given_noise", tuple(self.given_noise))
         for name in ("log_every", "checkpoint_every", "keep"):
             require_count(f"trainer.{name}", vars(self)[name])
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)
@@ -242,6 +251,5 @@ class TrainerConfig:
         """Standard deviation of the data noise of update `step`."""
         if self.data_noise_final is None:
             return self.data_noise
-        return self.data_noise + (self.data_noise_final - self.data_noise) * min(
-            1.0, step / (self.steps or 1)
-        )
+        share = min(1.0, step / (self.data_noise_until * (self.steps or 1)))
+        return self.data_noise + (self.data_noise_final - self.data_noise) * share

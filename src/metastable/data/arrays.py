@@ -130,13 +130,8 @@ class Dataset:
         return self._with(self.x[rows], f"{self.name} ({what})", labels, given, groups)
 
     def _with(self, x: Tensor, name: str, labels: Any, given: Any, groups: Any) -> Dataset:
-        kept: dict[str, Any] = {
-            "groups": groups,
-            "classes": self.classes,
-            "unlabelled": self.unlabelled,
-            "columns": self.columns,
-        }
-        return Dataset.of(x, name, self.toy, labels=labels, given=given, **kept)
+        kept: dict[str, Any] = {name: vars(self)[name] for name in ("classes", "unlabelled", "columns")}
+        return Dataset.of(x, name, self.toy, labels=labels, given=given, groups=groups, **kept)
 
 
 def load_array(

@@ -2,7 +2,7 @@
 
 A chunk is smooth, so that its covariance given a context has a condition number of 10⁵ and more, and a chain with
 one step size for all numbers hardly moves. Chains therefore move v with x = Lv, where LLᵀ = C is the covariance of
-the proposal's draws given a context, averaged over contexts. L and the step size are found once (`settle`) and kept.
+the proposal's draws given a context, averaged over contexts. L and the step size are found once, by `settle`.
 
 The first numbers of a chunk can be frozen, so that it joins the one before. With p the frozen numbers and r the
 others, draws are moved to x_r + C_rp C_pp⁻¹ (p − x_p), which is exact for a Gaussian, and chains move x_r = L_r v
@@ -125,13 +125,13 @@ class RunActions:
     ) -> Tensor:
         """Chunks after `steps` moves of MALA on E(· | context), `(B, n, D)`; a density's stay where they are."""
         x = x.to(self.model.home)
-        frozen = x[:, 0, :0] if frozen is None else frozen.to(x)
-        p = frozen.shape[1]
+        fixed = x[:, 0, :0] if frozen is None else frozen.to(x)
+        p = fixed.shape[1]
         if p:
-            x = joined(x, frozen, self._settled())
+            x = joined(x, fixed, self._settled())
         if not self.has_chains or not steps:
             return x
-        target, root = self._target(contexts, frozen)
+        target, root = self._target(contexts, fixed)
         v = whitened(x[..., p:], root)
         rng = generator(derive(seed, "move actions"), x.device)
         moved, _ = run_chains(target, v.flatten(0, 1), MALA(self.step_size or FIRST), steps, rng, "auto")

@@ -7,6 +7,7 @@ from .discrete import RBM, BoltzmannMachine, DiscreteEnergy, Hopfield
 from .joint import JointEnergy
 from .networks import MLP, ConvNet, Tilted, on_reference, zero_last_layer
 from .normalised import AsEnergy, as_energy
+from .on_proposal import OnProposal
 from .spectral import SpectralNorm, spectral_norm
 from .wide_resnet import WideResNet
 
@@ -25,6 +26,7 @@ __all__ = [
     "GaussianMixture",
     "Hopfield",
     "JointEnergy",
+    "OnProposal",
     "SpectralNorm",
     "Tilted",
     "WideResNet",

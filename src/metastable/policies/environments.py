@@ -1,7 +1,7 @@
 """Environments in step with one another: any of Gymnasium, and Push-T from states that are set exactly.
 
 Push-T is `gym-pusht`, where a seed means other starts in one release than in another, and where `reset_to_state`
-turns the block about a point that is not the one its position names. So starts are states here, and are set by angle
+turns the block about a point that is not the one its position names. So starts are states here, set by angle
 first and position then, without a step of the physics: demonstrations replay to what float32 rounded of them.
 """
 

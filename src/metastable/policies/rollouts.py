@@ -96,7 +96,7 @@ class Rollouts:
         return [{"start": s, "rollout": r} | {k: v[s, r].item() for k, v in columns.items()} for s, r in rows]
 
     def ahead_of(self, other: Rollouts, steps: int | None = None, level: float = 0.95) -> Interval:
-        """By how much the mean best score is above that of another policy from the same starts, and its interval."""
+        """By how much its mean best score is above that of another policy from the same starts."""
         if (self.name, len(self.progress)) != (other.name, len(other.progress)):
             raise InputError(
                 f"other: must be {len(self.progress)} starts of {self.name}, got {len(other.progress)} of "

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require
-from metastable.core.protocols import Encoding, has_time, provides
+from metastable.core.protocols import Encoding, has_time, is_costly, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Bound, bind
 from metastable.core.units import Units
@@ -40,7 +40,8 @@ PILOTS, WARM_UP, FIRST = 8, 100, 0.1
 class ActionModel(Protocol):
     """What a policy asks of a model: chunks as vectors `(B, n, D)`, given packed contexts `(B, c)`.
 
-    `has_chains` says whether draws can be moved on the energy.
+    `has_chains` says whether draws can be moved on the energy: those of a density need not, and where an energy is
+    an ODE solved they are ranked as they are.
     """
 
     has_chains: bool
@@ -86,13 +87,14 @@ class RunActions:
         self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
         self.covariance, self.step_size = covariance, step_size
         self.units = None if run.coordinates is None else run.coordinates.events
-        self.has_chains = not isinstance(run.trained_with, Density)  # a density's own draws need none
-        self.time = 1.0 if self.has_chains and has_time(self.model.energy) else None
+        self.density = isinstance(run.trained_with, Density)
+        self.has_chains = not self.density and not is_costly(self.model.energy)  # whose gradient is an ODE's
+        self.time = None if self.density or not has_time(self.model.energy) else 1.0
 
     @torch.no_grad()
     def draw(self, contexts: Tensor, n: int, seed: int) -> Tensor:
         """`n` chunks for each context, `(B, n, D)`."""
-        if not self.has_chains or self.algorithm == 4:
+        if self.density or self.algorithm == 4:
             return self.run.sample(n, given=contexts, seed=seed, **self.options).x.to(self.model.home)
         given = self.model.as_contexts(contexts)
         rng = generator(derive(seed, "draw actions"), given.device)

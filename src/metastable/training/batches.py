@@ -77,10 +77,10 @@ def _given_noise(share: float | tuple[float, ...], data: Batch) -> Tensor | None
         raise ConfigError(
             "trainer.given_noise", "is for events with contexts, which these have not; leave it out"
         )
-    if shares.dim() and shares.numel() != data.conditions[0].numel():
+    one = data.conditions[0]
+    if shares.dim() and shares.numel() != one.numel():
         raise ConfigError(
             "trainer.given_noise",
-            f"must be one number, or one for each of the {data.conditions[0].numel()} of a context, got "
-            f"{len(shares)}",
+            f"must be one number, or one for each of the {one.numel()} of a context, got {len(shares)}",
         )
-    return shares.expand(data.context_shape) if shares.dim() == 0 else shares.view(data.context_shape)
+    return shares.expand(one.shape) if shares.dim() == 0 else shares.view(one.shape)

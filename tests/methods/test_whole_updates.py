@@ -96,14 +96,13 @@ def equal(a: dict[str, list], b: dict[str, list]) -> bool:
 @pytest.fixture
 def launches(monkeypatch) -> list[int]:
     made = []
-    call = Captured.__call__
+    launched = Captured.launched
 
-    def counted(self, context, *given):
-        found = call(self, context, *given)
-        made.extend([] if found is None else [context.step])
-        return found
+    def counted(self, recorded, state, planned):
+        made.append(len(planned))
+        return launched(self, recorded, state, planned)
 
-    monkeypatch.setattr(Captured, "__call__", counted)
+    monkeypatch.setattr(Captured, "launched", counted)
     return made
 
 
@@ -143,6 +142,68 @@ def test_resuming_in_between_changes_nothing(method, tmp_path, launches):
     assert launches
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [3, 4, 6, 8, 9, 12]
     assert all(torch.equal(*pair) for pair in zip(tensors_of(again.state), eager["state"], strict=True))
+
+
+# ---- several updates in one launch
+
+
+def all_of(made: Trainer) -> dict[str, list]:
+    """What a training leaves that launches several updates wherever it can."""
+    update = made._update
+    made._update = lambda: update(made._unseen())
+    return left_by(made)
+
+
+@pytest.fixture
+def together(monkeypatch) -> None:
+    """Launches of several updates however few are left."""
+    monkeypatch.setattr("metastable.training.trainer.WORTH", 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["cd", "pcd", "jarzynski, mini-batch", "f-ebm, js on jarzynski", "adance", "ranking-nce"]
+)
+def test_updates_launched_together_are_the_updates(name, launches, together):
+    method, settings = MEMBERS[name], {"steps": 25, "log_every": 4}
+    assert equal(
+        all_of(trainer(method, "captured", **settings)), left_by(trainer(method, "eager", **settings))
+    )
+    assert max(launches) >= 3
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_updates_launched_together_whatever_the_trainer_is_told(options, launches, together):
+    options = {"steps": 30, "log_every": 5} | options
+    eager = left_by(trainer(PACED, "eager", **options))
+    assert equal(all_of(trainer(PACED, "captured", **options)), eager)
+    assert launches.count(5) >= 3
+
+
+def test_resuming_between_launches_of_several_changes_nothing(tmp_path, launches, together):
+    settings = {"checkpoint_every": 15, "log_every": 6, "ema": 0.9, "steps": 45}
+    eager = left_by(trainer(PACED, "eager", **settings))
+    trainer(PACED, "captured", **settings, folder=tmp_path).run()
+    for step in (30, 45):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
+    launches.clear()
+    again = trainer(PACED, "captured", **settings, folder=tmp_path)
+    again.run(resume=True)
+    assert max(launches) >= 3
+    steps = [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert steps == [*range(6, 13, 6), 15, 18, 24, 30, 36, 42, 45]
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(again.state), eager["state"], strict=True))
+
+
+def test_rates_of_the_first_update_for_all_of_a_launch_are_noticed(launches, together, monkeypatch):
+    eager = left_by(trainer(PACED, "eager", steps=30))
+    monkeypatch.setattr(Updates, "turn_to", lambda self, place: None)
+    assert not equal(all_of(trainer(PACED, "captured", steps=30)), eager)
+    assert max(launches) == 3
+
+
+def test_few_updates_that_are_left_are_launched_one_by_one(launches):
+    all_of(trainer(PACED, "captured", steps=30))
+    assert set(launches) == {1}
 
 
 # ---- nobody waits for a device
@@ -220,7 +281,7 @@ def test_a_state_that_is_not_written_back_is_noticed(monkeypatch):
 
 def test_a_rate_that_stays_is_noticed(monkeypatch):
     write = Rates.write
-    stays = lambda self: write(self) if self.numbers[0] is None else None  # noqa: E731
+    stays = lambda self, place=0: write(self, place) if self.numbers[0][0] is None else None  # noqa: E731
     assert not mutant(monkeypatch, Rates, "write", stays)
 
 

@@ -91,6 +91,7 @@ def record(
     changes: Sequence[Tensor] = (),
     generators: Sequence[torch.Generator] = (),
     pool: Any = None,
+    warm: int = WARM,
 ) -> Recording:
     """`function` recorded, with everything that it `changes` and draws from as it was before.
 
@@ -102,6 +103,7 @@ def record(
         generators: every generator that it draws from. A replay draws what the function would have drawn.
         pool: the memory of another recording (`recording.graph.pool()`), to be shared with recordings that never
             run at the same time and whose outputs are not needed any more.
+        warm: runs before the recording; none where all that it does was recorded before in other functions.
 
     Raises:
         CaptureError: it cannot be recorded.
@@ -122,7 +124,7 @@ def record(
     try:
         with _inside(), _uncached(device):
             if device.type == "cuda":
-                return _graphed(function, device, generators, pool, undo)
+                return _graphed(function, device, generators, pool, undo, warm)
             outputs = tuple(x.detach().clone() for x in function())
             return Recording(outputs, None, function, generators)
     finally:
@@ -140,6 +142,7 @@ def _graphed(
     generators: tuple[torch.Generator, ...],
     pool: Any,
     undo: Callable[[], None],
+    warm: int,
 ) -> Recording:
     """Warmed up and recorded on a stream of its own."""
     with torch.cuda.device(device):
@@ -147,10 +150,10 @@ def _graphed(
         stream.wait_stream(here)
         try:
             with torch.cuda.stream(stream):
-                for _ in range(WARM - 1):
+                for _ in range(warm - 1):
                     function()
                 with _nobody_waits():
-                    function()
+                    function() if warm else None
         finally:
             here.wait_stream(stream)
         undo()  # so that what is recorded is the same code path as what will run

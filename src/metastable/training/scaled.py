@@ -10,32 +10,41 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+PLACES = 16
+"""Updates whose rates are told beforehand, at most."""
+
 
 class Rates:
-    """An optimiser's learning rates where a recorded step can read them: a tensor for each of its groups.
+    """An optimiser's learning rates where a recorded step can read them: those of the next updates, for each group.
 
-    Schedules go on writing numbers into the groups; `write` brings them here, between two updates.
+    Schedules go on writing numbers into the groups; `write` brings them here, between two launches. Steps read
+    those at `place`.
     """
 
     def __init__(self, optimiser: Optimizer):
-        self.optimiser = optimiser
-        self.numbers: list[Any] = [None] * len(optimiser.param_groups)
+        self.optimiser, self.place = optimiser, 0
+        self.numbers: list[list[Any]] = [[None] * PLACES for _ in optimiser.param_groups]
         homes = [group["params"][0].device for group in optimiser.param_groups]
         # the fused kernels of a GPU read rates in float32, those of the CPU in float64
         kinds = [torch.float64 if home.type == "cpu" else torch.float32 for home in homes]
-        self.tensors = [
-            torch.zeros((), dtype=kind, device=home) for kind, home in zip(kinds, homes, strict=True)
+        self.tables = [
+            torch.zeros(PLACES, dtype=kind, device=home) for kind, home in zip(kinds, homes, strict=True)
         ]
 
-    def write(self) -> None:
-        """The rates of the next update; nobody waits."""
-        for i, (group, tensor) in enumerate(zip(self.optimiser.param_groups, self.tensors, strict=True)):
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Of each group, `()`."""
+        return [table[self.place] for table in self.tables]
+
+    def write(self, place: int = 0) -> None:
+        """The rates of the next update, or of one after it; nobody waits."""
+        for numbers, group, table in zip(self.numbers, self.optimiser.param_groups, self.tables, strict=True):
             rate = group["lr"]
             if isinstance(rate, Tensor):
-                tensor.copy_(rate)
-            elif rate != self.numbers[i]:
-                self.numbers[i] = rate
-                tensor.fill_(rate)
+                table[place].copy_(rate)
+            elif rate != numbers[place]:
+                numbers[place] = rate
+                table[place].fill_(rate)
 
 
 def is_recordable(optimiser: Optimizer) -> bool:

@@ -28,7 +28,7 @@ from metastable.core.units import Coordinates
 from metastable.core.waiting import unwatched
 
 from .batches import Batches
-from .captured import Captured, copied
+from .captured import LEAST_TOGETHER, TOGETHER, Captured, Planned, copied
 from .checkpoints import Checkpoint, CheckpointStore, on_device
 from .config import Schedule, TrainerConfig
 from .contract import Outcome, TrainableMethod
@@ -40,7 +40,7 @@ from .players import load_weights, offsets_of, plain_state, trainable
 from .records import Gather, Recorder, Row
 from .returned import require_players
 from .scaled import is_recordable
-from .updates import Turns, Updates
+from .updates import Updates
 
 OnRow = Callable[[Row], None]
 """Told of every line of metrics, e.g. a progress bar."""
@@ -50,6 +50,8 @@ LOOK_EVERY = 97
 """Updates between looks at numbers on an accelerator; a prime, so that players who take turns are all looked at."""
 LOOK_EVERY_CAPTURED = 17 * LOOK_EVERY
 """The same where updates are launched as a whole, beside which one that is looked at takes long."""
+WORTH = 1000
+"""Updates that must be left for several to be recorded together, which takes as long as these gain by it."""
 
 
 class Trainer:
@@ -209,7 +211,7 @@ class Trainer:
         began = time.perf_counter() - self.seconds
         with stop_on_interrupt(self._stop), flushed():
             while not self._is_last():
-                self._update()
+                self._update(self._unseen())
                 self.seconds = time.perf_counter() - began
                 self._after_update()
         went_back = self._keep_best()
@@ -231,41 +233,69 @@ class Trainer:
         )
         return late or spent or self._interrupted or done
 
-    def _update(self) -> None:
-        """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
+    def _unseen(self) -> int:
+        """Updates until somebody looks: at a line of metrics, a checkpoint, held-out rows, numbers, or the end."""
+        step, config = self.context.step, self.config
+        every = [config.log_every, LOOK_EVERY_CAPTURED]
+        every += [] if self.store is None else [config.checkpoint_every]
+        every += [] if self.patience is None else [self.patience.every]
+        if step % LOOK_EVERY_CAPTURED == 0:
+            return 1
+        return min((config.steps or 0) - step, *(each - step % each for each in every))
+
+    def _update(self, most: int = 1) -> None:
+        """One update, or up to `most` of them where they are launched together."""
+        count, left = min(most, TOGETHER), (self.config.steps or 0) - self.context.step
+        worth = count >= LEAST_TOGETHER and left >= WORTH and self.config.max_evaluations is None
+        if (worth and self._launched(count)) or self._launched(1):
+            return
+        planned = self._planned(0)
+        shared = self.captured is not None and self.state is self.captured.state
+        state = copied(self.state) if shared else self.state  # recordings write over theirs
+        self.update.before()
+        with unwatched(self.context.step % LOOK_EVERY != 0):
+            self.state, averaged, latest = self.update(self.context, state, *planned[1:])
+        self.gather.add(averaged, latest)
+        self._updated(planned)
+
+    def _planned(self, ahead: int) -> Planned:
+        """What the update that comes `ahead` of so many others will see."""
         context, method = self.context, self.method
+        context = replace(context, step=context.step + ahead) if ahead else context
         batch = method.takes(self.batches.at(context.step, self.config.noise_at(context.step)))
         turns = tuple((turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context))
         require_players(method.name, turns, self.players)
-        self.update.before()
-        if not self._launched(batch, turns):
-            shared = self.captured is not None and self.state is self.captured.state
-            state = copied(self.state) if shared else self.state  # recordings write over theirs
-            with unwatched(context.step % LOOK_EVERY != 0):
-                self.state, averaged, latest = self.update(context, state, batch, turns)
-            self.gather.add(averaged, latest)
-        self.update.after()
-        for player in self.optimisers.keys() & {name for together in turns for name in together}:
-            self.schedules[player].step()  # once in an update, however many turns the player had
-        self._count(len(batch))
-        context.step += 1
+        return Planned(context, batch, turns)
 
-    def _launched(self, batch: Any, turns: Turns) -> bool:
-        """Whether the update was made by launching a recording."""
+    def _updated(self, planned: Planned) -> None:
+        """What the host counts after an update."""
+        self.update.after()
+        for player in self.optimisers.keys() & {name for together in planned.turns for name in together}:
+            self.schedules[player].step()  # once in an update, however many turns the player had
+        self._count(len(planned.batch))
+        self.context.step += 1
+
+    def _launched(self, count: int) -> bool:
+        """Whether the next `count` updates were made by one launch: rates are told before, metrics come after."""
         if self.captured is None or self.context.step % LOOK_EVERY_CAPTURED == 0:
             return False
+        planned = [self._planned(ahead) for ahead in range(count)]
         try:
-            made = self.captured(self.context, self.state, batch, turns)
+            recorded = self.captured.prepared(self.state, planned)
         except (CaptureError, torch.OutOfMemoryError) as error:
             chains = "fused" if self.context.engine == "fused" else "auto"
             self.captured, self.choice = None, Choice("eager", f"an update {error}", chains)
             self.context.engine = chains
             warnings.warn(f"trainer.engine: goes on step by step, as an update {error}", stacklevel=4)
             return False
-        if made is None:
+        if recorded is None:
             return False
-        self.state, line = made
-        self.gather.add_line(line)
+        for place, one in enumerate(planned):
+            self.update.before(place)
+            self._updated(one)
+        self.state, lines = self.captured.launched(recorded, self.state, planned)
+        for line in lines:
+            self.gather.add_line(line)
         return True
 
     def _count(self, batch: int) -> None:

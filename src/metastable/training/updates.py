@@ -86,10 +86,15 @@ class Updates:
         averaged |= {k: v for k, v in latest.items() if k in LINE_MEANS}
         return Updated(state, averaged, {k: v for k, v in latest.items() if k not in LINE_MEANS})
 
-    def before(self) -> None:
-        """What changes between two updates by the host's hand: learning rates."""
+    def before(self, place: int = 0) -> None:
+        """What changes between two updates by the host's hand: learning rates, each of a launch in its place."""
         for rates in self.rates.values():
-            rates.write()
+            rates.write(place)
+
+    def turn_to(self, place: int) -> None:
+        """Learning rates are read there from now on."""
+        for rates in self.rates.values():
+            rates.place = place
 
     def after(self) -> None:
         """What the host counts: how many weights the average is of."""

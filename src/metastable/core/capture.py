@@ -12,6 +12,7 @@ decision that should have been made anew.
 from __future__ import annotations
 
 import functools
+import gc
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -162,13 +163,29 @@ def _graphed(
             graph.register_generator_state(rng)
         try:
             # other threads may load data meanwhile
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _nothing_collected(),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
                 outputs = tuple(x.detach() for x in function())
         except Exception as error:
             torch.cuda.set_stream(here)  # what failed has left its stream in force
             _give_up(graph, device, generators)
             raise CaptureError(_words(error)) from error
     return Recording(outputs, graph, None, generators)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Garbage is collected before and after, not inside: a graph of another time that went would break this one."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @functools.cache

@@ -39,9 +39,9 @@ class Recorded(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What is known of an update before it: its context, its rows, and whose turns it has."""
+    """What is known of an update before it: its number, its rows, and whose turns it has."""
 
-    context: Any
+    step: int
     batch: Any
     turns: Turns
 
@@ -63,17 +63,17 @@ class Captured:
         self.seen: set[Hashable] = set()
         self.kinds: dict[Hashable, int] = {}
         self.states: dict[int, Any] = {}
-        self.batches: dict[tuple[int, int], Any] = {}
+        self.batches: dict[tuple[int, ...], list[Any]] = {}
         self.state, self.kind = None, -1
 
-    def prepared(self, state: Any, planned: Sequence[Planned]) -> Recorded | None:
+    def prepared(self, context: Any, state: Any, planned: Sequence[Planned]) -> Recorded | None:
         """The recording of these updates in a row; None where they are still to be made in smaller steps.
 
         Raises:
             CaptureError: they cannot be recorded; everything is as it was before.
         """
-        self._know(state)
-        keys = [self._key(one) for one in planned]
+        self.kind = self.kind if state is self.state else self._kind_of(state)
+        keys = self._keys(replace(context), planned)
         key, several = tuple(keys), len(keys) > 1
         if key in self.recordings:
             return self.recordings[key]
@@ -86,8 +86,13 @@ class Captured:
                 self.seen.clear()
             self.seen.add(key)
             return None
+        own = (context.data, context.given)
+        batches = replace_leaves(
+            [one.batch for one in planned], lambda x: x if any(x is y for y in own) else x.clone()
+        )
+        self.batches.setdefault(self._rows_of(planned), batches)
         self._bring(state, planned)
-        self.recordings[key] = self._record(planned)
+        self.recordings[key] = self._record(context, planned)
         return self.recordings[key]
 
     def launched(self, recorded: Recorded, state: Any, planned: Sequence[Planned]) -> tuple[Any, list[Line]]:
@@ -96,14 +101,17 @@ class Captured:
         values = [value.clone() for value in recorded.recording.replay()]
         return self.state, [Line(*line) for line in zip(recorded.names, values, strict=True)]
 
-    def _key(self, one: Planned) -> Hashable:
-        """All that updates of one recording share."""
-        phase = self.updates.method.phase(one.context)
-        return phase, one.turns, self.updates.first_average, self.kind, self._kind_of(one.batch)
+    def _keys(self, context: Any, planned: Sequence[Planned]) -> list[Hashable]:
+        """Of each update all that those of one recording share."""
+        keys, first = [], self.updates.first_average
+        for step, batch, turns in planned:
+            context.step = step
+            keys.append((self.updates.method.phase(context), turns, first, self.kind, self._kind_of(batch)))
+        return keys
 
-    def _know(self, state: Any) -> None:
-        """Of which kind the state is; one that recordings left is known."""
-        self.kind = self.kind if state is self.state else self._kind_of(state)
+    def _rows_of(self, planned: Sequence[Planned]) -> tuple[int, ...]:
+        """The kinds of the batches."""
+        return tuple(self._kind_of(one.batch) for one in planned)
 
     def _kind_of(self, tree: Any) -> int:
         """A short name for what trees of one kind share."""
@@ -111,39 +119,30 @@ class Captured:
 
     def _bring(self, state: Any, planned: Sequence[Planned]) -> None:
         """State and batches into the memory that recordings use; all data, which stay, are used where they are."""
-        kind = self.kind
-        if kind not in self.states:
-            self.states[kind] = copied(state)
-        elif state is not self.states[kind]:
-            write(self.states[kind], state)
-        self.state = self.states[kind]
-        for place, (context, batch, _) in enumerate(planned):
-            own = (context.data, context.given)
-            at = place, self._kind_of(batch)
-            if at not in self.batches:
-                self.batches[at] = replace_leaves(
-                    batch, lambda x, own=own: x if any(x is y for y in own) else x.clone()
-                )
-            else:
-                write(self.batches[at], batch)
+        if self.kind not in self.states:
+            self.states[self.kind] = copied(state)
+        elif state is not self.states[self.kind]:
+            write(self.states[self.kind], state)
+        self.state = self.states[self.kind]
+        write(self.batches[self._rows_of(planned)], [one.batch for one in planned])
 
-    def _record(self, planned: Sequence[Planned]) -> Recorded:
+    def _record(self, context: Any, planned: Sequence[Planned]) -> Recorded:
         state, kind, names = self.state, self.kind, []
         # the numbers of these updates, for as long as the recording is used
         told = [
-            (replace(one.context), self.batches[place, self._kind_of(one.batch)], one.turns)
-            for place, one in enumerate(planned)
+            (replace(context, step=one.step), batch, one.turns)
+            for one, batch in zip(planned, self.batches[self._rows_of(planned)], strict=True)
         ]
 
         def update() -> tuple[Tensor, ...]:
             new, lines = state, []
             try:
-                for place, (context, batch, turns) in enumerate(told):
+                for place, one in enumerate(told):
                     self.updates.turn_to(place)
-                    new, averaged, latest = self.updates(context, new, batch, turns)
+                    new, averaged, latest = self.updates(one[0], new, *one[1:])
                     if self._kind_of(new) != kind:
                         raise CaptureError(
-                            "cannot be recorded: the method's state changes its shape in every update"
+                            "cannot be recorded: the method's state changes its shape each time"
                         )
                     lines.append(Line.of(averaged, latest))
             finally:
@@ -154,11 +153,7 @@ class Captured:
             return tuple(line.values for line in joined)
 
         parts = [m for player in self.updates.players.values() for m in player.modules()]
-        for part in parts:
-            if part._forward_hooks or part._forward_pre_hooks:
-                raise CaptureError(
-                    f"cannot be recorded: {type(part).__name__} has hooks, which would not be called"
-                )
+        require_no_hooks(parts)
         before = [plain_values(part) for part in parts]
         changes = [*self.updates.changed(), *tensors_of(state)]
         others = next(iter(self.recordings.values()), None)
@@ -174,6 +169,14 @@ class Captured:
                 what = f"{type(part).__name__}.{name}"
                 raise CaptureError(f"cannot be recorded: it changes {what}, which is no tensor")
         return Recorded(recording, tuple(names), update)
+
+
+def require_no_hooks(parts: Sequence[nn.Module]) -> None:
+    """Hooks are Python, which a recording does not call."""
+    for part in parts:
+        if part._forward_hooks or part._forward_pre_hooks:
+            who = type(part).__name__
+            raise CaptureError(f"cannot be recorded: {who} has hooks, which would not be called")
 
 
 def plain_values(module: nn.Module) -> dict[str, Any]:

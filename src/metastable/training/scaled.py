@@ -23,6 +23,7 @@ class Rates:
 
     def __init__(self, optimiser: Optimizer):
         self.optimiser, self.place = optimiser, 0
+        self.changed: set[int] = set()
         self.numbers: list[list[Any]] = [[None] * PLACES for _ in optimiser.param_groups]
         homes = [group["params"][0].device for group in optimiser.param_groups]
         # the fused kernels of a GPU read rates in float32, those of the CPU in float64
@@ -37,14 +38,22 @@ class Rates:
         return [table[self.place] for table in self.tables]
 
     def write(self, place: int = 0) -> None:
-        """The rates of the next update, or of one after it; nobody waits."""
-        for numbers, group, table in zip(self.numbers, self.optimiser.param_groups, self.tables, strict=True):
+        """The rates of the next update, or of one after it, to be sent."""
+        for i, (group, table) in enumerate(zip(self.optimiser.param_groups, self.tables, strict=True)):
             rate = group["lr"]
             if isinstance(rate, Tensor):
                 table[place].copy_(rate)
-            elif rate != numbers[place]:
-                numbers[place] = rate
-                table[place].fill_(rate)
+            elif rate != self.numbers[i][place]:
+                self.numbers[i][place] = rate
+                self.changed.add(i)
+
+    def send(self) -> None:
+        """What was written, to where steps read it; nobody waits."""
+        for i in self.changed:
+            table = self.tables[i]
+            numbers = torch.tensor([rate or 0.0 for rate in self.numbers[i]], dtype=table.dtype)
+            table.copy_(numbers.pin_memory() if table.is_cuda else numbers, non_blocking=True)
+        self.changed.clear()
 
 
 def is_recordable(optimiser: Optimizer) -> bool:

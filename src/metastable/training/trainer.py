@@ -249,29 +249,37 @@ class Trainer:
         worth = count >= LEAST_TOGETHER and left >= WORTH and self.config.max_evaluations is None
         if (worth and self._launched(count)) or self._launched(1):
             return
-        planned = self._planned(0)
+        (planned,) = self._planned(1)
         shared = self.captured is not None and self.state is self.captured.state
         state = copied(self.state) if shared else self.state  # recordings write over theirs
         self.update.before()
+        self.update.send()
         with unwatched(self.context.step % LOOK_EVERY != 0):
-            self.state, averaged, latest = self.update(self.context, state, *planned[1:])
+            made = self.update(self.context, state, planned.batch, planned.turns)
+        self.state, averaged, latest = made
         self.gather.add(averaged, latest)
+        self._move_rates(planned)
         self._updated(planned)
 
-    def _planned(self, ahead: int) -> Planned:
-        """What the update that comes `ahead` of so many others will see."""
-        context, method = self.context, self.method
-        context = replace(context, step=context.step + ahead) if ahead else context
-        batch = method.takes(self.batches.at(context.step, self.config.noise_at(context.step)))
-        turns = tuple((turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context))
-        require_players(method.name, turns, self.players)
-        return Planned(context, batch, turns)
+    def _planned(self, count: int) -> list[Planned]:
+        """What the next updates will see."""
+        context, method, planned = replace(self.context), self.method, []
+        noises = [self.config.noise_at(context.step + i) for i in range(count)]
+        for batch in self.batches.several(context.step, noises):
+            turns = tuple((turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context))
+            require_players(method.name, turns, self.players)
+            planned.append(Planned(context.step, method.takes(batch), turns))
+            context.step += 1
+        return planned
+
+    def _move_rates(self, planned: Planned) -> None:
+        """The schedules of those who had a turn go on: once in an update, however many turns the player had."""
+        for player in self.optimisers.keys() & {name for together in planned.turns for name in together}:
+            self.schedules[player].step()
 
     def _updated(self, planned: Planned) -> None:
         """What the host counts after an update."""
         self.update.after()
-        for player in self.optimisers.keys() & {name for together in planned.turns for name in together}:
-            self.schedules[player].step()  # once in an update, however many turns the player had
         self._count(len(planned.batch))
         self.context.step += 1
 
@@ -279,9 +287,9 @@ class Trainer:
         """Whether the next `count` updates were made by one launch: rates are told before, metrics come after."""
         if self.captured is None or self.context.step % LOOK_EVERY_CAPTURED == 0:
             return False
-        planned = [self._planned(ahead) for ahead in range(count)]
+        planned = self._planned(count)
         try:
-            recorded = self.captured.prepared(self.state, planned)
+            recorded = self.captured.prepared(self.context, self.state, planned)
         except (CaptureError, torch.OutOfMemoryError) as error:
             chains = "fused" if self.context.engine == "fused" else "auto"
             self.captured, self.choice = None, Choice("eager", f"an update {error}", chains)
@@ -292,10 +300,13 @@ class Trainer:
             return False
         for place, one in enumerate(planned):
             self.update.before(place)
-            self._updated(one)
+            self._move_rates(one)
+        self.update.send()
         self.state, lines = self.captured.launched(recorded, self.state, planned)
         for line in lines:
             self.gather.add_line(line)
+        for one in planned:
+            self._updated(one)
         return True
 
     def _count(self, batch: int) -> None:

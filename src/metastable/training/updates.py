@@ -91,6 +91,11 @@ class Updates:
         for rates in self.rates.values():
             rates.write(place)
 
+    def send(self) -> None:
+        """Learning rates to where steps read them."""
+        for rates in self.rates.values():
+            rates.send()
+
     def turn_to(self, place: int) -> None:
         """Learning rates are read there from now on."""
         for rates in self.rates.values():

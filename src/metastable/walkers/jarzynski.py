@@ -116,7 +116,7 @@ def reweigh_then_move(
     """
     known = keeps_energy(kernel, energy)
     own = weighing_energy(kernel, energy, walkers.x, rng, engine)
-    made = _launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
+    made = launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
     if made is None:
         begin = kernel.init(energy, walkers.take(rows)[0])
         with torch.no_grad():
@@ -134,7 +134,7 @@ def reweigh_then_move(
     return walkers.put(rows, Y, A, U_new, walkers.grad[:0]), Move(steps * info.moved, info.acceptance, v)
 
 
-def _launched(
+def launched(
     energy: OneKernel,
     kernel: Kernel,
     walkers: Population,

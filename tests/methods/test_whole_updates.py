@@ -20,7 +20,7 @@ from metastable.core.types import energy_and_grad
 from metastable.core.waiting import unwatched
 from metastable.energies import MLP, Tilted
 from metastable.kernels import HMC, MALA, ChainState, fused, run_chain
-from metastable.methods import Context, ContrastiveDivergence, ExactDraws, Jarzynski, PersistentCD
+from metastable.methods import Context, ContrastiveDivergence, ExactDraws, Jarzynski, PersistentCD, ShortRun
 from metastable.proposals import fit_gaussian
 from metastable.training import SGD, Adam, Schedule, TrainerConfig, captured
 from metastable.training.captured import Captured, replace_leaves, tensors_of
@@ -316,10 +316,12 @@ def test_the_choice_and_its_reason():
     assert choose_engine("compile", gpu, method, 1000).chains == "compile"
 
 
-def chains_of(wanted, method=None, energy=None, precision="32-true"):
+def chains_of(wanted, method=None, energy=None, precision="32-true", steps=10_000):
     x = torch.zeros(5, 3)
     energy = Tilted(fit_gaussian(torch.randn(20, 3)), MLP(3, hidden=(8,))) if energy is None else energy
-    choice = choose_engine(wanted, torch.device("cuda"), method or PersistentCD(), 1000, energy, x, precision)
+    choice = choose_engine(
+        wanted, torch.device("cuda"), method or PersistentCD(), steps, energy, x, precision
+    )
     assert choice.chosen == "captured"
     return choice
 
@@ -329,6 +331,10 @@ def test_chains_of_perceptrons_are_fused_in_recorded_updates_and_others_say_why_
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert str(chains_of("auto")) == "captured; chains fused"
     assert chains_of("fused", Jarzynski()).chains == "fused"
+    assert chains_of("auto", steps=9_999).chains == "eager"
+    assert "9999 updates are too few for what compiling" in str(chains_of("auto", steps=9_999))
+    assert chains_of("auto", ShortRun(steps=10), steps=1_000).chains == "fused"
+    assert chains_of("fused", steps=200).chains == "fused"
     assert chains_of("captured").chains == "eager"  # bit for bit the chains of eager updates
     assert str(chains_of("auto", ExactDraws())) == "captured"
     for settings, words in (

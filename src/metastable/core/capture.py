@@ -44,7 +44,7 @@ def is_recording() -> bool:
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[Callable[[], None]]:
+def aside(device: torch.device, really: bool = True) -> Iterator[Callable[[], None]]:
     """What stands inside is recorded as running beside what comes after it, until the function given is called.
 
     Nothing outside may be changed inside, and nothing made inside be used before that call. Random numbers are
@@ -54,13 +54,20 @@ def aside(device: torch.device) -> Iterator[Callable[[], None]]:
     ...     x = torch.ones(1)
     >>> join()
     """
-    if not (is_recording() and device.type == "cuda"):
+    if not (really and is_recording() and device.type == "cuda"):
         yield lambda: None
         return
     here, beside = torch.cuda.current_stream(device), _stream(torch.cuda.current_device(), 1)
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
         yield lambda: here.wait_stream(beside)
+
+
+def together_again(device: torch.device) -> None:
+    """What comes now is recorded as running after all that ran aside."""
+    with aside(device) as join:
+        pass
+    join()
 
 
 class Recording(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.capture import aside
+from metastable.core.capture import aside, together_again
 from metastable.core.errors import UnsupportedError, require, require_choice, require_count, require_positive
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import LogPartition, Walkers, energy_and_grad
@@ -209,19 +209,20 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     ) -> tuple[Negatives, JarzynskiState, Metrics]:
         """Line 4: walkers and their weights. In a mini-batched run the rows are drawn here, at θ_k (line 7)."""
         if self.batch is not None:
-            steering, rows = self._mini_batch(context, state.steering)
+            steering, rows = self._mini_batch(context, state.steering, self.gradient == "all")
             state = state._replace(steering=steering, rows=rows)
             if state.following is not None:
-                following, rows = self._mini_batch(context, state.following)
+                following, rows = self._mini_batch(context, state.following, True)
                 state = state._replace(following=following, following_rows=rows)
         x, log_weight, _, _ = state.steering.take(state.rows if self.gradient == "batch" else None)
         return Negatives(x, log_weight), state, {}
 
-    def _mini_batch(self, context: Context, walkers: Population) -> tuple[Population, Tensor]:
-        """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs."""
-        n = len(walkers.x)
-        rows = random_rows(n, min(self.batch or n, n), context.rng, walkers.x.device)
-        if isinstance(self.moves, ULA):
+    def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:
+        """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs; `later` if only `advance` does."""
+        n, unadjusted = len(walkers.x), isinstance(self.moves, ULA)
+        with aside(walkers.x.device, later and not unadjusted):
+            rows = random_rows(n, min(self.batch or n, n), context.rng, walkers.x.device)
+        if unadjusted:
             walkers = walkers._replace(grad=energy_and_grad(context.energy, walkers.x[rows]).grad)
         return walkers, rows
 
@@ -240,6 +241,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
         Step and learning rate of the next update follow from what the steering walkers did in this one.
         """
+        together_again(state.steering.x.device)  # rows may have been drawn aside
         if (made := self._settled(context, state)) is not None:
             return JarzynskiState(*made[:2], *state[2:4], *made[2:4]), made.metrics
         h = None if state.log_step is None else state.log_step.exp()

@@ -8,14 +8,14 @@ Between two launches everything lies in ordinary tensors, for guards, checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from metastable.core.capture import WARM, CaptureError, Recording, record
+from metastable.core.capture import WARM, CaptureError, Recording, aside, record
 
 from .records import Line
 from .updates import Turns, Updates
@@ -134,8 +134,10 @@ class Captured:
             for one, batch in zip(planned, self.batches[self._rows_of(planned)], strict=True)
         ]
 
+        places = {t.untyped_storage().data_ptr() for t in (*self.updates.changed(), *tensors_of(state))}
+
         def update() -> tuple[Tensor, ...]:
-            new, lines = state, []
+            new, lines, held, join = state, [], [], lambda: None
             try:
                 for place, one in enumerate(told):
                     self.updates.turn_to(place)
@@ -144,9 +146,13 @@ class Captured:
                         raise CaptureError(
                             "cannot be recorded: the method's state changes its shape each time"
                         )
-                    lines.append(Line.of(averaged, latest))
+                    # what is read beside the next update is held until that is done, and what that changes copied
+                    held += [apart(averaged, places), apart(latest, places)]
+                    with aside(self.device) as join:
+                        lines.append(Line.of(*held[-2:]))
             finally:
                 self.updates.turn_to(0)
+            join()
             write(state, new)
             joined = Line.joined(lines) if len(lines) > 1 else lines
             names[:] = [line.names for line in joined]
@@ -169,6 +175,11 @@ class Captured:
                 what = f"{type(part).__name__}.{name}"
                 raise CaptureError(f"cannot be recorded: it changes {what}, which is no tensor")
         return Recorded(recording, tuple(names), update)
+
+
+def apart(metrics: Mapping[str, Tensor], places: set[int]) -> dict[str, Tensor]:
+    """The same, with copies of what lies in memory that updates change."""
+    return {k: v.clone() if v.untyped_storage().data_ptr() in places else v for k, v in metrics.items()}
 
 
 def require_no_hooks(parts: Sequence[nn.Module]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,20 +105,26 @@ class Gather:
 
     def read(self) -> Row:
         """All values, in one transfer from the device; starts the next line."""
-        if self.lines and not self.kept:  # the same from rows that need not be taken apart before
-            names, rows = self.lines[0].names, torch.cat([line.values for line in self.lines]).cpu().numpy()
+        return self.asked()()
+
+    def asked(self) -> Callable[[], Row]:
+        """The same with all values on their way; nobody waits for them but the function that is returned."""
+        if self.lines and not self.kept:  # rows need not be taken apart
+            names, rows = self.lines[0].names, _fetched(torch.cat([line.values for line in self.lines]))
             self.clear()
             ordered = sorted(enumerate(names), key=lambda column: column[1][1])
-            return {name: _joined(name, rows[-last:, i].copy()) for i, (name, last) in ordered}
+            return lambda: {name: _joined(name, rows()[-last:, i].copy()) for i, (name, last) in ordered}
         self._join()
         kept = self.kept | {name: [value.reshape(())] for name, value in self.latest.items()}
         self.clear()
         if not kept:
-            return {}
-        everything = _line_of([value for values in kept.values() for value in values]).double().cpu().numpy()
+            return dict
+        everything = _fetched(_line_of([value for values in kept.values() for value in values]).double())
         ends = np.cumsum([sum(value.numel() for value in values) for values in kept.values()])
-        lines = np.split(everything, ends[:-1])
-        return {name: _joined(name, line) for name, line in zip(kept, lines, strict=True)}
+        return lambda: {
+            name: _joined(name, line)
+            for name, line in zip(kept, np.split(everything(), ends[:-1]), strict=True)
+        }
 
     def clear(self) -> None:
         """Forget the line so far."""
@@ -140,6 +146,21 @@ class Gather:
 def _line_of(values: list[Tensor]) -> Tensor:
     """What was kept, as one tensor; whole numbers as float64, since a float32 beside them would not hold them."""
     return torch.cat([(v if v.is_floating_point() else v.double()).reshape(-1) for v in values])
+
+
+def _fetched(values: Tensor) -> Callable[[], np.ndarray]:
+    """On their way to the host; the function waits until they are there."""
+    if not values.is_cuda:
+        return values.cpu().numpy
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    here.copy_(values, non_blocking=True)
+    done = torch.cuda.current_stream(values.device).record_event()
+
+    def read() -> np.ndarray:
+        done.synchronize()
+        return here.numpy()
+
+    return read
 
 
 def _joined(name: str, line: np.ndarray) -> float:

@@ -37,6 +37,10 @@ class Rates:
         """Of each group, `()`."""
         return [table[self.place] for table in self.tables]
 
+    def scaled(self, factor: Tensor | None) -> list[Tensor]:
+        """The same times a factor, `()`."""
+        return self.tensors if factor is None else [t * factor.to(t) for t in self.tensors]
+
     def write(self, place: int = 0) -> None:
         """The rates of the next update, or of one after it, to be sent."""
         for i, (group, table) in enumerate(zip(self.optimiser.param_groups, self.tables, strict=True)):
@@ -61,12 +65,12 @@ def is_recordable(optimiser: Optimizer) -> bool:
     return all(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
 
 
-def scaled_step(optimiser: Optimizer, factor: Tensor | None, rates: Rates | None = None) -> None:
+def scaled_step(optimiser: Optimizer, factor: Tensor | None, rates: Sequence[Tensor] | None = None) -> None:
     """One step with every learning rate times `factor`, `()`; what schedules see of the rates does not change.
 
     On the CPU the factor is a number. Elsewhere the host does not wait for it: fused optimisers take rates that lie
     on the device, and of others, whose steps are in proportion to their rates, the step itself is scaled. Where
-    there are `rates`, the step reads those, and may be recorded.
+    there are `rates`, already scaled, the step reads those, and may be recorded.
 
     >>> x = torch.nn.Parameter(torch.ones(1))
     >>> x.grad = torch.ones(1)
@@ -76,8 +80,7 @@ def scaled_step(optimiser: Optimizer, factor: Tensor | None, rates: Rates | None
     """
     numbers = [group["lr"] for group in optimiser.param_groups]
     if rates is not None:
-        tensors = rates.tensors
-        with _rates(optimiser, tensors if factor is None else [t * factor.to(t) for t in tensors]):
+        with _rates(optimiser, rates):
             optimiser.step()
     elif factor is None:
         optimiser.step()

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
-from metastable.core.errors import CheckpointError, ConfigError, InputError
+from metastable.core.errors import CheckpointError, ConfigError
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import derive, generator
 from metastable.core.types import Proposal
@@ -36,7 +36,7 @@ from .engine import Choice, Engine, choose_engine
 from .guard import Guard
 from .interrupts import stop_on_interrupt
 from .patience import Patience
-from .players import load_weights, offsets_of, plain_state, trainable
+from .players import load_weights, offsets_of, optimisers_of, plain_state, trainable
 from .records import Gather, Recorder, Row
 from .returned import require_players
 from .scaled import is_recordable
@@ -118,7 +118,7 @@ class Trainer:
         for module in self.players.values():
             module.eval()
         self.trainable = {name: trainable(module) for name, module in self.players.items()}
-        self.optimisers = self._optimisers()
+        self.optimisers = optimisers_of(self.players, config, method)
         self.schedules = {name: self._schedule(name, o) for name, o in self.optimisers.items()}
         self.ema = self._averaged(config.ema)
         self.captured = self._captured()
@@ -131,6 +131,7 @@ class Trainer:
         self.evaluations = 0
         self.rollbacks = 0
         self.row: Row = {}
+        self.asked: tuple[Row, Callable[[], Row]] | None = None
         self.patience = self._patience(held_out, power)
         self.kept: int | None = None
         self._interrupted = False
@@ -143,25 +144,6 @@ class Trainer:
             return None
         assert self.config.steps is not None
         return Patience(held_out.x, power, self.config.steps, self.config.patience)
-
-    def _optimisers(self) -> dict[str, Optimizer]:
-        unknown = set(self.config.optimisers) - set(self.players)
-        if unknown:
-            known = ", ".join(self.players)
-            raise ConfigError(f"trainer.optimisers.{min(unknown)}", f"is no player of this run ({known})")
-        if not any(self.trainable.values()):
-            raise InputError("energy: has no trainable parameters; there is nothing to fit")
-        return {name: self._optimiser(name) for name, parameters in self.trainable.items() if parameters}
-
-    def _optimiser(self, name: str) -> Optimizer:
-        """The player's own optimiser, or the one that all share, at the rate its method asks for."""
-        module, factory = self.players[name], self.config.optimisers.get(name, self.config.optimiser)
-        made: Any = factory(module if getattr(factory, "per_module", False) else self.trainable[name])  # pyright: ignore
-        if not isinstance(made, Optimizer):
-            raise InputError(f"optimiser: must make a torch.optim.Optimizer, got {type(made).__name__}")
-        for group in made.param_groups:
-            group["lr"] *= 1.0 if name in self.config.optimisers else self.method.rate(name)
-        return made
 
     def _schedule(self, name: str, optimiser: Optimizer) -> LRScheduler:
         """The player's own, over as many updates as it will have a turn in."""
@@ -214,6 +196,8 @@ class Trainer:
                 self._update(self._unseen())
                 self.seconds = time.perf_counter() - began
                 self._after_update()
+        if self.asked is not None:
+            self._log()
         went_back = self._keep_best()
         if self.store is not None and (went_back or self.store.latest_step() != self.context.step):
             self._checkpoint()
@@ -318,28 +302,38 @@ class Trainer:
 
     def _after_update(self) -> None:
         step, config = self.context.step, self.config
+        if self.asked is not None and not self._log():
+            return
         if self.patience is not None and self.patience.due(step):
             self._look_at_held_out()
         last = self._is_last()
         save = self.store is not None and (step % config.checkpoint_every == 0 or last)
-        if (step % config.log_every == 0 or save or last) and not self._log():
-            return
+        if step % config.log_every == 0 or save or last:
+            self._ask()
+            # recorded updates go on while a line comes from the device
+            if (save or last or self.captured is None) and not self._log():
+                return
         if save:
             self._checkpoint()
 
+    def _ask(self) -> None:
+        """A line of metrics of now, whose values are on their way."""
+        shown = self.optimisers.get("energy") or next(iter(self.optimisers.values()))
+        row = {
+            "step": self.context.step,
+            "seconds": self.seconds,
+            "learning_rate": shown.param_groups[0]["lr"],
+            "evaluations": self.evaluations,
+        }
+        self.asked = row, self.gather.asked()
+
     def _log(self) -> bool:
-        """Write a line; False when the guard rolled training back."""
-        values = self.gather.read()
+        """Write the line that was asked for; False when the guard rolled training back."""
+        assert self.asked is not None
+        (row, coming), self.asked = self.asked, None
+        values = coming()
         if values:
-            shown = self.optimisers.get("energy") or next(iter(self.optimisers.values()))
-            rate = shown.param_groups[0]["lr"]
-            self.row = {
-                "step": self.context.step,
-                "seconds": self.seconds,
-                "learning_rate": rate,
-                "evaluations": self.evaluations,
-                **{name: value + self.offsets.get(name, 0.0) for name, value in values.items()},
-            }
+            self.row = row | {name: value + self.offsets.get(name, 0.0) for name, value in values.items()}
             reason = self.guard.reason(self.row)
             if reason is not None:
                 self._diverged(reason)
@@ -375,7 +369,7 @@ class Trainer:
     # ---- divergence
 
     def _diverged(self, reason: str) -> None:
-        step = self.context.step
+        step = int(self.row["step"])
         good = None if self.store is None else self.store.latest_step()
         path = None if self.store is None or good is None else self.store.folder / f"step-{good:08d}"
         may_roll_back = self.config.on_divergence == "rollback" and self.rollbacks < self.config.max_rollbacks

@@ -150,7 +150,7 @@ def launched(
     made = energy.adjusted(kernel, walkers.x, steps if rows is None else 0, step_size)
     if rows is None or made is None:
         return made
-    moved = energy.adjusted(kernel, walkers.take(rows)[0], steps, step_size)
+    moved = energy.adjusted(kernel, walkers.x.index_select(0, rows), steps, step_size)
     return None if moved is None else (made[0], moved[1])
 
 

@@ -105,12 +105,14 @@ def settled(
     if not all(_fits(one) for one in populations):
         return None
     h = None if log_step is None else log_step.exp()
+    groups, alone = [one.groups for one in populations], following is None
+    uniform = torch.rand(sum(groups), generator=rng, dtype=torch.float64, device=rng.device).split(groups)
     try:
         with aside(steering.x.device) as join:  # neither asks for the other
-            first: Any = _settled(own[0], rules, steering, rows, h, rng)
+            first: Any = _settled(own[0], rules, steering, rows, h, uniform[0], alone)
         read = first
         if following is not None:
-            read: Any = _settled(own[1], rules, following, following_rows, h, rng)
+            read: Any = _settled(own[1], rules, following, following_rows, h, uniform[1], True)
         join()
         if first is None or read is None:
             return None
@@ -142,14 +144,14 @@ def _settled(
     walkers: Population,
     rows: Tensor | None,
     step_size: Tensor | None,
-    rng: torch.Generator,
+    uniform: Tensor,
+    read: bool,
 ) -> Settled | None:
     """One population: moved, weighed and resampled."""
     made = launched(own, rules.kernel, walkers, rows, rules.steps, step_size)
     if made is None:
         return None
-    uniform = torch.rand(walkers.groups, generator=rng, dtype=torch.float64, device=walkers.x.device)
-    return resampled(walkers, rows, *made, rules.threshold, uniform)
+    return resampled(walkers, rows, *made, rules.threshold, uniform, read)
 
 
 def resampled(
@@ -159,6 +161,7 @@ def resampled(
     made: ChainResult,
     threshold: float,
     uniform: Tensor,
+    read: bool = True,
 ) -> Settled:
     """A += U_k − U_{k+1}, and systematic resampling along the principal axis where the ESS is below `threshold`.
 
@@ -169,6 +172,7 @@ def resampled(
         made: the chains of those that moved.
         threshold: a fraction.
         uniform: on [0, 1), one for each population.
+        read: whether to say which first walkers have descendants.
     """
     triton = importlib.import_module("metastable.walkers.settled_triton")
     (Y, U_new, _), info, *_ = made
@@ -189,7 +193,7 @@ def resampled(
     told = torch.empty((G, TOLD), dtype=torch.float64, **place)
     totals, whole = (torch.empty(k, dtype=torch.int64, **place) for k in (G, total))
     scratch = torch.empty_like(walkers.log_weight), torch.empty(total, dtype=torch.float32, **place), whole
-    living = torch.zeros(total, dtype=torch.int8, **place)
+    living = torch.zeros(total if read else 0, dtype=torch.int8, **place)
     P, blocks = _padded(n), -(-n // BLOCK)
     with torch.cuda.device_of(x):
         triton.weigh_kernel[(G,)](
@@ -199,7 +203,8 @@ def resampled(
         )  # fmt: skip
         triton.draw_kernel[(G * blocks,)](
             (x, after, walkers.ancestor), (new.x, new.log_weight, new.energy, new.ancestor), living, scratch,
-            told, totals, uniform, n, blocks, **shape, BLOCK=BLOCK, CHUNK=min(CHUNK, P), num_warps=4,
+            told, totals, uniform, n, blocks, **shape, BLOCK=BLOCK, CHUNK=min(CHUNK, P), READ=read,
+            num_warps=4,
         )  # fmt: skip
     return Settled(new, told, living)
 
@@ -224,11 +229,11 @@ def told_of(
         *(rules.steps / rules.scale**2, wanted, 2 * rules.gain / 3, rules.longest, pace or 1.0),
     )
     with torch.cuda.device_of(like):
-        triton.tell_kernel[(1,)](
+        triton.tell_kernel[(3,)](
             steering.told, read.told, read.walkers.past_noise, steering.walkers.resamplings, read.living,
             upcoming, like if log_step is None else log_step, like if log_factor is None else log_factor,
-            numbers, out, n, groups, P=_padded(n), G=_padded(groups), HELD_OUT=held_out,
-            TUNED=log_step is not None, PACED=pace is not None, num_warps=4,
+            numbers, out, n, groups, P=_padded(n), G=_padded(groups), TUNED=log_step is not None,
+            PACED=pace is not None, num_warps=4,
         )  # fmt: skip
     values = out.unbind()
     metrics = dict(zip(ALWAYS, values, strict=False))

@@ -94,7 +94,7 @@ def weigh_kernel(
 @triton.jit(do_not_specialize=["n", "blocks"])
 def draw_kernel(
     walkers, out, living, scratch, told, totals, uniform, n, blocks,
-    D: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    D: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
     """Some walkers of a population into the places that systematic resampling gives them, or their own.
 
@@ -134,7 +134,8 @@ def draw_kernel(
         tl.store(out[1] + to, A, mask=fits)
         tl.store(out[2] + to, energy, mask=fits)
         tl.store(out[3] + to, ancestor, mask=fits)
-    tl.store(living + ancestor, ancestor * 0 + 1, mask=row & (last > first))
+    if READ:
+        tl.store(living + ancestor, ancestor * 0 + 1, mask=row & (last > first))
 
 
 @triton.jit
@@ -158,12 +159,11 @@ def next_factor(log_factor, shift, pace):
     return tl.minimum(log_factor + tl.where((off < -2) | (off > 4), fast, slow), 0.0)
 
 
-@triton.jit(do_not_specialize=["n", "groups"])
-def tell_kernel(
-    steering, read, past_noise, resamplings, living, following, log_step, log_factor, rules, out, n, groups,
-    P: tl.constexpr, G: tl.constexpr, HELD_OUT: tl.constexpr, TUNED: tl.constexpr, PACED: tl.constexpr,
-):  # fmt: skip
-    """All metrics of an update, and step and factor of the next."""
+@triton.jit
+def tell(
+    steering, read, past_noise, resamplings, living, scale, out, n, groups, P: tl.constexpr, G: tl.constexpr
+):
+    """Metrics of the populations, in the order of `settled.ALWAYS` and `settled.HELD_OUT`."""
     g, i = tl.arange(0, G), tl.arange(0, P)
     some = g < groups
     alive = tl.load(living + g[:, None] * n + i[None, :], mask=some[:, None] & (i < n)[None, :], other=0)
@@ -177,8 +177,7 @@ def tell_kernel(
     middle = tl.sum(tl.where(some, log_z, 0.0), 0) / groups
     off = tl.where(some, log_z - middle, 0.0)
     own = tl.load(steering)
-    acceptance, shift = tl.load(steering + 5), tl.load(steering + 4)
-    tl.store(out, tl.sqrt(tl.load(steering + 6) * tl.load(rules)))
+    tl.store(out, tl.sqrt(tl.load(steering + 6) * scale))
     tl.store(out + 1, tl.load(steering + 1))
     tl.store(out + 2, tl.load(steering + 2))
     tl.store(out + 3, tl.load(resamplings).to(tl.float64))
@@ -186,19 +185,30 @@ def tell_kernel(
     tl.store(out + 5, mean)
     tl.store(out + 6, own)
     tl.store(out + 7, tl.sqrt(tl.sum(tl.where(some, noise, 0.0), 0) / groups))
-    tl.store(out + 8, acceptance)
-    tl.store(out + 9, shift)
-    if HELD_OUT:
-        tl.store(out + 10, tl.sqrt(tl.sum(off * off, 0) / (groups - 1) / groups))
-        tl.store(out + 11, own - mean)
-        tl.store(out + 12, tl.sum(tl.where(some, ess, 0.0), 0) / groups)
-    if TUNED:
-        h = tl.load(log_step)
-        tl.store(out + 13, tl.exp(h))
-        tl.store(
-            following, next_step(h, acceptance, tl.load(rules + 1), tl.load(rules + 2), tl.load(rules + 3))
-        )
-    if PACED:
-        factor = tl.load(log_factor)
-        tl.store(out + 14, tl.exp(factor))
-        tl.store(following + 1, next_factor(factor, shift, tl.load(rules + 4)))
+    tl.store(out + 8, tl.load(steering + 5))
+    tl.store(out + 9, tl.load(steering + 4))
+    tl.store(out + 10, tl.sqrt(tl.sum(off * off, 0) / tl.maximum(groups - 1, 1) / groups))
+    tl.store(out + 11, own - mean)
+    tl.store(out + 12, tl.sum(tl.where(some, ess, 0.0), 0) / groups)
+
+
+@triton.jit(do_not_specialize=["n", "groups"])
+def tell_kernel(
+    steering, read, past_noise, resamplings, living, following, log_step, log_factor, rules, out, n, groups,
+    P: tl.constexpr, G: tl.constexpr, TUNED: tl.constexpr, PACED: tl.constexpr,
+):  # fmt: skip
+    """All metrics of an update, and step and factor of the next: each by a program of its own."""
+    part = tl.program_id(0)
+    if part == 0:
+        tell(steering, read, past_noise, resamplings, living, tl.load(rules), out, n, groups, P, G)
+    if TUNED:  # noqa: SIM102
+        if part == 1:
+            h, acceptance = tl.load(log_step), tl.load(steering + 5)
+            tl.store(out + 13, tl.exp(h))
+            h = next_step(h, acceptance, tl.load(rules + 1), tl.load(rules + 2), tl.load(rules + 3))
+            tl.store(following, h)
+    if PACED:  # noqa: SIM102
+        if part == 2:
+            factor = tl.load(log_factor)
+            tl.store(out + 14, tl.exp(factor))
+            tl.store(following + 1, next_factor(factor, tl.load(steering + 4), tl.load(rules + 4)))

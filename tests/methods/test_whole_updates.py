@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from metastable.core.capture import CaptureError
+from metastable.core.errors import DivergenceError
 from metastable.core.types import energy_and_grad
 from metastable.core.waiting import unwatched
 from metastable.energies import MLP, Tilted
@@ -199,6 +200,46 @@ def test_rates_of_the_first_update_for_all_of_a_launch_are_noticed(launches, tog
     monkeypatch.setattr(Updates, "turn_to", lambda self, place: None)
     assert not equal(all_of(trainer(PACED, "captured", steps=30)), eager)
     assert max(launches) == 3
+
+
+def test_a_metric_that_is_a_parameter_is_read_before_the_next_update_changes_it():
+    own, other = torch.ones(2), torch.zeros(1)
+    kept = captured.apart({"a": own[0], "b": other}, {own.untyped_storage().data_ptr()})
+    own.zero_()
+    assert kept["a"] == 1
+    assert kept["b"] is other
+
+
+def test_a_line_that_diverged_stops_training_though_it_is_read_later(tmp_path, launches, together):
+    settings = {"steps": 60, "log_every": 5, "checkpoint_every": 20, "energy_limit": 8.0}
+    settings |= {"optimiser": SGD(2.0), "schedule": Schedule()}
+    errors, rows = [], []
+    for engine in ("eager", "captured"):
+        (tmp_path / engine).mkdir()
+        with pytest.raises(DivergenceError) as error:
+            trainer(PersistentCD(walkers=40), engine, folder=tmp_path / engine, **settings).run()
+        errors.append((error.value.step, str(error.value).replace(engine, "")))
+        rows.append([row["step"] for row in read_jsonl(tmp_path / engine / "metrics.jsonl")])
+    assert errors[0] == errors[1]
+    assert errors[0][0] == rows[0][-1] == 35
+    assert max(launches) == 5
+    assert rows[0] == rows[1]
+
+
+def test_training_that_is_rolled_back_goes_on_as_step_by_step(tmp_path, launches, together):
+    settings = {"steps": 60, "log_every": 5, "checkpoint_every": 20, "energy_limit": 8.0}
+    settings |= {"optimiser": SGD(2.0), "schedule": Schedule(), "on_divergence": "rollback"}
+    found = []
+    for engine in ("eager", "captured"):
+        (tmp_path / engine).mkdir()
+        made = trainer(PersistentCD(walkers=40), engine, folder=tmp_path / engine, **settings)
+        made.run()
+        assert made.rollbacks
+        rows = [{k: v for k, v in row.items() if k != "seconds"} for row in made.recorder.history]
+        found.append(([*made.players["energy"].state_dict().values()], rows))
+    assert all(torch.equal(*pair) for pair in zip(found[0][0], found[1][0], strict=True))
+    assert found[0][1] == found[1][1]
+    assert max(launches) == 5
 
 
 def test_few_updates_that_are_left_are_launched_one_by_one(launches):

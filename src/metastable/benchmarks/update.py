@@ -70,8 +70,8 @@ def run(
     fast = list(engines)[-1]
     for own, (other, most) in OVER_PCD.items():
         ratio = ms[f"update_ms/demo/{own}/{fast}"] / ms[f"update_ms/demo/{other}/{fast}"]
-        bar = ("<=", most) if fast == "auto" else ()
-        measured.append(Row(f"cost_ratio/demo/{own}_over_{other}", ratio, *bar))
+        relation, bar = ("<=", most) if fast == "auto" else (None, None)
+        measured.append(Row(f"cost_ratio/demo/{own}_over_{other}", ratio, relation, bar))
     return [*measured, *machine(device=torch.cuda.get_device_name() if "captured" in engines else place)]
 
 

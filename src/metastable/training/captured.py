@@ -133,7 +133,6 @@ class Captured:
             (replace(context, step=one.step), batch, one.turns)
             for one, batch in zip(planned, self.batches[self._rows_of(planned)], strict=True)
         ]
-
         places = {t.untyped_storage().data_ptr() for t in (*self.updates.changed(), *tensors_of(state))}
 
         def update() -> tuple[Tensor, ...]:
@@ -167,13 +166,7 @@ class Captured:
         pool = None if graph is None else graph.pool()
         warm = WARM if len(planned) == 1 else 0  # each was made on the same stream before
         recording = record(update, self.device, changes=changes, generators=[self.rng], pool=pool, warm=warm)
-        for part, old in zip(parts, before, strict=True):
-            new = plain_values(part)
-            if new != old:
-                vars(part).update(old)
-                name = next(key for key in {**new, **old} if new.get(key) != old.get(key))
-                what = f"{type(part).__name__}.{name}"
-                raise CaptureError(f"cannot be recorded: it changes {what}, which is no tensor")
+        require_unchanged(parts, before)
         return Recorded(recording, tuple(names), update)
 
 
@@ -188,6 +181,17 @@ def require_no_hooks(parts: Sequence[nn.Module]) -> None:
         if part._forward_hooks or part._forward_pre_hooks:
             who = type(part).__name__
             raise CaptureError(f"cannot be recorded: {who} has hooks, which would not be called")
+
+
+def require_unchanged(parts: Sequence[nn.Module], before: Sequence[dict[str, Any]]) -> None:
+    """Numbers and words are as they were `before`; where they are not, they are put back."""
+    for part, old in zip(parts, before, strict=True):
+        new = plain_values(part)
+        if new != old:
+            vars(part).update(old)
+            name = next(key for key in {**new, **old} if new.get(key) != old.get(key))
+            what = f"{type(part).__name__}.{name}"
+            raise CaptureError(f"cannot be recorded: it changes {what}, which is no tensor")
 
 
 def plain_values(module: nn.Module) -> dict[str, Any]:

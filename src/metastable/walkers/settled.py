@@ -99,10 +99,10 @@ def settled(
 ) -> Following | None:
     """An update's end; None where it has to be made of smaller steps."""
     populations = [one for one in (steering, following) if one is not None]
-    own = [weighing_energy(rules.kernel, energy, one.x, rng, "fused") for one in populations]
-    if not (isinstance(rules.kernel, MALA) and all(isinstance(one, OneKernel) for one in own)):
-        return None
-    if not all(_fits(one) for one in populations):
+    made = [weighing_energy(rules.kernel, energy, one.x, rng, "fused") for one in populations]
+    own = [one for one in made if isinstance(one, OneKernel)]
+    fit = isinstance(rules.kernel, MALA) and all(_fits(one) for one in populations)
+    if not fit or len(own) < len(made):
         return None
     h = None if log_step is None else log_step.exp()
     groups, alone = [one.groups for one in populations], following is None

@@ -151,8 +151,9 @@ def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, s
 def advance(training: Trainer, updates: int) -> None:
     """So many updates, with their log lines."""
     with flushed():  # as in `Trainer.run`
-        for _ in range(updates):
-            training._update()
+        end = training.context.step + updates
+        while training.context.step < end:
+            training._update(min(training._unseen(), end - training.context.step))
             training._after_update()
 
 

@@ -23,6 +23,8 @@ PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": 
 ENGINES = ("auto", "eager", "compile", "captured", "fused")
 SHORT = 100
 """Updates below which recording one is not worth its time."""
+LONG = 10_000
+"""Steps of chains from which on kernels that fuse them repay the seconds that Triton takes to compile them."""
 MOMENTS = ("negatives", "loss", "advance", "turns", "rate_factor")
 
 
@@ -76,6 +78,9 @@ def choose_engine(
         return Choice("captured", "")
     if not free or energy is None or x is None:
         return Choice("captured", "", "eager", "to move as step by step")
+    if wanted == "auto" and steps * (method.fresh_steps or 1) < LONG:
+        few = f"{steps} updates are too few for what compiling a kernel takes; engine='fused' does it"
+        return Choice("captured", "", "eager", few)
     why_not = f"the precision is {precision}" if precision != "32-true" else None
     why_not = why_not or method.why_not_fused(energy, x)
     return Choice("captured", "", "fused" if why_not is None else "eager", why_not or "")

@@ -116,7 +116,7 @@ def reweigh_then_move(
     """
     known = keeps_energy(kernel, energy)
     own = weighing_energy(kernel, energy, walkers.x, rng, engine)
-    made = _launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
+    made = launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
     if made is None:
         begin = kernel.init(energy, walkers.take(rows)[0])
         with torch.no_grad():
@@ -134,7 +134,7 @@ def reweigh_then_move(
     return walkers.put(rows, Y, A, U_new, walkers.grad[:0]), Move(steps * info.moved, info.acceptance, v)
 
 
-def _launched(
+def launched(
     energy: OneKernel,
     kernel: Kernel,
     walkers: Population,
@@ -150,7 +150,7 @@ def _launched(
     made = energy.adjusted(kernel, walkers.x, steps if rows is None else 0, step_size)
     if rows is None or made is None:
         return made
-    moved = energy.adjusted(kernel, walkers.take(rows)[0], steps, step_size)
+    moved = energy.adjusted(kernel, walkers.x.index_select(0, rows), steps, step_size)
     return None if moved is None else (made[0], moved[1])
 
 

@@ -205,6 +205,8 @@ PROBLEMS = {
     "images/jarzynski": "convolutions on 28 × 28, Jarzynski, 4,096 walkers",
     "images/f-ebm": "convolutions on 28 × 28, f-EBM, 4,096 chains",
     "images/adance": "convolutions on 28 × 28, AdaNCE",
+    "jem/wrn-28-10": "JEM, WRN-28-10 on 3 × 32 × 32, 20 steps of 64 chains",
+    "jem/wrn-28-10, bf16": "the same in bf16-mixed",
 }
 """What the suites time, in words."""
 SPEEDS = {

@@ -123,6 +123,8 @@ class Method(Generic[State]):
     """The kernel that moves its chains, of several sources the first one's; None where nothing moves."""
     fresh_steps: ClassVar[int | None] = None
     """Steps of chains that begin afresh at every update; None where it has none of these."""
+    grows_with: ClassVar[tuple[str, ...]] = ("walkers", "batch", "negatives_per_datum", "chunk")
+    """Those of its settings, where it has them, that the memory of an update grows with."""
     not_recorded: ClassVar[str] = ""
     """Why its updates cannot be recorded and launched as a whole, in words; nothing where they can."""
 
@@ -133,6 +135,15 @@ class Method(Generic[State]):
     def why_not_fused(self, energy: Energy, x: Tensor) -> str | None:
         """Why chains of `energy` from rows like `x` cannot be one kernel on a GPU, in words; None if they can."""
         return "the method does not say that its chains can"
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What to lower where memory is not enough for an update, with its value, the sources' included."""
+        own = {name: vars(self)[name] for name in self.grows_with if vars(self).get(name) is not None}
+        for k, source in enumerate(self.sources):
+            front = f"sources.{k}" if len(self.sources) > 1 else "source"
+            own |= {f"{front}.{name}": value for name, value in source.sizes.items()}
+        return own
 
     def with_sources(self, sources: Sequence[Method]) -> Method:
         """The same method on other sources, as many as it has."""

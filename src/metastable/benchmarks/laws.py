@@ -1,7 +1,7 @@
-"""Every engine held to eager on the device that is there: chains, whole updates, log Z, and the memory of long chains.
+"""Every engine held to eager on the device that is there: chains, whole updates, log Z, and memory of long chains.
 
 A row is the largest difference of any number that two engines leave behind. What is recorded makes eager's numbers
-bit for bit, so that its rows must be 0; what is compiled or fused rounds differently. Test suites hold the same laws
+bit for bit, so that its rows must be 0; what is compiled or fused rounds differently. The tests hold the same laws
 where they run, which is mostly on a CPU; these rows say that they hold on a GPU.
 """
 
@@ -152,9 +152,7 @@ def rounded_chains(device: torch.device, chains: int, compiled: bool) -> list[Ro
         kernel = KERNELS[label]
         if compiled:
             pair = [chain(kernel, energy, x, engine).state.x for engine in ("compile", "eager")]
-            found.append(
-                Row(f"law/compile/{label}", largest_difference(pair[:1], pair[1:]), "<=", COMPILED)
-            )
+            found.append(Row(f"law/compile/{label}", largest_difference(pair[:1], pair[1:]), "<=", COMPILED))
         if (why := why_not(kernel, energy, x, precision="float32")) is None:
             found.append(Row(f"law/fused/{label}", fused_apart(kernel, energy, x), "<=", FUSED))
         else:

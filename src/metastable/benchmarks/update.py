@@ -129,7 +129,12 @@ def joint(precision: str, depth: int = 28, width: int = 10, rows: int = 512) -> 
         labels = torch.randint(10, (rows,), generator=rng).to(device)
         energy = JointEnergy(WideResNet((3, 32, 32), depth, width, outputs=10)).to(device)
         config = TrainerConfig(
-            steps=STEPS, engine=engine, device=device, batch_size=64, optimiser=Adam(1e-4), precision=precision
+            steps=STEPS,
+            engine=engine,
+            device=device,
+            batch_size=64,
+            optimiser=Adam(1e-4),
+            precision=precision,
         )
         home, method = Engine(device, precision), JEM()
         options = {"noise": fit_gaussian(x), "engine": home, "make_context": Context}

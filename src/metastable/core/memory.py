@@ -1,8 +1,8 @@
 """What fits into memory: rows that go through an energy together, and words where something did not fit.
 
-Outside training nobody asks how many rows an energy is given at once, so that here it is decided: as many as today's
-memory holds. What fits goes through in one part, as if nobody had asked. Rows of an energy must not depend on each
-other, which is looked at before they are parted.
+Outside training nobody says how many rows an energy is given at once, so that it is decided here: as many as memory
+holds. What fits goes through in one part, as if nobody had asked. Rows of an energy must not depend on each other,
+which is looked at before they are parted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import OutOfMemoryError
+from .errors import InputError, OutOfMemoryError
 
 SHARE = 0.5
 """Of the memory that is free, which one pass through an energy may take."""
@@ -120,22 +120,20 @@ def rows_at_once(energy: Callable[[Tensor], Tensor], x: Tensor, most: int | None
     if free == math.inf:
         return max(1, most)
     some = x[:PROBE]
-    row = 2 * some[0].numel() * some.element_size() + kept_for_backward(energy, some)
-    able = int(SHARE * free / (OVERHEAD * row))
-    return max(1, most if able >= most or not _apart(energy, some) else able)
+    try:
+        row = 2 * some[0].numel() * some.element_size() + kept_for_backward(energy, some)
+        able = int(SHARE * free / (OVERHEAD * row))
+        return max(1, most if able >= most or not _apart(energy, some) else able)
+    except InputError:  # rows that belong to contexts by their order, of which there are other numbers
+        return max(1, most)
 
 
 @torch.no_grad()
 def _apart(energy: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     """Whether rows give the same alone: those that belong to contexts by their order do not."""
     unlike = x + 0.1 * torch.arange(len(x), device=x.device).view(-1, *[1] * (x.dim() - 1))
-    try:
-        parts = torch.cat([energy(part) for part in unlike.split(max(1, len(x) // 2))])
-        return torch.allclose(parts, energy(unlike), rtol=1e-3, atol=1e-3, equal_nan=True)
-    except (ValueError, RuntimeError) as error:
-        if ran_out(error):
-            raise
-        return False
+    parts = torch.cat([energy(part) for part in unlike.split(max(1, len(x) // 2))])
+    return torch.allclose(parts, energy(unlike), rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from metastable.core.types import LogPartition, bind, energy_and_grad
 from metastable.data import load_array
 from metastable.energies import MLP
 from metastable.kernels import MALA, ULA, run_chain
-from metastable.methods import FDivergence, Jarzynski, Mixed, PersistentCD, RankingNCE, ShortRun
+from metastable.methods import FDivergence, Mixed, PersistentCD, RankingNCE, ShortRun
 from metastable.runs.model import Model
 from metastable.runs.plan import make_plan, trainer_of
 from metastable.runs.row_scores import row_scores
@@ -84,14 +84,18 @@ def test_every_moment_is_named(moment, monkeypatch):
 
 
 def test_what_to_lower_is_said_of_sources_too():
+    assert PersistentCD().sizes(5, 9) == {"walkers": 9}
     pcd = PersistentCD(walkers=40, batch=16)
-    assert FDivergence(source=pcd).sizes == {"source.walkers": 40, "source.batch": 16}
-    assert Mixed(sources=(pcd, ShortRun(walkers=8))).sizes == {
+    assert FDivergence(source=pcd).sizes(5, 9) == {"source.walkers": 40, "source.batch": 16}
+    assert Mixed(sources=(pcd, ShortRun(walkers=8))).sizes(5, 9) == {
         "sources.0.walkers": 40,
         "sources.0.batch": 16,
         "sources.1.walkers": 8,
     }
-    assert RankingNCE(negatives_per_datum=3, walkers=64).sizes == {"walkers": 64, "negatives_per_datum": 3}
+    assert RankingNCE(negatives_per_datum=3, walkers=64).sizes(5, 9) == {
+        "walkers": 64,
+        "negatives_per_datum": 3,
+    }
 
 
 def test_other_errors_are_left_as_they_are():
@@ -158,7 +162,9 @@ def test_the_command_line_ends_with_status_2(tmp_path, monkeypatch):
     options = ["--method", "pcd", "--steps", "2", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, ["train", "two-modes", *options])
     assert done.exit_code == 2
-    assert "negatives: 512 rows of data and 512 negatives of shape (2,)" in " ".join(done.output.split())
+    said = " ".join(done.output.split())
+    assert "lower method.walkers=4500 or trainer.batch_size=512" in said
+    assert "negatives: 512 rows of data and 4500 negatives of shape (2,)" in said
 
 
 # ---- rows that fit

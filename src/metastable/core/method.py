@@ -136,14 +136,18 @@ class Method(Generic[State]):
         """Why chains of `energy` from rows like `x` cannot be one kernel on a GPU, in words; None if they can."""
         return "the method does not say that its chains can"
 
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """What to lower where memory is not enough for an update, with its value, the sources' included."""
-        own = {name: vars(self)[name] for name in self.grows_with if vars(self).get(name) is not None}
+    def sizes(self, batch: int, rows: int) -> dict[str, Any]:
+        """What to lower where memory is not enough for an update, with its value, the sources' included.
+
+        Walkers whose number follows from `batch` of `rows` data are given with it.
+        """
+        left_out = {"walkers": self.stored(batch, rows)}
+        own = {name: vars(self)[name] for name in self.grows_with if name in vars(self)}
+        own = {name: left_out.get(name) if value is None else value for name, value in own.items()}
         for k, source in enumerate(self.sources):
             front = f"sources.{k}" if len(self.sources) > 1 else "source"
-            own |= {f"{front}.{name}": value for name, value in source.sizes.items()}
-        return own
+            own |= {f"{front}.{name}": value for name, value in source.sizes(batch, rows).items()}
+        return {name: value for name, value in own.items() if value is not None}
 
     def with_sources(self, sources: Sequence[Method]) -> Method:
         """The same method on other sources, as many as it has."""

@@ -226,9 +226,10 @@ class Trainer:
 
     def _sizes(self) -> dict[str, Any]:
         """Settings that the memory of an update grows with."""
-        own = self.method.sizes if isinstance(self.method, Method) else {}
-        rows = self.config.batch_size or len(self.context.data)
-        return {f"method.{name}": value for name, value in own.items()} | {"trainer.batch_size": rows}
+        rows = len(self.context.data)
+        batch = min(self.config.batch_size or rows, rows)
+        own = self.method.sizes(batch, rows) if isinstance(self.method, Method) else {}
+        return {f"method.{name}": value for name, value in own.items()} | {"trainer.batch_size": batch}
 
     def _held_at_once(self) -> str:
         data = self.context.data

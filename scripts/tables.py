@@ -5,8 +5,8 @@ experiment, with the first numbers of its largest scale), `index` (one line for 
 its time) or an experiment (its pictures, each of the largest scale that has it, and every number at every scale).
 Words after an experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one
 picture; `table: NAME coverage` has the numbers whose names begin with `coverage/`. `speed` is what
-`metastable bench --out results/bench` measured, `speed sampler` and `speed update` one suite of it; `speed laws` says
-how many of the engines' laws held.
+`metastable bench --out results/bench` measured, `speed sampler` and `speed update` one suite; `speed laws` is how
+many of the engines' laws held.
 
     python scripts/tables.py            write the tables
     python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .batch import Batch as Batch
 from .errors import EnergyError, InputError, need
+from .memory import part_of
 from .protocols import Encoding, event_shape_of, has_time, provides
 from .protocols import is_discrete as is_discrete
 from .random import generator
@@ -174,6 +175,9 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
     if torch.compiler.is_compiling():
         values, grad = traced_energy_and_grad(energy, x)
         return EnergyGrad(values.detach(), grad.detach())
+    if (rows := part_of(x)) is not None and not isinstance(energy, Bound):
+        parts = [energy_and_grad(energy, part) for part in x.split(rows)]
+        return EnergyGrad(*(torch.cat(column) for column in zip(*parts, strict=True)))
     with torch.enable_grad():
         y = x.detach().requires_grad_(True)
         values = energy(y)

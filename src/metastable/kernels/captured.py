@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from metastable.core.capture import CaptureError, Recording, record
+from metastable.core.errors import OutOfMemoryError
 from metastable.core.types import Energy
 
 from .base import Kernel
@@ -190,5 +191,5 @@ def _precision(device: torch.device) -> tuple[Hashable, ...]:
     return (autocast, exact, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
 
 
-REFUSALS = (UnwatchedError, CaptureError, torch.OutOfMemoryError)
+REFUSALS = (UnwatchedError, CaptureError, torch.OutOfMemoryError, OutOfMemoryError)
 """Why a recording could not be made; the chain then runs eagerly."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from metastable.core.batch import Batch
 from metastable.core.errors import InputError, require
+from metastable.core.memory import rows_in_words, within_memory
 from metastable.core.protocols import provides
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
@@ -59,7 +60,11 @@ def judge(judged: Judged, sections: Sequence[Section] | None = None) -> dict[str
     """Measure every section that applies, into `judged.found`; returns all their numbers."""
     for section in SECTIONS if sections is None else sections:
         if section.applies(judged):
-            measured = section.measure(judged)
+            walkers = None if judged.run.walkers is None else len(judged.run.walkers)
+            held = {"data": f"{len(judged.rows)} rows", "walkers": walkers}
+            what = lambda: rows_in_words(judged.x, "rows of data")  # noqa: E731
+            with within_memory(f"evaluation, {section.name}", what, held):
+                measured = section.measure(judged)
             require(
                 isinstance(measured, Measured), f"section {section.name!r}.measure", "Measured(…)", measured
             )

@@ -20,7 +20,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
-from metastable.core.errors import CheckpointError, ConfigError
+from metastable.core.errors import CheckpointError, ConfigError, OutOfMemoryError
+from metastable.core.memory import rows_in_words, within_memory
+from metastable.core.method import Method
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import derive, generator
 from metastable.core.types import Proposal
@@ -188,6 +190,10 @@ class Trainer:
 
     def run(self, resume: bool = False) -> Outcome:
         """Train until the configured steps or seconds are spent, or a Ctrl-C; a guard error propagates."""
+        with within_memory(lambda: self.update.moment, self._held_at_once, self._sizes()):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> Outcome:
         if not (resume and self._resume()):
             self._begin()
         began = time.perf_counter() - self.seconds
@@ -198,11 +204,24 @@ class Trainer:
                 self._after_update()
         if self.asked is not None:
             self._log()
-        went_back = self._keep_best()
+        self.update.moment, went_back = "log Z", self._keep_best()
         if self.store is not None and (went_back or self.store.latest_step() != self.context.step):
             self._checkpoint()
         self.recorder.close()
         return self._outcome("interrupted" if self._interrupted else "finished")
+
+    def _sizes(self) -> dict[str, Any]:
+        """Settings that the memory of an update grows with."""
+        rows = len(self.context.data)
+        batch = min(self.config.batch_size or rows, rows)
+        own = self.method.sizes(batch, rows) if isinstance(self.method, Method) else {}
+        return {f"method.{name}": value for name, value in own.items()} | {"trainer.batch_size": batch}
+
+    def _held_at_once(self) -> str:
+        data = self.context.data
+        rows = data[: self.config.batch_size]
+        own = self.method.moving(len(rows), len(data)) if isinstance(self.method, Method) else 0
+        return rows_in_words(rows, f"rows of data{f' and {own} negatives' if own else ''}")
 
     def _stop(self) -> None:
         self._interrupted = True
@@ -274,7 +293,7 @@ class Trainer:
         planned = self._planned(count)
         try:
             recorded = self.captured.prepared(self.context, self.state, planned)
-        except (CaptureError, torch.OutOfMemoryError) as error:
+        except (CaptureError, torch.OutOfMemoryError, OutOfMemoryError) as error:
             chains = "fused" if self.context.engine == "fused" else "auto"
             self.captured, self.choice = None, Choice("eager", f"an update {error}", chains)
             self.context.engine = chains
@@ -348,6 +367,7 @@ class Trainer:
     def _look_at_held_out(self) -> None:
         """Score the held-out rows, and remember everything where they have never been as likely."""
         assert self.patience is not None
+        self.update.moment = "log Z"
         z = self.method.log_partition(self.context, self.state)
         if z is None:  # a method that does not know log Z cannot say when likelihood stops to grow
             self.patience = None

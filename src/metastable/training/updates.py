@@ -58,6 +58,7 @@ class Updates:
     ):
         self.method, self.players, self.optimisers, self.engine = method, players, optimisers, engine
         self.ema, self.clip = ema, clip
+        self.moment = "start"  # for whoever must say where an update ended
         self.average = None if decay is None else get_ema_multi_avg_fn(decay)
         self.trainable = {name: trainable(module) for name, module in players.items()}
         self.follow = {name: followers(module) for name, module in players.items()}
@@ -70,11 +71,11 @@ class Updates:
 
     def __call__(self, context: Any, state: Any, batch: Any, turns: Turns) -> Updated:
         """One update of `state` on `batch`, in which the players have these turns."""
-        method = self.method
+        method, self.moment = self.method, "negatives"
         with self.engine.autocast():
             made = method.negatives(context, state, batch)
         negatives, state, metrics = returned(method.name, "negatives", made)
-        averaged = dict(metrics)
+        averaged, self.moment = dict(metrics), "loss"
         for together in turns:
             with self.engine.autocast():
                 made = method.loss(context, state, together[0], batch, negatives)
@@ -83,6 +84,7 @@ class Updates:
             averaged |= self._descend(state, together, loss)
         if self.ema is not None:
             self._average()
+        self.moment = "advance"
         # outside autocast: log-weights add up energy differences, which half precision would not keep
         state, latest = returned(method.name, "advance", method.advance(context, state))
         averaged |= {k: v for k, v in latest.items() if k in LINE_MEANS}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.memory import rows_at_once
 from metastable.core.parts import home_of
 from metastable.core.protocols import StepwiseSolved, provides
 from metastable.core.random import derive, generator
@@ -63,7 +64,8 @@ def _weighted(energy: Energy, proposal: Any, n: int, seed: int) -> tuple[Tensor,
     else:
         x = proposal.sample(n, rng)
         log_q = torch.cat([proposal.log_prob(part) for part in x.split(AT_ONCE)])
-    return x, torch.cat([-energy(part) for part in x.split(AT_ONCE)]).double() - log_q.double()
+    parts = x.split(rows_at_once(energy, x, AT_ONCE))
+    return x, torch.cat([-energy(part) for part in parts]).double() - log_q.double()
 
 
 class OdeShift(NamedTuple):

@@ -12,9 +12,10 @@ from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.perceptron import Perceptron
+from metastable.core.precision import unrounded
 from metastable.core.protocols import Gaussianlike, ZeroStarting, perceptron_of, provides
 from metastable.core.random import seeded
-from metastable.core.types import Proposal, as_shape
+from metastable.core.types import Proposal, as_shape, precise
 from metastable.proposals import fit_gaussian
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -63,7 +64,9 @@ class MLP(nn.Module):
         self.outputs, self.activation = outputs, activation
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.head(self.body(x.flatten(1)))
+        h = self.body(x.flatten(1))
+        with unrounded(h):  # the last sum, which every rounding would move as a whole
+            made = self.head(precise(h))
         return made.squeeze(-1) if self.outputs is None else made
 
     def perceptron(self) -> Perceptron | None:
@@ -104,7 +107,9 @@ class ConvNet(nn.Module):
         self.outputs = outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.head(self.body(x))
+        h = self.body(x)
+        with unrounded(h):  # the last sum, which every rounding would move as a whole
+            made = self.head(precise(h))
         return made.squeeze(-1) if self.outputs is None else made
 
 
@@ -130,7 +135,9 @@ class Tilted(nn.Module):
             zero_last_layer(network)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(x) - self.reference.log_prob(x)  # pyright: ignore
+        with unrounded(x):  # hundreds of nats, which log Z₀ = 0 is exact for
+            log_q = self.reference.log_prob(x)  # pyright: ignore
+        return self.network(x) - log_q
 
     def perceptron(self) -> Perceptron | None:
         """The network's layers on the reference's Gaussians; None where one of them has none."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from metastable.core.capture import CaptureError, Recording, record
+from metastable.core.precision import cast_once
 from metastable.core.types import Energy
 
 from .base import Kernel
@@ -90,7 +91,7 @@ class Loop:
         left = self.per_call if warming else self.count
         # a parametrised weight is made once in a launch; the compiler sees to that by itself
         once = nullcontext() if self.per_call > 1 else parametrize.cached()
-        with torch.no_grad(), once:
+        with torch.no_grad(), once, cast_once(self.h.device):
             while left > 0:
                 some = range(min(self.per_call, left))
                 noises = [self.kernel.draw(walk.state.x, rng, energy) for _ in some]

@@ -21,6 +21,7 @@ from torch.utils._triton import has_triton
 
 from metastable.core.capture import is_recording
 from metastable.core.errors import require_choice
+from metastable.core.precision import cast_once
 from metastable.core.protocols import perceptron_of
 from metastable.core.types import Energy, EnergyGrad, energy_and_grad
 
@@ -130,7 +131,8 @@ STAGES = {
 def _eager(
     kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
 ) -> Walk:
-    with parametrize.cached():  # a parametrised weight (spectral norm) is made once for the chain
+    # a parametrised weight (spectral norm) is made once for the chain, and a rounded one
+    with parametrize.cached(), cast_once(walk.state.x.device):
         for _ in range(steps):
             walk = several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, slopes)
     return walk

@@ -166,7 +166,8 @@ class TrainerConfig:
         energy_limit: a mean energy beyond ± this counts as exploded; times the energy's `output_scale`, where it
             has one.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
-        precision: `32-true`, `64-true` or `bf16-mixed`.
+        precision: `32-true`, `64-true`, or coarser products: `tf32` on a GPU, `bf16-mixed`; weights are exact for
+            the energy as it is computed.
         engine: how updates run: `eager`, operation by operation; `compile`, the same with compiled chains;
             `captured`, every kind of update recorded once and launched as a whole; `fused`, the same with chains
             of perceptrons moved by one kernel, which draws noise of its own; `auto`, the last of these that can

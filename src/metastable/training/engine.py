@@ -8,7 +8,7 @@ an update, and differentiated in its input, which a process wrapper around `forw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, require_choice
 from metastable.core.method import Method
-
-PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.float32}
-"""float16 is left out: its loss scaling would have to reach through every chain."""
+from metastable.core.precision import PRECISIONS, ROUNDED, channels_last
+from metastable.core.precision import precision as computed_at
 
 ENGINES = ("auto", "eager", "compile", "captured", "fused")
 SHORT = 100
@@ -116,7 +115,8 @@ class Engine:
     def __init__(self, device: str = "auto", precision: str = "32-true"):
         require_choice("trainer.precision", precision, PRECISIONS)
         accelerator, devices = _accelerator(device)
-        self.fabric = _fabric_class()(accelerator=accelerator, devices=devices, precision=precision)
+        own: Any = "32-true" if precision in ROUNDED else precision  # rounded here, not by Fabric
+        self.fabric = _fabric_class()(accelerator=accelerator, devices=devices, precision=own)
         self.dtype = PRECISIONS[precision]
         self.precision = precision
 
@@ -130,16 +130,25 @@ class Engine:
         return value.to(device=self.device, dtype=self.dtype)
 
     def place_module(self, module: nn.Module) -> nn.Module:
-        """A module on the device, its floating-point parameters in the working precision."""
-        return module.to(device=self.device, dtype=self.dtype)
+        """A module on the device, its floating-point parameters in the working precision.
+
+        On a GPU the kernels of convolutions have their channels side by side, which is how they are fast there.
+        """
+        module = module.to(device=self.device, dtype=self.dtype)
+        return channels_last(module) if self.device.type == "cuda" else module
 
     def autocast(self) -> AbstractContextManager:
         """The precision's forward context."""
-        return self.fabric.autocast()
+        return self.rounded() if self.precision in ROUNDED else self.fabric.autocast()
+
+    def rounded(self) -> AbstractContextManager:
+        """For whatever evaluates energies outside a forward pass: weights ask for the same rounding everywhere."""
+        return computed_at(self.precision, self.device) if self.precision in ROUNDED else nullcontext()
 
     def backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """Backward through the precision plugin, into `parameters` and nothing else."""
-        self.fabric.backward(loss, inputs=parameters)
+        with self.rounded() if self.precision == "tf32" else nullcontext():
+            self.fabric.backward(loss, inputs=parameters)
 
 
 def _accelerator(device: str) -> tuple[str, Any]:

@@ -39,7 +39,7 @@ from .patience import Patience
 from .players import load_weights, offsets_of, plain_state, trainable
 from .records import Gather, Recorder, Row
 from .returned import require_players
-from .scaled import is_recordable
+from .scaled import is_recordable, lay_out
 from .updates import Turns, Updates
 
 OnRow = Callable[[Row], None]
@@ -313,7 +313,8 @@ class Trainer:
     def _look_at_held_out(self) -> None:
         """Score the held-out rows, and remember everything where they have never been as likely."""
         assert self.patience is not None
-        z = self.method.log_partition(self.context, self.state)
+        with self.engine.rounded():
+            z = self.method.log_partition(self.context, self.state)
         if z is None:  # a method that does not know log Z cannot say when likelihood stops to grow
             self.patience = None
         elif z.std_error < MOST_ERROR and self.patience.better(self.energy, z.value, self.context.step):
@@ -365,7 +366,8 @@ class Trainer:
             )
         if self.recorder.path is not None:
             self.recorder.rewind(-1)
-        self.state = self.method.start(self.context)
+        with self.engine.rounded():
+            self.state = self.method.start(self.context)
         if self.store is not None:
             self._checkpoint()
 
@@ -408,6 +410,7 @@ class Trainer:
             self.ema.load_state_dict(dict(checkpoint.weights["ema"]))
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(tree["optimisers"][name])
+            lay_out(optimiser)
             self.schedules[name].load_state_dict(tree["schedules"][name])
         self.context.rng.set_state(tree["rng"])
         self.context.step = checkpoint.step
@@ -443,13 +446,16 @@ class Trainer:
                 module.load_state_dict(left[name])
 
     def _outcome(self, status: str) -> Outcome:
+        with self.engine.rounded():
+            walkers = self.method.current_walkers(self.context, self.state)
+            log_partition = self.method.log_partition(self.context, self.state)
         return Outcome(
             status=status,
             step=self.context.step,
             seconds=self.seconds,
             history=self.recorder.history,
-            walkers=self.method.current_walkers(self.context, self.state),
-            log_partition=self.method.log_partition(self.context, self.state),
+            walkers=walkers,
+            log_partition=log_partition,
             ema=None if self.ema is None else self.ema.module,
             state=self.state,
             kept=self.kept,

@@ -90,8 +90,20 @@ def cast_once(device: torch.device) -> Iterator[None]:
 
 def channels_last(module: nn.Module) -> nn.Module:
     """In place: kernels of convolutions of images with their channels side by side, as tensor cores take them."""
-    for layer in module.modules():
-        weight = layer._parameters.get("weight") if isinstance(layer, nn.Conv2d) else None
-        if weight is not None:
-            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    for weight in _image_kernels(module):
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
     return module
+
+
+def laid_out(x: Tensor, energy: object) -> Tensor:
+    """Images on a GPU as the energy's convolutions have their channels: side by side, or one after the other."""
+    if not x.is_cuda or x.dim() != 4 or not isinstance(energy, nn.Module):
+        return x
+    beside = any(w.is_contiguous(memory_format=torch.channels_last) for w in _image_kernels(energy))
+    return x.contiguous(memory_format=torch.channels_last) if beside else x
+
+
+def _image_kernels(module: nn.Module) -> list[Tensor]:
+    """Those of convolutions that are parameters, not made from others."""
+    layers = [m._parameters.get("weight") for m in module.modules() if isinstance(m, nn.Conv2d)]
+    return [weight for weight in layers if weight is not None and weight.shape[1] > 1]

@@ -28,7 +28,8 @@ MOMENTS = ("negatives", "loss", "advance", "turns", "rate_factor")
 class Choice(NamedTuple):
     """How updates run, `eager`, `compile` or `captured`, and why not faster, in words.
 
-    `chains` is how the chains within them do, `eager`, `compile`, `fused`, or `auto`, each as it is best for it.
+    `chains` is how the chains within them do, and the energies that weigh walkers: `eager`, `compile`, `fused`, or
+    `auto`, each as it is best for it.
 
     >>> print(Choice("captured", "", "eager", "the activation is not among silu"))
     captured; chains eager (the activation is not among silu)
@@ -59,9 +60,11 @@ def choose_engine(
 
     Chains of `energy` from rows like `x` are fused where they can be, unless something else is asked for by name.
     """
-    if wanted in ("eager", "compile"):
+    if wanted == "eager" or (wanted == "compile" and device.type != "cuda"):
         return Choice(wanted, "as asked for", wanted)
     why_not = _why_not_recorded(method)
+    if wanted == "compile":
+        return Choice("compile", why_not, wanted) if why_not else Choice("captured", "", wanted)
     free = wanted in ("auto", "fused")
     if not why_not and free and device.type != "cuda":
         why_not = f"updates are recorded on cuda devices, not on {device.type}"
@@ -132,10 +135,11 @@ class Engine:
     def place_module(self, module: nn.Module) -> nn.Module:
         """A module on the device, its floating-point parameters in the working precision.
 
-        On a GPU the kernels of convolutions have their channels side by side, which is how they are fast there.
+        Where products are rounded on a GPU, kernels of convolutions have their channels side by side, as tensor
+        cores take them.
         """
         module = module.to(device=self.device, dtype=self.dtype)
-        return channels_last(module) if self.device.type == "cuda" else module
+        return channels_last(module) if self.precision in ROUNDED and self.device.type == "cuda" else module
 
     def autocast(self) -> AbstractContextManager:
         """The precision's forward context."""

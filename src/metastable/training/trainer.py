@@ -181,7 +181,8 @@ class Trainer:
         fixed = [n for n, o in self.optimisers.items() if not is_recordable(o)]
         if self.choice.chosen == "captured" and self.engine.device.type == "cuda" and fixed:
             why = f"the optimiser of {fixed[0]!r} is neither fused nor capturable"
-            self.choice = Choice("eager", why)
+            asked = self.config.engine == "compile"
+            self.choice = Choice("compile", why, "compile") if asked else Choice("eager", why)
             self.context.engine = self.choice.chains
         if self.config.engine in ("captured", "fused") and self.choice.chosen != "captured":
             warnings.warn(f"trainer.engine: not captured, as {self.choice.reason}", stacklevel=4)
@@ -257,7 +258,7 @@ class Trainer:
         try:
             made = self.captured(self.context, self.state, batch, turns)
         except (CaptureError, torch.OutOfMemoryError) as error:
-            chains = "fused" if self.context.engine == "fused" else "auto"
+            chains = self.context.engine if self.context.engine in ("fused", "compile") else "auto"
             self.captured, self.choice = None, Choice("eager", f"an update {error}", chains)
             self.context.engine = chains
             warnings.warn(f"trainer.engine: goes on step by step, as an update {error}", stacklevel=4)

@@ -15,7 +15,7 @@ from metastable.core.protocols import Sweeping, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, Walkers, energy_and_grad, precise
 from metastable.kernels import ULA, ChainResult, Gibbs, Kernel, run_chain
-from metastable.kernels.engine import OneKernel, weighing_energy
+from metastable.kernels.engine import CompiledEnergy, OneKernel, weighing_energy
 
 from .population import Population
 
@@ -118,6 +118,8 @@ def reweigh_then_move(
     own = weighing_energy(kernel, energy, walkers.x, rng, engine)
     made = _launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
     if made is None:
+        if isinstance(own, CompiledEnergy):
+            energy, engine = own, "eager"
         begin = kernel.init(energy, walkers.take(rows)[0])
         with torch.no_grad():
             U = begin.energy if known and rows is None else precise(energy(walkers.x))

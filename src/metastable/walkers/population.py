@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import require_choice
+from metastable.core.precision import unrounded
 from metastable.core.resampling import draw_rows
 from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp, log_mean_exp_and_ess
 
@@ -189,13 +190,14 @@ def principal_scores(x: Tensor, p: Tensor, iterations: int = 12) -> Tensor:
     side by side before stratified or systematic resampling.
     """
     p = p.to(x.dtype)[..., None]
-    centred = x - p.mT @ x
-    weighted = p * centred
-    if x.shape[2] <= MAX_COVARIANCE:
-        direction = _top_of_covariance(centred.mT @ weighted, iterations)
-    else:
-        direction = _top_of_positions(centred, weighted, iterations)
-    return (centred @ direction)[..., 0]
+    with unrounded(x):
+        centred = x - p.mT @ x
+        weighted = p * centred
+        if x.shape[2] <= MAX_COVARIANCE:
+            direction = _top_of_covariance(centred.mT @ weighted, iterations)
+        else:
+            direction = _top_of_positions(centred, weighted, iterations)
+        return (centred @ direction)[..., 0]
 
 
 def _top_of_covariance(covariance: Tensor, iterations: int) -> Tensor:

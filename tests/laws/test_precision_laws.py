@@ -1,7 +1,7 @@
 """A rounded energy is a function of its own, and weights are exact for that one.
 
-The energy of these laws is near 200, where bfloat16 has whole numbers only: as computed it is a staircase whose steps
-move with θ, and log Z of the stairs is a sum over a grid.
+The energy of these laws is near 200, where bfloat16 has whole numbers only: as computed it is a staircase whose
+steps move with θ, and log Z of the stairs is a sum over a grid.
 """
 
 from __future__ import annotations
@@ -129,17 +129,8 @@ def test_training_rounds_every_energy_alike(method, name):
     data = torch.randn((20, 2), generator=torch.Generator().manual_seed(0))
     energy = Watched(data)
     config = TrainerConfig(steps=3, optimiser=Adam(1e-3), engine="eager")
-    home = Engine("cpu", name)
-    made = Trainer(
-        energy,
-        {"energy": energy},
-        data,
-        method,
-        config,
-        noise=fit_gaussian(data),
-        engine=home,
-        make_context=Context,
-    )
+    players, noise, home = {"energy": energy}, fit_gaussian(data), Engine("cpu", name)
+    made = Trainer(energy, players, data, method, config, noise=noise, engine=home, make_context=Context)
     made.run()
     assert set(energy.seen) == {name == "bf16-mixed"}
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import torch
 
-from metastable.core.types import Energy
 from metastable.data import load_array
 from metastable.energies import ConvNet, Tilted
 from metastable.energies.build import MLPConfig
+from metastable.evaluation.rounding import rounding_of
 from metastable.experiments.base import Row
 from metastable.methods import AdaptiveNCE, FDivergence, Jarzynski, Method, PersistentCD
 from metastable.methods.base import Context
@@ -28,6 +28,12 @@ from .step_cost import advance
 from .timing import by_turns, machine
 
 OVER_EAGER = {"demo/jarzynski": 10.0, "demo/pcd": 8.0, "images/jarzynski": 2.0, "images/adance": 2.0}
+ROUNDED = {
+    "images/jarzynski": ("auto tf32", "auto bf16", "compile bf16"),
+    "images/f-ebm": ("auto bf16",),
+    "images/adance": ("auto bf16",),
+}
+"""Engines with a precision that are timed besides."""
 WARM = 24
 """Updates before anything is timed: recordings are made at the second of each kind."""
 STEPS = 100_000
@@ -62,7 +68,8 @@ def run(
     measured: list[Row] = []
     for name, make in cases(walkers, rows).items():
         if "captured" in engines or name.startswith("demo"):
-            measured += rows_of(name, make, engines, rounds, place)
+            rounded = dict.fromkeys(ROUNDED.get(name, ()), updates)
+            measured += rows_of(name, make, engines | rounded, rounds, place)
     ms = {row.metric: row.value for row in measured}
     fast = list(engines)[-1]
     ratio = ms[f"update_ms/demo/jarzynski/{fast}"] / ms[f"update_ms/demo/pcd/{fast}"]
@@ -94,17 +101,18 @@ def demo(method: Method) -> Make:
 
 
 def images(method: Method, rows: int) -> Make:
-    """A convolutional energy of 28 × 28 images on a Gaussian."""
+    """A convolutional energy of 28 × 28 images on a Gaussian; an engine may come with a precision, `auto bf16`."""
 
     def make(engine: str, device: str) -> Trainer:
+        engine, _, rounded = engine.partition(" ")
+        home = Engine(device, "bf16-mixed" if rounded == "bf16" else rounded or "32-true")
         rng = torch.Generator().manual_seed(0)
         x = torch.rand((rows, 1, 28, 28), generator=rng)
         x = (x + 0.5 * torch.randn(x.shape, generator=rng)).to(device)
-        noise, energy = fit_gaussian(x), Tilted(fit_gaussian(x), ConvNet((1, 28, 28))).to(device)
+        noise, energy = fit_gaussian(x), home.place_module(Tilted(fit_gaussian(x), ConvNet((1, 28, 28))))
         players = {"energy": energy, **method.companions(energy, x, noise, 0)}
         config = TrainerConfig(steps=STEPS, engine=engine, device=device, optimiser=Adam(1e-4))
-        given: dict[str, torch.nn.Module | Energy] = {name: m.to(device) for name, m in players.items()}
-        home = Engine(device)
+        given = {name: home.place_module(m) for name, m in players.items()}
         return Trainer(energy, given, x, method, config, noise=noise, engine=home, make_context=Context)  # pyright: ignore
 
     return make
@@ -121,6 +129,9 @@ def rows_of(name: str, make: Make, engines: dict[str, int], rounds: int, device:
     times = by_turns(turns, rounds)
     ms = {engine: 1e3 * times.median(engine) / count for engine, count in engines.items()}
     found = [Row(f"update_ms/{name}/{engine}", value) for engine, value in ms.items()]
+    for kind in {engine.partition(" ")[2] for engine in engines} & {"bf16"}:
+        rounding = rounding_of(trainers[f"auto {kind}"].energy, trainers[f"auto {kind}"].context.data)
+        found.append(Row(f"rounding_std/{name}/{kind}", rounding.std))
     if "auto" in ms:
         floor, ratio = OVER_EAGER.get(name), ms["eager"] / ms["auto"]
         found.append(Row(f"speed_ratio/{name}/eager", ratio, ">=" if floor else None, floor))

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from metastable.core.precision import cast_once, precision, unrounded
-from metastable.core.types import energy_and_grad
+from metastable.core.types import EnergyGrad, energy_and_grad
 from metastable.energies import MLP, Tilted
 from metastable.evaluation.rounding import rounding_of
-from metastable.kernels import MALA, ULA, run_chain
+from metastable.kernels import MALA, ULA, engine, run_chain
 from metastable.methods import Context, Jarzynski, PersistentCD
 from metastable.proposals import fit_gaussian
 from metastable.training.config import Adam, TrainerConfig
@@ -190,3 +190,35 @@ def test_chains_cast_a_weight_once():
     with precision("bf16-mixed", "cpu"):
         assert not torch.equal(energy.body[0](x), one)
         assert torch.equal(energy_and_grad(energy, after.x)[1], torch.zeros_like(x))
+
+
+def test_compiled_energies_weigh_walkers_everywhere(monkeypatch):
+    """A compiled energy rounds in its own way, here by a whole nat: no weight may be made of it and of another."""
+
+    def other(energy, x):
+        values, grad = energy_and_grad(energy, x)
+        return EnergyGrad(values + 1, grad)
+
+    monkeypatch.setattr(engine, "compiled_gradient", lambda: other)
+    energy, rng = MLP(2, hidden=(4,)), torch.Generator().manual_seed(0)
+    x = torch.randn((30, 2), generator=rng)
+    start = Population.start(x, *other(energy, x), torch.zeros(1, dtype=torch.float64))
+    for rows in (None, torch.arange(10)):
+        walkers = start
+        for _ in range(2):
+            walkers, _ = reweigh_then_move(MALA(0.1), energy, walkers, rows, 2, rng, "compile")
+        assert walkers.log_weight.abs().max() < 1e-5
+        assert torch.allclose(walkers.energy, energy(walkers.x) + 1, atol=1e-5)
+
+
+def test_energies_that_do_not_compile_weigh_walkers_as_they_are(monkeypatch):
+    def gives_up(energy, x):
+        raise torch._dynamo.exc.Unsupported("no")
+
+    monkeypatch.setattr(engine, "compiled_gradient", lambda: gives_up)
+    energy, x = MLP(2, hidden=(4,)), torch.ones(3, 2)
+    made = engine.weighing_energy(MALA(0.1), energy, x, torch.Generator(), "compile")
+    with pytest.warns(RuntimeWarning, match="cannot be compiled"):
+        assert torch.equal(made(x), energy(x))
+    assert torch.equal(made.value_and_grad(x).grad, energy_and_grad(energy, x).grad)
+    assert engine.weighing_energy(MALA(0.1), energy, x, torch.Generator(), "compile") is energy

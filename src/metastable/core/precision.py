@@ -99,7 +99,7 @@ def laid_out(x: Tensor, energy: object) -> Tensor:
     """Images on a GPU as the energy's convolutions have their channels: side by side, or one after the other."""
     if not x.is_cuda or x.dim() != 4 or not isinstance(energy, nn.Module):
         return x
-    beside = any(w.is_contiguous(memory_format=torch.channels_last) for w in _image_kernels(energy))
+    beside = any(not w.is_contiguous() for w in _image_kernels(energy))  # one pixel wide they are both
     return x.contiguous(memory_format=torch.channels_last) if beside else x
 
 

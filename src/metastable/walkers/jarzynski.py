@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.precision import laid_out
 from metastable.core.protocols import Sweeping, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, Walkers, energy_and_grad, precise
@@ -73,6 +74,7 @@ def langevin_step(
     asks for v, which costs a few energies where every walker moves.
     """
     X, A, U_k, dU_k = walkers.take(rows)
+    X = laid_out(X, energy)
     ξ = normal_like(X, rng)
     Y = kernel.move(X, dU_k, ξ)  # line 9
     U_next, dU_next = energy_and_grad(energy, Y)
@@ -118,9 +120,10 @@ def reweigh_then_move(
     own = weighing_energy(kernel, energy, walkers.x, rng, engine)
     made = _launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
     if made is None:
+        X = laid_out(walkers.take(rows)[0], energy)
         if isinstance(own, CompiledEnergy):
             energy, engine = own, "eager"
-        begin = kernel.init(energy, walkers.take(rows)[0])
+        begin = kernel.init(energy, X)
         with torch.no_grad():
             U = begin.energy if known and rows is None else precise(energy(walkers.x))
         # a fused chain would end with energies of another rounding than those it is weighed with

@@ -8,9 +8,9 @@ from torch import nn
 
 import metastable as ms
 from metastable.core.errors import ConfigError
-from metastable.core.precision import channels_last, laid_out, unrounded
+from metastable.core.precision import channels_last, laid_out, on_tensor_cores, unrounded
 from metastable.energies import ConvNet, Tilted
-from metastable.energies.networks import wide_conv
+from metastable.energies.networks import dense_conv
 from metastable.methods import Context, PersistentCD
 from metastable.proposals import fit_gaussian
 from metastable.training.config import SGD, Adam, TrainerConfig
@@ -63,18 +63,26 @@ def test_what_must_not_be_rounded_is_not():
         assert (x @ torch.ones(1, 1)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("channels", [1, 3, 8])
-def test_a_wide_convolution_is_the_convolution(channels):
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_convolution_as_one_product_is_the_convolution(channels):
     layer = nn.Conv2d(channels, 4, 5, stride=2, padding=4)
     x = torch.randn((3, channels, 9, 9), generator=torch.Generator().manual_seed(0), requires_grad=True)
-    wide, plain = wide_conv(layer, x), layer(x)
-    torch.testing.assert_close(wide, plain)
+    dense, plain = dense_conv(layer, x), layer(x)
+    torch.testing.assert_close(dense, plain)
     rows = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1))
-    for a, b in zip(
-        *(torch.autograd.grad((y * rows).sum(), [x, *layer.parameters()]) for y in (wide, plain))
-    ):
+    grads = [torch.autograd.grad((y * rows).sum(), [x, *layer.parameters()]) for y in (dense, plain)]
+    for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert channels == 8 or wide.is_contiguous(memory_format=torch.channels_last)
+    assert dense.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_only_rounded_products_are_for_tensor_cores():
+    x = torch.zeros(1)
+    assert not on_tensor_cores(x)
+    with ms.precision("bf16-mixed", "cpu"):
+        assert on_tensor_cores(x)
+    with ms.precision("tf32", "cuda"):
+        assert on_tensor_cores(x)
 
 
 def test_images_lie_as_the_kernels_do_and_only_on_a_gpu():

@@ -69,6 +69,15 @@ def unrounded(x: Tensor) -> AbstractContextManager:
     return torch.autocast(kind, enabled=False) if casting else nullcontext()
 
 
+def on_tensor_cores(x: Tensor) -> bool:
+    """Whether products of rows like `x` on a GPU are rounded, in one way or the other; compilers see autocast only."""
+    kind = x.device.type
+    casting = kind in CASTING and torch.is_autocast_enabled(kind)
+    return casting or (
+        not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"
+    )
+
+
 @contextmanager
 def cast_once(device: torch.device) -> Iterator[None]:
     """Inside, autocast casts each trained weight the first time it meets it: for chains, in which weights stay.
@@ -99,11 +108,12 @@ def laid_out(x: Tensor, energy: object) -> Tensor:
     """Images on a GPU as the energy's convolutions have their channels: side by side, or one after the other."""
     if not x.is_cuda or x.dim() != 4 or not isinstance(energy, nn.Module):
         return x
-    beside = any(not w.is_contiguous() for w in _image_kernels(energy))  # one pixel wide they are both
+    # kernels of one channel, or one pixel wide, are both
+    beside = any(not w.is_contiguous() for w in _image_kernels(energy))
     return x.contiguous(memory_format=torch.channels_last) if beside else x
 
 
 def _image_kernels(module: nn.Module) -> list[Tensor]:
     """Those of convolutions that are parameters, not made from others."""
     layers = [m._parameters.get("weight") for m in module.modules() if isinstance(m, nn.Conv2d)]
-    return [weight for weight in layers if weight is not None and weight.shape[1] > 1]
+    return [weight for weight in layers if weight is not None]

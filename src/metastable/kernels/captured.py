@@ -88,7 +88,7 @@ class Loop:
         energy, walk, rng = self.energy(), self.walk, self.rng
         assert energy is not None
         warming = self.h.is_cuda and not torch.cuda.is_current_stream_capturing()
-        left = self.per_call if warming else self.count
+        left = min(self.per_call, self.count) if warming else self.count
         # a parametrised weight is made once in a launch; the compiler sees to that by itself
         once = nullcontext() if self.per_call > 1 else parametrize.cached()
         with torch.no_grad(), once, cast_once(self.h.device):

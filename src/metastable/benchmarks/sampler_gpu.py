@@ -26,6 +26,8 @@ from .peers import EXTRA, PURPOSE, Chain, jax_chain, jax_energy, problem, torche
 from .timing import Timings, by_turns
 
 ENGINES = ("eager", "compile", "captured", "fused")
+ROUNDED = {"ula": ("captured", "compile"), "mala": ("captured",)}
+"""Engines that are timed in bfloat16 too, on convolutions: compiling one more takes ten seconds."""
 LONGER = {"mlp/1024": 10}
 """Problems whose steps are so short that a timing has this many times as many."""
 SIZES = {"mlp/1024": 1024, "mlp/100000": 100_000, "conv/64": 128, "conv/128": 256}
@@ -99,7 +101,8 @@ def cases_of(name: str, given: Problem, steps: int) -> dict[str, Chain]:
             made[f"{kernel.name}/fused tf32"] = rounded(made[f"{kernel.name}/fused"], "tf32")
         if name.startswith("conv"):
             beside = given._replace(energy=channels_last(copy.deepcopy(given.energy)))
-            for engine in [e for e in ("captured", "compile") if f"{kernel.name}/{e}" in made]:
+            able = [e for e in ROUNDED[kernel.name] if f"{kernel.name}/{e}" in made]
+            for engine in able:
                 made[f"{kernel.name}/{engine} bf16"] = rounded(
                     engine_chain(kernel, beside, engine), "bf16-mixed"
                 )

@@ -70,7 +70,7 @@ def unrounded(x: Tensor) -> AbstractContextManager:
 
 
 def on_tensor_cores(x: Tensor) -> bool:
-    """Whether products of rows like `x` on a GPU are rounded, in one way or the other; compilers see autocast only."""
+    """Whether products of rows like `x` on a GPU are rounded, one way or the other; compilers see autocast only."""
     kind = x.device.type
     casting = kind in CASTING and torch.is_autocast_enabled(kind)
     return casting or (

@@ -16,6 +16,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from metastable import data, energies, evaluation, kernels, methods, proposals, training, walkers
     from metastable.api import continue_sampling, fit, load_run, log_partition, sample
+    from metastable.core.precision import precision
     from metastable.core.types import LogPartition, Walkers
     from metastable.estimator import EnergyDensity
     from metastable.runs.run import Run
@@ -27,6 +28,7 @@ _NAMES = {
     "continue_sampling": "metastable.api",
     "log_partition": "metastable.api",
     "load_run": "metastable.api",
+    "precision": "metastable.core.precision",
     "EnergyDensity": "metastable.estimator",
     "Run": "metastable.runs.run",
     "Walkers": "metastable.core.types",
@@ -48,6 +50,7 @@ __all__ = [
     "load_run",
     "log_partition",
     "methods",
+    "precision",
     "proposals",
     "sample",
     "training",

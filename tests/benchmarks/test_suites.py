@@ -359,7 +359,8 @@ def test_on_a_gpu_every_engine_that_can_run_is_timed(monkeypatch):
         timed = {
             row.removeprefix(f"ms_per_step/{name}/") for row in rows if row.startswith(f"ms_per_step/{name}/")
         }
-        assert timed - {"torchebm"} == cases
+        rounded = {f"{kernel}/captured bf16" for kernel in ("ula", "mala")} if name == "conv/2" else set()
+        assert timed - {"torchebm"} == cases | rounded
         assert rows[f"cost_ratio/{name}/mala_over_ula"].target == 1.5
     claimed = [rows[f"speed_ratio/{name}/ula/eager"].relation for name in sizes]
     assert claimed == [">=", None]

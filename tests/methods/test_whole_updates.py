@@ -115,6 +115,14 @@ def test_launched_updates_are_the_updates(method, launches):
     assert len(launches) >= 3
 
 
+@pytest.mark.parametrize("method", [PACED, PersistentCD(walkers=16)], ids=["jarzynski", "pcd"])
+def test_rounded_updates_are_the_updates(method, launches, monkeypatch):
+    monkeypatch.setitem(globals(), "ENGINE", Engine("cpu", "bf16-mixed"))
+    eager = left_by(trainer(method, "eager", steps=7))
+    assert equal(left_by(trainer(method, "captured", steps=7)), eager)
+    assert len(launches) >= 3
+
+
 OPTIONS = {
     "average and clip": {"ema": 0.9, "clip_grad_norm": 0.05},
     "noise on the data": {"data_noise": 0.1, "data_noise_final": 0.0},

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import torch
 
 from metastable.core.batch import Batch
-from metastable.core.types import Energy
 from metastable.data import load_array
 from metastable.energies import ConvNet, JointEnergy, Tilted
 from metastable.energies.build import MLPConfig
 from metastable.energies.wide_resnet import WideResNet
+from metastable.evaluation.rounding import rounding_of
 from metastable.experiments.base import Row
 from metastable.methods import JEM, AdaptiveNCE, FDivergence, Jarzynski, Method, PersistentCD
 from metastable.methods.base import Context
@@ -33,6 +33,12 @@ OVER_EAGER = {"demo/jarzynski": 10.0, "demo/pcd": 8.0, "images/jarzynski": 2.0, 
 OVER_PCD = {"jarzynski": ("pcd", 1.10), "jarzynski-batch": ("pcd-batch", 1.10)}
 OVER_PCD["jarzynski-batch-all"] = "pcd-batch", 1.35
 """What Jarzynski's updates are set against, with as many chains that move, and how much more they may take."""
+ROUNDED = {
+    "images/jarzynski": ("auto tf32", "auto bf16", "compile bf16"),
+    "images/f-ebm": ("auto bf16",),
+    "images/adance": ("auto bf16",),
+}
+"""Engines with a precision that are timed besides."""
 WARM = 60
 """Updates before anything is timed: recordings are made at the second of each kind, then of several."""
 FEW = 4
@@ -70,8 +76,9 @@ def run(
     measured: list[Row] = []
     for name, make in cases(walkers, rows).items():
         if "captured" in engines or name.startswith("demo"):
-            few = dict.fromkeys(engines, FEW) if name in LONG else engines
-            measured += rows_of(name, make, few, 2 if name in LONG else rounds, place)
+            timed = engines | dict.fromkeys(ROUNDED.get(name, ()), updates)
+            timed = dict.fromkeys(engines, FEW) if name in LONG else timed
+            measured += rows_of(name, make, timed, 2 if name in LONG else rounds, place)
     ms = {row.metric: row.value for row in measured}
     if "captured" in engines:
         full, half = (ms[f"update_ms/{name}/{e}"] for name, e in zip(LONG, ("eager", "auto"), strict=True))
@@ -113,17 +120,18 @@ def demo(method: Method) -> Make:
 
 
 def images(method: Method, rows: int) -> Make:
-    """A convolutional energy of 28 × 28 images on a Gaussian."""
+    """A convolutional energy of 28 × 28 images on a Gaussian; an engine may come with a precision, `auto bf16`."""
 
     def make(engine: str, device: str) -> Trainer:
+        engine, _, rounded = engine.partition(" ")
+        home = Engine(device, "bf16-mixed" if rounded == "bf16" else rounded or "32-true")
         rng = torch.Generator().manual_seed(0)
         x = torch.rand((rows, 1, 28, 28), generator=rng)
         x = (x + 0.5 * torch.randn(x.shape, generator=rng)).to(device)
-        noise, energy = fit_gaussian(x), Tilted(fit_gaussian(x), ConvNet((1, 28, 28))).to(device)
+        noise, energy = fit_gaussian(x), home.place_module(Tilted(fit_gaussian(x), ConvNet((1, 28, 28))))
         players = {"energy": energy, **method.companions(energy, x, noise, 0)}
         config = TrainerConfig(steps=STEPS, engine=engine, device=device, optimiser=Adam(1e-4))
-        given: dict[str, torch.nn.Module | Energy] = {name: m.to(device) for name, m in players.items()}
-        home = Engine(device)
+        given = {name: home.place_module(m) for name, m in players.items()}
         return Trainer(energy, given, x, method, config, noise=noise, engine=home, make_context=Context)  # pyright: ignore
 
     return make
@@ -166,6 +174,9 @@ def rows_of(name: str, make: Make, engines: dict[str, int], rounds: int, device:
     times = by_turns(turns, rounds)
     ms = {engine: 1e3 * times.median(engine) / count for engine, count in engines.items()}
     found = [Row(f"update_ms/{name}/{engine}", value) for engine, value in ms.items()]
+    for kind in {engine.partition(" ")[2] for engine in engines} & {"bf16"}:
+        rounding = rounding_of(trainers[f"auto {kind}"].energy, trainers[f"auto {kind}"].context.data)
+        found.append(Row(f"rounding_std/{name}/{kind}", rounding.std))
     if "auto" in ms:
         floor, ratio = OVER_EAGER.get(name), ms["eager"] / ms["auto"]
         found.append(Row(f"speed_ratio/{name}/eager", ratio, ">=" if floor else None, floor))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from metastable.core.errors import UnsupportedError, require_count
 from metastable.core.memory import rows_in_words, within_memory
+from metastable.core.precision import laid_out
 from metastable.core.types import Energy
 
 from .base import ChainResult, ChainState, Info, Kernel, StepKernel, require_events
@@ -44,6 +45,8 @@ def run_chain(
     """
     require_count("steps", steps, 0)
     require_events(kernel, energy)
+    if isinstance(state, Tensor):
+        state = laid_out(state, energy)
     x = state if isinstance(state, Tensor) else state.x
     h = _step_size(kernel, step_size, x)
     choice, trace = choose(kernel, energy, x, steps, engine), []

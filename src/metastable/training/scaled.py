@@ -60,6 +60,21 @@ class Rates:
         self.changed.clear()
 
 
+def lay_out(optimiser: Optimizer) -> None:
+    """What it keeps of each weight into the weight's own order of memory, which fused steps ask for.
+
+    A checkpoint has everything in the order of its indices.
+    """
+    for weight, kept in optimiser.state.items():
+        for name, value in kept.items():
+            if (
+                isinstance(value, Tensor)
+                and value.shape == weight.shape
+                and value.stride() != weight.stride()
+            ):
+                kept[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+
 def is_recordable(optimiser: Optimizer) -> bool:
     """Whether its steps look at no number: fused ones on a GPU, and those that were built as `capturable`."""
     return all(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)

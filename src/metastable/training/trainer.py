@@ -41,7 +41,7 @@ from .patience import Patience
 from .players import load_weights, offsets_of, optimisers_of, plain_state, trainable
 from .records import Gather, Recorder, Row
 from .returned import require_players
-from .scaled import is_recordable
+from .scaled import is_recordable, lay_out
 from .updates import Updates
 
 OnRow = Callable[[Row], None]
@@ -167,7 +167,8 @@ class Trainer:
         fixed = [n for n, o in self.optimisers.items() if not is_recordable(o)]
         if self.choice.chosen == "captured" and self.engine.device.type == "cuda" and fixed:
             why = f"the optimiser of {fixed[0]!r} is neither fused nor capturable"
-            self.choice = Choice("eager", why)
+            asked = self.config.engine == "compile"
+            self.choice = Choice("compile", why, "compile") if asked else Choice("eager", why)
             self.context.engine = self.choice.chains
         if self.config.engine in ("captured", "fused") and self.choice.chosen != "captured":
             warnings.warn(f"trainer.engine: not captured, as {self.choice.reason}", stacklevel=4)
@@ -294,7 +295,7 @@ class Trainer:
         try:
             recorded = self.captured.prepared(self.context, self.state, planned)
         except (CaptureError, torch.OutOfMemoryError, OutOfMemoryError) as error:
-            chains = "fused" if self.context.engine == "fused" else "auto"
+            chains = self.context.engine if self.context.engine in ("fused", "compile") else "auto"
             self.captured, self.choice = None, Choice("eager", f"an update {error}", chains)
             self.context.engine = chains
             warnings.warn(f"trainer.engine: goes on step by step, as an update {error}", stacklevel=4)
@@ -368,7 +369,8 @@ class Trainer:
         """Score the held-out rows, and remember everything where they have never been as likely."""
         assert self.patience is not None
         self.update.moment = "log Z"
-        z = self.method.log_partition(self.context, self.state)
+        with self.engine.rounded():
+            z = self.method.log_partition(self.context, self.state)
         if z is None:  # a method that does not know log Z cannot say when likelihood stops to grow
             self.patience = None
         elif z.std_error < MOST_ERROR and self.patience.better(self.energy, z.value, self.context.step):
@@ -420,7 +422,8 @@ class Trainer:
             )
         if self.recorder.path is not None:
             self.recorder.rewind(-1)
-        self.state = self.method.start(self.context)
+        with self.engine.rounded():
+            self.state = self.method.start(self.context)
         if self.store is not None:
             self._checkpoint()
 
@@ -463,6 +466,7 @@ class Trainer:
             self.ema.load_state_dict(dict(checkpoint.weights["ema"]))
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(tree["optimisers"][name])
+            lay_out(optimiser)
             self.schedules[name].load_state_dict(tree["schedules"][name])
         self.context.rng.set_state(tree["rng"])
         self.context.step = checkpoint.step
@@ -498,13 +502,16 @@ class Trainer:
                 module.load_state_dict(left[name])
 
     def _outcome(self, status: str) -> Outcome:
+        with self.engine.rounded():
+            walkers = self.method.current_walkers(self.context, self.state)
+            log_partition = self.method.log_partition(self.context, self.state)
         return Outcome(
             status=status,
             step=self.context.step,
             seconds=self.seconds,
             history=self.recorder.history,
-            walkers=self.method.current_walkers(self.context, self.state),
-            log_partition=self.method.log_partition(self.context, self.state),
+            walkers=walkers,
+            log_partition=log_partition,
             ema=None if self.ema is None else self.ema.module,
             state=self.state,
             kept=self.kept,

@@ -85,8 +85,9 @@ class Updates:
         if self.ema is not None:
             self._average()
         self.moment = "advance"
-        # outside autocast: log-weights add up energy differences, which half precision would not keep
-        state, latest = returned(method.name, "advance", method.advance(context, state))
+        with self.engine.rounded():  # energies enter weights as they entered the losses and the moves
+            made = method.advance(context, state)
+        state, latest = returned(method.name, "advance", made)
         averaged |= {k: v for k, v in latest.items() if k in LINE_MEANS}
         return Updated(state, averaged, {k: v for k, v in latest.items() if k not in LINE_MEANS})
 

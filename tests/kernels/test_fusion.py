@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from metastable.kernels.fusion import share_sigmoids, sigmoids_by_quotients, split_products
+from metastable.kernels.fusion import share_sigmoids, split_products
 
 over = pytest.mark.parametrize
 aten = torch.ops.aten
@@ -91,19 +91,3 @@ def test_what_is_no_silu_beside_its_sigmoid_is_left_alone(f):
     before = operations(traced)
     share_sigmoids(traced.graph)
     assert operations(traced) == before
-
-
-def by_quotients(x: Tensor) -> Tensor:
-    traced = graph_of(torch.sigmoid, x)
-    sigmoids_by_quotients(traced.graph)
-    traced.recompile()
-    assert (aten.sigmoid.default in operations(traced)) == (x.dtype != torch.float32)
-    return traced(x)
-
-
-def test_a_sigmoid_of_single_precision_is_a_quotient():
-    x = torch.cat([torch.linspace(-40, 40, 20_001), torch.tensor([torch.inf, -torch.inf])])
-    exact = torch.sigmoid(x.double())
-    assert float((by_quotients(x) - exact).abs().max()) < 2e-7
-    assert bool(by_quotients(torch.tensor([torch.nan])).isnan())
-    assert torch.equal(by_quotients(x.double()), exact)

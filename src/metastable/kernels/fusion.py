@@ -4,8 +4,7 @@ A linear layer is compiled to `addmm`, which first writes the bias into the whol
 last layer with one output is an outer product, made by a matrix product. As plain additions and products both
 become part of the pointwise work around them: an eighth of the time of a Langevin step on a small network. SiLU is
 compiled to x/(1 + exp(−x)) and its gradient to one with a sigmoid, so that a layer's exponentials, which cost most
-after the products, are made twice; as x·σ(x) it shares those of the gradient: another tenth. And σ itself in single
-precision is a quotient of polynomials, ½ + ½·tanh(x/2), which takes three quarters of the time of an exponential.
+after the products, are made twice; as x·σ(x) it shares those of the gradient: another tenth.
 """
 
 from __future__ import annotations
@@ -17,20 +16,6 @@ import torch
 from torch import fx
 
 F = TypeVar("F", bound=Callable[..., Any])
-FARTHEST = 9.0
-"""Beyond ±9 tanh is ±1 in single precision."""
-TANH = (
-    (
-        0.9999999411447016,
-        0.12919226681016097,
-        0.0029207601101342616,
-        9.267408411747888e-06,
-        -1.2780414812210088e-08,
-        1.8255207214784454e-11,
-    ),
-    (1.0, 0.4625251052744515, 0.023763161137503215, 0.0002280999835138766),
-)
-"""tanh(u) = u·P(u²)/Q(u²) on ±9, to 6·10⁻⁸: least squares with weights raised where the error was largest."""
 PRECISE = (torch.float32, torch.float64)
 """Below these, adding the bias after the product instead of within it would round twice."""
 
@@ -47,7 +32,6 @@ def fused(function: F) -> F:
         def __call__(self, graph: fx.Graph) -> None:
             split_products(graph)
             share_sigmoids(graph)
-            sigmoids_by_quotients(graph)
 
         def uuid(self) -> Any:
             return get_hash_for_files((__file__,))
@@ -85,34 +69,6 @@ def share_sigmoids(graph: fx.Graph) -> None:
                 _replace(quotient, _call(graph, aten.mul.Tensor, x, sigmoid, like=quotient))
             _replace(node, sigmoid)
             node = sigmoid
-
-
-def sigmoids_by_quotients(graph: fx.Graph) -> None:
-    """In place: σ(x) of float32 becomes ½ + ½·u·P(u²)/Q(u²) with u = x/2, off by no more than 2·10⁻⁷."""
-    aten = torch.ops.aten
-    for node in _found(graph, aten.sigmoid.default):
-        if _value(node).dtype != torch.float32:
-            continue
-        with graph.inserting_before(node):
-            half = _call(graph, aten.mul.Tensor, node.args[0], 0.5, like=node)
-            above = _call(graph, aten.clamp_min.default, half, -FARTHEST, like=node)
-            u = _call(graph, aten.clamp_max.default, above, FARTHEST, like=node)
-            square = _call(graph, aten.mul.Tensor, u, u, like=node)
-            top, bottom = (_polynomial(graph, parts, square, node) for parts in TANH)
-            quotient = _call(graph, aten.div.Tensor, top, bottom, like=node)
-            tanh = _call(graph, aten.mul.Tensor, u, quotient, like=node)
-            scaled = _call(graph, aten.mul.Tensor, tanh, 0.5, like=node)
-            _replace(node, _call(graph, aten.add.Tensor, scaled, 0.5, like=node))
-
-
-def _polynomial(graph: fx.Graph, parts: tuple[float, ...], x: fx.Node, like: fx.Node) -> fx.Node:
-    """By Horner's rule, from the constant on."""
-    aten, value = torch.ops.aten, _call(graph, torch.ops.aten.mul.Tensor, x, parts[-1], like=like)
-    for part in parts[-2:0:-1]:
-        value = _call(
-            graph, aten.mul.Tensor, _call(graph, aten.add.Tensor, value, part, like=like), x, like=like
-        )
-    return _call(graph, aten.add.Tensor, value, parts[0], like=like)
 
 
 def _found(graph: fx.Graph, target: Any) -> list[fx.Node]:

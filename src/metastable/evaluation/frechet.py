@@ -66,9 +66,8 @@ class Statistics:
         """From an .npz file with `mean` and `covariance`, or `mu` and `sigma`; `images` may lie beside them."""
         try:
             with np.load(Path(path).expanduser(), allow_pickle=False) as file:
-                stored = {own: file[n] for own, names in NAMES.items() for n in names if n in file.files} | {
-                    "images": float(file["images"]) if "images" in file.files else math.nan
-                }
+                stored = {own: file[n] for own, names in NAMES.items() for n in names if n in file.files}
+                images = float(file["images"]) if "images" in file.files else math.nan
         except Exception as error:  # zipfile and the header parser have errors of their own
             raise InputError(f"fid_statistics: {path} is not a readable .npz file ({error})") from error
         mean = stored.get("mean", np.empty(0))
@@ -83,7 +82,7 @@ class Statistics:
                 f"got {', '.join(stored)} of the shapes {', '.join(str(np.shape(v)) for v in stored.values())}"
             )
         both = (torch.from_numpy(np.asarray(values, np.float64)) for values in (mean, covariance))
-        return cls(*both, images=stored["images"])
+        return cls(*both, images=images)
 
 
 def statistics_of(features: Tensor, log_weight: Tensor | None = None) -> Statistics:

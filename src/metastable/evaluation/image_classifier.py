@@ -124,7 +124,7 @@ def train_classifier(
 
 def _moved(x: Tensor, rng: torch.Generator, most: int = 2) -> Tensor:
     """All images of a batch moved by the same few pixels; the border repeats itself."""
-    most = min(most, min(x.shape[2:]) // 8)
+    most = min(most, min(x.shape[2:]) // 14)
     down, right = torch.randint(2 * most + 1, (2,), generator=rng).tolist()
     padded = nn.functional.pad(x, (most,) * 4, mode="replicate")
     return padded[..., down : down + x.shape[2], right : right + x.shape[3]]

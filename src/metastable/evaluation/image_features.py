@@ -95,7 +95,13 @@ def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) 
     wrong = int((~x.flatten(1).isfinite().all(1)).sum())
     if wrong:
         raise InputError(f"{name}: must be finite, got {wrong} of {len(x)} pictures with NaN or infinity")
-    low, high = _scale_of(x, name) if scale is None else scale
+    scale = scale_of(x) if scale is None else scale
+    if scale is None:
+        raise InputError(
+            f"{name}: values must lie on {', '.join(map(_words, SCALES))}, got {float(x.min()):.4g} … "
+            f"{float(x.max()):.4g}; scale them, and give data without noise"
+        )
+    low, high = scale
     half = (high - low) / 2
     if float(((x < low - half) | (x > high + half)).double().mean()) > FAR_SHARE:
         raise InputError(
@@ -107,15 +113,14 @@ def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) 
     return Pictures(as_bytes, name, (low, high), clipped)
 
 
-def _scale_of(x: Tensor, name: str) -> tuple[float, float]:
+def scale_of(x: Tensor) -> tuple[float, float] | None:
+    """The scale that all values lie on, or None.
+
+    >>> scale_of(torch.tensor([0.0, 0.3])), scale_of(torch.tensor([-0.2, 0.3])), scale_of(torch.tensor([-2.0, 0.3]))
+    ((0.0, 1.0), (-1.0, 1.0), None)
+    """
     least, most = float(x.min()), float(x.max())
-    for low, high in SCALES:
-        if low <= least and most <= high:
-            return low, high
-    raise InputError(
-        f"{name}: values must lie on {', '.join(map(_words, SCALES))}, got {least:.4g} … {most:.4g}; "
-        "scale them, and give data without noise"
-    )
+    return next((scale for scale in SCALES if scale[0] <= least and most <= scale[1]), None)
 
 
 def _words(scale: tuple[float, float]) -> str:
@@ -232,7 +237,7 @@ def open_network(path: str | Path, device: torch.device | str = "cpu") -> Featur
 def _answer(module: Callable[[Tensor], Any], x: Tensor) -> Features:
     with torch.no_grad():
         found = module(x)
-    values, logits = (*found, None)[:2] if isinstance(found, (tuple, list)) else (found, None)
+    values, logits = found[:2] if isinstance(found, (tuple, list)) and len(found) > 1 else (found, None)
     right = isinstance(values, Tensor) and values.dim() == 2 and len(values) == len(x) and values.shape[1] > 0
     if not right or not values.is_floating_point():
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

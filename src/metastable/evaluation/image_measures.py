@@ -21,6 +21,7 @@ from ..core.types import Walkers
 from .copying import copying, nearest_rows
 from .distances import without_copies
 from .frechet import Statistics, needed, statistics_of
+from .image_classifier import class_shares, train_classifier
 from .image_distances import frechet, inception_score, kid, precision_recall
 from .image_features import FeatureNetwork, Features, Pictures, Progress, as_pictures
 
@@ -42,6 +43,27 @@ class Described:
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """Images of known classes, for a classifier that tells the classes of samples.
+
+    Attributes:
+        x: images in the units of the samples, `(N, C, H, W)`.
+        labels: their classes, `(N,)`.
+        test: others with their labels, for the accuracy.
+        classes: names of the classes by label, where they have any.
+        noise: that the samples have beyond the images' own.
+        device: where the classifier is trained.
+    """
+
+    x: Tensor
+    labels: Tensor
+    test: tuple[Tensor, Tensor]
+    classes: tuple[str, ...] = ()
+    noise: float = 0.0
+    device: torch.device | str = "cpu"
+
+
+@dataclass(frozen=True)
 class ImageQuestion:
     """What is to be measured.
 
@@ -53,6 +75,7 @@ class ImageQuestion:
         network: gives features; without one nothing is measured but distances between pixels.
         statistics: stand for `data` in the Fréchet distance.
         cache: a folder in which features of data are kept; None keeps none.
+        labelled: images of known classes, where shares of classes are asked for.
         most: samples that are looked at, at most.
         samples_from: in words, where they came from.
         progress: is told of every batch of images.
@@ -64,6 +87,7 @@ class ImageQuestion:
     network: FeatureNetwork | None = None
     statistics: Statistics | None = None
     cache: Path | None = None
+    labelled: Labelled | None = None
     most: int | None = None
     samples_from: str = ""
     progress: Progress | None = None
@@ -106,11 +130,35 @@ def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any],
             asked, features, replace(walkers, x=features.values), worth, seed
         )
         numbers, compared, notes = numbers | found, compared | copied, notes + more
+    if asked.labelled is not None:
+        numbers["class_shares"] = shares_beside_data(asked.labelled, walkers, seed)
     return numbers | {"notes": notes, "copying": compared}, arrays
 
 
 def _shape(pictures: Pictures) -> str:
     return " × ".join(map(str, pictures.event_shape))
+
+
+def shares_beside_data(labelled: Labelled, samples: Walkers, seed: int) -> dict[str, Any]:
+    """Shares of classes among samples beside those of the data, by a classifier whose accuracy is told."""
+    classifier = train_classifier(
+        labelled.x, labelled.labels, labelled.test, noise=labelled.noise, seed=seed, device=labelled.device
+    )
+    found = class_shares(samples, classifier)
+    data = torch.bincount(labelled.labels.cpu(), minlength=classifier.classes).double() / len(labelled.labels)
+    there = [i for i in range(classifier.classes) if data[i] > 0 or found.shares[i] > 0]
+    return {
+        "classes": [labelled.classes[i] if labelled.classes else str(i) for i in there],
+        "data": data[there].tolist(),
+        "samples": found.shares[there].tolist(),
+        "std_error": found.std_error[there].tolist(),
+        "ess": found.ess,
+        "confidence": found.confidence,
+        "accuracy": classifier.accuracy,
+        "accuracy_se": classifier.accuracy_se,
+        "test_images": classifier.test_images,
+        "noise": classifier.noise,
+    }
 
 
 def describe(

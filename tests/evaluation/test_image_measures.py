@@ -208,6 +208,7 @@ def test_the_error_of_precision_is_that_of_a_share():
     samples = torch.cat([data[:100], data[100:200] + 1000])
     found = precision_recall(samples, data).precision
     assert found.value == pytest.approx(0.5)
+    assert precision_recall(data[:50], data).precision.interval == pytest.approx((1, 1))
     errors = torch.tensor([precision_recall(samples, data, seed=i).precision.std_error for i in range(20)])
     mean, error = mean_and_error(errors)
     assert_within(mean, math.sqrt(0.25 / 200), error)

@@ -83,6 +83,8 @@ def run_question(
         samples = kept
     fresh = None if name.endswith("the rows it was trained on") else dataset
     noise = 0.0 if asked.samples else noise_of(run)
+    if noise:
+        origin += f", which still have the noise of their training, {noise:g}"
     return question_of(asked, samples, origin, reference, fresh, str(run._home.device), noise, progress)
 
 

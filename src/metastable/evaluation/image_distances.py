@@ -26,21 +26,27 @@ RESAMPLES = 20
 
 
 class Measure(NamedTuple):
-    """A number with its bootstrap standard error and 95 % interval; `images` is the effective number behind it."""
+    """A number with its bootstrap standard error and 95 % interval.
+
+    `images` is the effective number of samples behind it, `most` what the number can be at most.
+    """
 
     value: float
     std_error: float
     images: float
+    most: float = math.inf
 
     @property
     def interval(self) -> tuple[float, float]:
         """value ± t·s.e.; percentiles would lie too high, as resamples have fewer images and so more bias."""
         half = student_t_quantile(0.975, RESAMPLES - 1) * self.std_error
-        return self.value - half, self.value + half
+        least = 0.0 if self.most == 1 else -math.inf  # of a share
+        return max(self.value - half, least), min(self.value + half, self.most)
 
     def as_json(self) -> dict[str, object]:
         """The numbers, with the interval."""
-        return {**self._asdict(), "interval": list(self.interval)}
+        numbers = {"value": self.value, "std_error": self.std_error, "images": self.images}
+        return numbers | {"interval": list(self.interval)}
 
 
 def bootstrap_weights(log_weight: Tensor, seed: int, resamples: int = RESAMPLES) -> Tensor:
@@ -187,7 +193,9 @@ def precision_recall(
     inside = within_balls(samples, data, radii(data, neighbours)).cpu().double()
     found = within_balls(data, drawn, radii(drawn, neighbours)).cpu().double()
     precision, recall = measured(inside @ p, p, worth), measured(found @ q, q)
-    return PrecisionRecall(precision, recall._replace(images=precision.images))
+    return PrecisionRecall(
+        *(share._replace(images=precision.images, most=1.0) for share in (precision, recall))
+    )
 
 
 def within_balls(x: Tensor, centers: Tensor, widths: Tensor) -> Tensor:

@@ -236,14 +236,14 @@ def open_network(path: str | Path, device: torch.device | str = "cpu") -> Featur
 
 def _answer(module: Callable[[Tensor], Any], x: Tensor) -> Features:
     with torch.no_grad():
-        found = module(x)
+        found: Any = module(x)
+    values: Any
     values, logits = found[:2] if isinstance(found, (tuple, list)) and len(found) > 1 else (found, None)
     right = isinstance(values, Tensor) and values.dim() == 2 and len(values) == len(x) and values.shape[1] > 0
     if not right or not values.is_floating_point():
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise InputError(
             f"inception: the network must give features (B, D), got {shape} for {len(x)} pictures; it is no "
-            f"Inception "
-            "that ends at its features"
+            "Inception that ends at its features"
         )
     return Features(values, None if logits is None else torch.log_softmax(logits.double(), 1))

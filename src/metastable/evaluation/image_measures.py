@@ -247,7 +247,7 @@ def frechet_beside_floor(
     if min(worth, behind if math.isfinite(behind) else worth) < least - 0.5:
         words = (
             f"no {name}: {network.width} features need {least} images or more, and there are {worth:.0f} effective "
-            f"samples and {behind:.0f} images of data; KID is unbiased at any number"
+            f"samples{f' and {behind:.0f} images of data' if behind < least else ''}; KID is unbiased at any number"
         )
         return {}, [words]
     value = frechet(samples.x.to(network.device), samples.log_weight, reference, seed=seed, worth=worth)

@@ -193,7 +193,8 @@ def batch_bar() -> Iterator[Progress | None]:
         tasks: dict[str, Any] = {}
 
         def show(name: str, done: int, total: int) -> None:
-            tasks.setdefault(name, bars.add_task(name, total=total) if name not in tasks else None)
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
             bars.update(tasks[name], completed=done)
 
         yield show

@@ -18,6 +18,7 @@ from ..core.errors import InputError, require, require_count
 from ..core.parts import in_parts
 from ..core.random import derive, generator, seeded
 from ..core.types import Walkers
+from ..core.weights import weighted_mean
 from .modes import sampled_mode_weights
 
 Logits = Callable[[Tensor], Tensor]
@@ -163,13 +164,12 @@ def class_shares(samples: Walkers | Tensor, classifier: Logits) -> ClassShares:
     [0.25, 0.75]
     """
     walkers = samples if isinstance(samples, Walkers) else Walkers.equal(samples)
-    logits = in_parts(classifier, walkers.x).double().cpu()
+    logits = in_parts(classifier, walkers.x).double().to(walkers.x.device)
     if logits.dim() != 2 or len(logits) != len(walkers):
         raise InputError(
             f"classifier: must give logits (N, K), got {tuple(logits.shape)} for {len(walkers)} samples"
         )
-    corners = torch.eye(logits.shape[1], dtype=torch.float64)
-    weight = walkers.log_weight.cpu()
-    told = sampled_mode_weights(replace(walkers, x=corners[logits.argmax(1)], log_weight=weight), corners)
-    sure = torch.softmax(weight.double(), 0) @ torch.softmax(logits, 1).amax(1)
-    return ClassShares(told.weights, told.std_error, told.ess, float(sure))
+    corners = torch.eye(logits.shape[1], dtype=torch.float64, device=logits.device)
+    told = sampled_mode_weights(replace(walkers, x=corners[logits.argmax(1)]), corners)
+    sure = weighted_mean(torch.softmax(logits, 1).amax(1), walkers.log_weight)
+    return ClassShares(told.weights.cpu(), told.std_error.cpu(), told.ess, float(sure))

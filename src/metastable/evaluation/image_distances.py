@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Measure(NamedTuple):
         least = 0.0 if self.most == 1 else -math.inf  # of a share
         return max(self.value - half, least), min(self.value + half, self.most)
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """The numbers, with the interval."""
         numbers = {"value": self.value, "std_error": self.std_error, "images": self.images}
         return numbers | {"interval": list(self.interval)}
@@ -139,9 +139,10 @@ def kid(
 def _pair_means(x: Tensor, y: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Σ pᵢqⱼ k(xᵢ, yⱼ) for each column of weights; without i = j where `y` is `x`."""
     total, size, D = torch.zeros_like(p[0]), max(1, BLOCK // len(y)), x.shape[1]
+    columns = y.double().T / D
     for start in range(0, len(x), size):
         rows = slice(start, start + size)
-        values = (x[rows].double() @ y.double().T / D + 1).pow(3)
+        values = (x[rows].double() @ columns + 1).pow(3)
         if y is x:
             values.diagonal(offset=start).zero_()
         total += (p[rows] * (values @ q)).sum(0)
@@ -220,8 +221,8 @@ def radii(x: Tensor, k: int) -> Tensor:
 def _by_blocks(function: Callable[[slice, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     """`function` of some rows and their distances to `y`, over all rows of `x`."""
     size = max(1, BLOCK // len(y))
-    blocks = [slice(start, start + size) for start in range(0, len(x), size)]
-    return torch.cat([function(rows, torch.cdist(x[rows].double(), y.double())) for rows in blocks])
+    blocks, y = [slice(start, start + size) for start in range(0, len(x), size)], y.double()
+    return torch.cat([function(rows, torch.cdist(x[rows].double(), y)) for rows in blocks])
 
 
 def inception_score(

@@ -106,8 +106,7 @@ def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any],
         if pictures is not None and pictures.event_shape != shown.event_shape:
             raise InputError(
                 f"{pictures.name}: pictures must be {_shape(shown)} as the samples are, got "
-                f"{_shape(pictures)}; shrink "
-                "a set with ?size=SIDE, and give grey pictures to compare with grey ones"
+                f"{_shape(pictures)}; shrink a set with ?size=SIDE, and compare grey pictures with grey ones"
             )
     worth = min(asked.samples.ess, walkers.ess)
     numbers: dict[str, Any] = {
@@ -131,7 +130,7 @@ def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any],
         )
         numbers, compared, notes = numbers | found, compared | copied, notes + more
     if asked.labelled is not None:
-        numbers["class_shares"] = shares_beside_data(asked.labelled, walkers, seed)
+        numbers["class_shares"] = shares_beside_data(asked.labelled, asked.samples, seed)
     return numbers | {"notes": notes, "copying": compared}, arrays
 
 
@@ -255,7 +254,8 @@ def frechet_beside_floor(
     if len(fresh) >= least:
         floor = frechet(fresh, torch.zeros(len(fresh)), reference, seed=seed).as_json()
     key = "fid" if network.is_inception else "frechet_distance"
-    return {key: value.as_json() | {"reference_images": behind, "floor": floor}}, []
+    known = behind if math.isfinite(behind) else None
+    return {key: value.as_json() | {"reference_images": known, "floor": floor}}, []
 
 
 def nearest_images(

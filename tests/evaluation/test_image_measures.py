@@ -199,6 +199,10 @@ def test_precision_and_recall_of_sets_that_are_equal_apart_or_half_there():
     astray = torch.cat([data[:60], data[60:] + 1000])
     assert precision_recall(astray, data).precision.value == pytest.approx(0.5)
     assert precision_recall(astray, data, log_weight).precision.value == pytest.approx(1)
+    line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])  # balls of widths 1, 1, 2 and 4
+    few = precision_recall(torch.tensor([[0.9], [4.5], [11.5], [20.0]]), line, neighbours=1)
+    assert few.precision.value == pytest.approx(0.5)
+    assert few.recall.value == pytest.approx(1)  # widths 3.6, 3.6, 7 and 8.5
     with pytest.raises(InputError, match="need 4 images or more, got 3"):
         precision_recall(data[:3], data)
 

@@ -188,3 +188,20 @@ def test_what_cannot_be_judged_as_pictures_is_refused(refused, picture_run, pcd_
     np.save(tmp_path / "bare.npy", np.zeros((8, 1, 6, 6)))
     line = refused("evaluate", "--samples", train, "--reference", tmp_path / "bare.npy", "--class-shares")
     assert "class_shares: needs labelled images" in line
+
+
+def test_samples_of_noisy_images_are_said_to_be_noisy_and_told_by_a_classifier_of_such(
+    picture_run, monkeypatch
+):
+    import metastable as ms
+    from metastable.cli.images import ImageOptions, noise_of, run_question
+    from metastable.cli.runs import rows_for
+
+    run = ms.load_run(picture_run)
+    assert noise_of(run) == 0
+    for settings, noise in (({"data_noise": 0.3}, 0.3), ({"data_noise": 0.3, "data_noise_final": 0.1}, 0.1)):
+        monkeypatch.setitem(run.config, "trainer", run.config["trainer"] | settings)
+        asked = run_question(run, *rows_for(run, None), ImageOptions(class_shares=True), 0, None)
+        assert asked.labelled is not None
+        assert asked.labelled.noise == noise
+        assert f"the noise of their training, {noise}" in asked.samples_from

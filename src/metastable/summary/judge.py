@@ -15,12 +15,14 @@ from metastable.core.protocols import provides
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
+from metastable.evaluation.image_measures import ImageQuestion
 from metastable.runs.run import Run, outward_scores
 
 from .classifier import Classifier
 from .contexts import Contexts
 from .density import Density, Exact
 from .folder import write_training
+from .images import Images
 from .likelihood import Likelihood
 from .modes import Modes
 from .negatives import Histograms
@@ -36,6 +38,7 @@ SECTIONS: list[Section] = [
     Histograms(),
     Contexts(),
     Classifier(),
+    Images(),
 ]
 """In the order in which they are measured: each may read what those before it found."""
 _OWN = frozenset(section.name for section in (*SECTIONS, Exact()))
@@ -148,6 +151,7 @@ def judge_again(
     seed: int = 0,
     log_z: bool = False,
     outsiders: Mapping[str, Tensor] | None = None,
+    images: ImageQuestion | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Scores of a run on some rows, as `evaluation.json` holds them, and the arrays behind their pictures.
 
@@ -159,9 +163,10 @@ def judge_again(
         seed: of every random number.
         log_z: estimate log Z where that takes minutes too (events of many dimensions).
         outsiders: rows of another kind by name, for a classifier to tell apart.
+        images: what is asked about samples as pictures.
     """
     judged = _asked(run, dataset, seed)
-    judged.log_z_asked, judged.outsiders = log_z, outsiders or {}
+    judged.log_z_asked, judged.outsiders, judged.images = log_z, outsiders or {}, images
     numbers = judge(judged)
     if run.coordinates is not None:
         numbers = outward_scores(numbers, run.coordinates.events.log_det)
@@ -178,7 +183,7 @@ def judge_again(
         **{name: value for name, value in numbers.items() if name in SCORES_OF_ROWS or "/" in name},
         "mode_weights": None if modes is None else {k: modes[name] for k, name in columns.items()},
     }
-    names = ("log_likelihood", "log_likelihood_se", "classifier")
+    names = ("log_likelihood", "log_likelihood_se", "classifier", "images")
     return result | {name: numbers[name] for name in names if name in numbers}, _all(judged, "arrays")
 
 

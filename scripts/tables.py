@@ -5,7 +5,8 @@ experiment, with the first numbers of its largest scale), `index` (one line for 
 its time) or an experiment (its pictures, each of the largest scale that has it, and every number at every scale).
 Words after an experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one
 picture; `table: NAME coverage` has the numbers whose names begin with `coverage/`. `speed` is what
-`metastable bench --out results/bench` measured, `speed sampler` and `speed update` one suite of it.
+`metastable bench --out results/bench` measured, `speed sampler` and `speed update` one suite; `speed laws` is how
+many of the engines' laws held.
 
     python scripts/tables.py            write the tables
     python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is
@@ -205,6 +206,8 @@ PROBLEMS = {
     "images/jarzynski": "convolutions on 28 × 28, Jarzynski, 4,096 walkers",
     "images/f-ebm": "convolutions on 28 × 28, f-EBM, 4,096 chains",
     "images/adance": "convolutions on 28 × 28, AdaNCE",
+    "jem/wrn-28-10": "JEM, WRN-28-10 on 3 × 32 × 32, 20 steps of 64 chains",
+    "jem/wrn-28-10, bf16": "the same in bf16-mixed",
 }
 """What the suites time, in words."""
 SPEEDS = {
@@ -213,9 +216,45 @@ SPEEDS = {
 }
 
 
+LAWS = {
+    "captured": "recorded chains, bit for bit",
+    "compile": "compiled chains, to 10⁻⁴",
+    "fused": "fused chains with eager's noise, to 10⁻⁴",
+    "update": "whole updates of a method, bit for bit",
+    "log_z": "a path to log Z, bit for bit",
+    "memory": "a long chain's memory is a short one's",
+}
+"""What each kind of law says."""
+
+
+def laws(folder: Path) -> str:
+    """How many laws of each kind held on every device, and the largest difference."""
+    parts = []
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        held = json.loads(file.read_text())
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for row in held["suites"].get("laws", []):
+            if row["metric"].startswith("law/"):
+                kinds.setdefault(row["metric"].split("/")[1], []).append(row)
+        rows = [
+            [
+                LAWS.get(kind, kind),
+                f"{sum(r['ok'] for r in own)} of {len(own)}",
+                _shown(float(max(r["value"] for r in own))),
+            ]
+            for kind, own in kinds.items()
+        ]
+        if rows:
+            head = ["engines held to eager", "hold", "largest difference"]
+            parts.append(f"{held['device']}, torch {held['torch']}:\n\n{_markdown(head, rows)}")
+    return (
+        "\n\n".join(parts) or "*Not held to eager yet: `metastable bench --suite laws --out results/bench`.*"
+    )
+
+
 def speed(folder: Path, suites: Sequence[str] = ()) -> str:
     """Milliseconds by engine and peer for every device that was measured, one table for each suite."""
-    parts = []
+    parts = [laws(folder)] if "laws" in suites else []
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         held = json.loads(file.read_text())
         for suite, (front, title) in SPEEDS.items():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         walkers,
     )
     from metastable.api import continue_sampling, fit, load_run, log_partition, sample
+    from metastable.core.precision import precision
     from metastable.core.types import LogPartition, Walkers
     from metastable.estimator import EnergyDensity
     from metastable.runs.run import Run
@@ -47,6 +48,7 @@ _NAMES = {
     "continue_sampling": "metastable.api",
     "log_partition": "metastable.api",
     "load_run": "metastable.api",
+    "precision": "metastable.core.precision",
     "EnergyDensity": "metastable.estimator",
     "Run": "metastable.runs.run",
     "Walkers": "metastable.core.types",
@@ -69,6 +71,7 @@ __all__ = [
     "log_partition",
     "methods",
     "policies",
+    "precision",
     "proposals",
     "sample",
     "training",

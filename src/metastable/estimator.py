@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from metastable.api import fit, log_partition
 from metastable.core.errors import ConfigError, require, require_count
+from metastable.core.memory import rows_at_once
 from metastable.core.protocols import reference_of
 from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
@@ -271,7 +272,9 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
 
     def _log_density(self, X: Any) -> np.ndarray:
         with torch.no_grad():
-            energies = torch.cat([self.energy_(part) for part in torch.tensor(X).split(BLOCK)])
+            rows = torch.tensor(X)
+            parts = rows.split(rows_at_once(self.energy_, rows, BLOCK))
+            energies = torch.cat([self.energy_(part) for part in parts])
         return -energies.numpy() - self.log_partition_.value
 
     def score(self, X: Any, y: Any = None) -> float:

@@ -33,6 +33,7 @@ NOT_MEMBERS = {  # of functions, settings, states, modules of torch and the syst
         "build",
         "crowding",
         "device",
+        "side",
         "forward",
         "hyper",
         "item",

@@ -16,11 +16,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from metastable.core.capture import CaptureError
+from metastable.core.errors import DivergenceError
 from metastable.core.types import energy_and_grad
 from metastable.core.waiting import unwatched
 from metastable.energies import MLP, Tilted
 from metastable.kernels import HMC, MALA, ChainState, fused, run_chain
-from metastable.methods import Context, ContrastiveDivergence, ExactDraws, Jarzynski, PersistentCD
+from metastable.methods import Context, ContrastiveDivergence, ExactDraws, Jarzynski, PersistentCD, ShortRun
 from metastable.proposals import fit_gaussian
 from metastable.training import SGD, Adam, Schedule, TrainerConfig, captured
 from metastable.training.captured import Captured, replace_leaves, tensors_of
@@ -96,14 +97,13 @@ def equal(a: dict[str, list], b: dict[str, list]) -> bool:
 @pytest.fixture
 def launches(monkeypatch) -> list[int]:
     made = []
-    call = Captured.__call__
+    launched = Captured.launched
 
-    def counted(self, context, *given):
-        found = call(self, context, *given)
-        made.extend([] if found is None else [context.step])
-        return found
+    def counted(self, recorded, state, planned):
+        made.append(len(planned))
+        return launched(self, recorded, state, planned)
 
-    monkeypatch.setattr(Captured, "__call__", counted)
+    monkeypatch.setattr(Captured, "launched", counted)
     return made
 
 
@@ -111,6 +111,14 @@ def launches(monkeypatch) -> list[int]:
 def test_launched_updates_are_the_updates(method, launches):
     eager = left_by(trainer(method, "eager", steps=7))
     assert not launches
+    assert equal(left_by(trainer(method, "captured", steps=7)), eager)
+    assert len(launches) >= 3
+
+
+@pytest.mark.parametrize("method", [PACED, PersistentCD(walkers=16)], ids=["jarzynski", "pcd"])
+def test_rounded_updates_are_the_updates(method, launches, monkeypatch):
+    monkeypatch.setitem(globals(), "ENGINE", Engine("cpu", "bf16-mixed"))
+    eager = left_by(trainer(method, "eager", steps=7))
     assert equal(left_by(trainer(method, "captured", steps=7)), eager)
     assert len(launches) >= 3
 
@@ -143,6 +151,108 @@ def test_resuming_in_between_changes_nothing(method, tmp_path, launches):
     assert launches
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [3, 4, 6, 8, 9, 12]
     assert all(torch.equal(*pair) for pair in zip(tensors_of(again.state), eager["state"], strict=True))
+
+
+# ---- several updates in one launch
+
+
+def all_of(made: Trainer) -> dict[str, list]:
+    """What a training leaves that launches several updates wherever it can."""
+    update = made._update
+    made._update = lambda: update(made._unseen())
+    return left_by(made)
+
+
+@pytest.fixture
+def together(monkeypatch) -> None:
+    """Launches of several updates however few are left."""
+    monkeypatch.setattr("metastable.training.trainer.WORTH", 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["cd", "pcd", "jarzynski, mini-batch", "f-ebm, js on jarzynski", "adance", "ranking-nce"]
+)
+def test_updates_launched_together_are_the_updates(name, launches, together):
+    method, settings = MEMBERS[name], {"steps": 25, "log_every": 4}
+    assert equal(
+        all_of(trainer(method, "captured", **settings)), left_by(trainer(method, "eager", **settings))
+    )
+    assert max(launches) >= 3
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_updates_launched_together_whatever_the_trainer_is_told(options, launches, together):
+    options = {"steps": 30, "log_every": 5} | options
+    eager = left_by(trainer(PACED, "eager", **options))
+    assert equal(all_of(trainer(PACED, "captured", **options)), eager)
+    assert launches.count(5) >= 3
+
+
+def test_resuming_between_launches_of_several_changes_nothing(tmp_path, launches, together):
+    settings = {"checkpoint_every": 15, "log_every": 6, "ema": 0.9, "steps": 45}
+    eager = left_by(trainer(PACED, "eager", **settings))
+    trainer(PACED, "captured", **settings, folder=tmp_path).run()
+    for step in (30, 45):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
+    launches.clear()
+    again = trainer(PACED, "captured", **settings, folder=tmp_path)
+    again.run(resume=True)
+    assert max(launches) >= 3
+    steps = [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert steps == [*range(6, 13, 6), 15, 18, 24, 30, 36, 42, 45]
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(again.state), eager["state"], strict=True))
+
+
+def test_rates_of_the_first_update_for_all_of_a_launch_are_noticed(launches, together, monkeypatch):
+    eager = left_by(trainer(PACED, "eager", steps=30))
+    monkeypatch.setattr(Updates, "turn_to", lambda self, place: None)
+    assert not equal(all_of(trainer(PACED, "captured", steps=30)), eager)
+    assert max(launches) == 3
+
+
+def test_a_metric_that_is_a_parameter_is_read_before_the_next_update_changes_it():
+    own, other = torch.ones(2), torch.zeros(1)
+    kept = captured.apart({"a": own[0], "b": other}, {own.untyped_storage().data_ptr()})
+    own.zero_()
+    assert kept["a"] == 1
+    assert kept["b"] is other
+
+
+def test_a_line_that_diverged_stops_training_though_it_is_read_later(tmp_path, launches, together):
+    settings = {"steps": 60, "log_every": 5, "checkpoint_every": 20, "energy_limit": 8.0}
+    settings |= {"optimiser": SGD(2.0), "schedule": Schedule()}
+    errors, rows = [], []
+    for engine in ("eager", "captured"):
+        (tmp_path / engine).mkdir()
+        with pytest.raises(DivergenceError) as error:
+            trainer(PersistentCD(walkers=40), engine, folder=tmp_path / engine, **settings).run()
+        errors.append((error.value.step, str(error.value).replace(engine, "")))
+        rows.append([row["step"] for row in read_jsonl(tmp_path / engine / "metrics.jsonl")])
+    assert errors[0] == errors[1]
+    assert errors[0][0] == rows[0][-1] == 35
+    assert max(launches) == 5
+    assert rows[0] == rows[1]
+
+
+def test_training_that_is_rolled_back_goes_on_as_step_by_step(tmp_path, launches, together):
+    settings = {"steps": 60, "log_every": 5, "checkpoint_every": 20, "energy_limit": 8.0}
+    settings |= {"optimiser": SGD(2.0), "schedule": Schedule(), "on_divergence": "rollback"}
+    found = []
+    for engine in ("eager", "captured"):
+        (tmp_path / engine).mkdir()
+        made = trainer(PersistentCD(walkers=40), engine, folder=tmp_path / engine, **settings)
+        made.run()
+        assert made.rollbacks
+        rows = [{k: v for k, v in row.items() if k != "seconds"} for row in made.recorder.history]
+        found.append(([*made.players["energy"].state_dict().values()], rows))
+    assert all(torch.equal(*pair) for pair in zip(found[0][0], found[1][0], strict=True))
+    assert found[0][1] == found[1][1]
+    assert max(launches) == 5
+
+
+def test_few_updates_that_are_left_are_launched_one_by_one(launches):
+    all_of(trainer(PACED, "captured", steps=30))
+    assert set(launches) == {1}
 
 
 # ---- nobody waits for a device
@@ -220,7 +330,7 @@ def test_a_state_that_is_not_written_back_is_noticed(monkeypatch):
 
 def test_a_rate_that_stays_is_noticed(monkeypatch):
     write = Rates.write
-    stays = lambda self: write(self) if self.numbers[0] is None else None  # noqa: E731
+    stays = lambda self, place=0: write(self, place) if self.numbers[0][0] is None else None  # noqa: E731
     assert not mutant(monkeypatch, Rates, "write", stays)
 
 
@@ -255,10 +365,12 @@ def test_the_choice_and_its_reason():
     assert choose_engine("compile", gpu, method, 1000).chains == "compile"
 
 
-def chains_of(wanted, method=None, energy=None, precision="32-true"):
+def chains_of(wanted, method=None, energy=None, precision="32-true", steps=10_000):
     x = torch.zeros(5, 3)
     energy = Tilted(fit_gaussian(torch.randn(20, 3)), MLP(3, hidden=(8,))) if energy is None else energy
-    choice = choose_engine(wanted, torch.device("cuda"), method or PersistentCD(), 1000, energy, x, precision)
+    choice = choose_engine(
+        wanted, torch.device("cuda"), method or PersistentCD(), steps, energy, x, precision
+    )
     assert choice.chosen == "captured"
     return choice
 
@@ -268,6 +380,10 @@ def test_chains_of_perceptrons_are_fused_in_recorded_updates_and_others_say_why_
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert str(chains_of("auto")) == "captured; chains fused"
     assert chains_of("fused", Jarzynski()).chains == "fused"
+    assert chains_of("auto", steps=9_999).chains == "eager"
+    assert "9999 updates are too few for what compiling" in str(chains_of("auto", steps=9_999))
+    assert chains_of("auto", ShortRun(steps=10), steps=1_000).chains == "fused"
+    assert chains_of("fused", steps=200).chains == "fused"
     assert chains_of("captured").chains == "eager"  # bit for bit the chains of eager updates
     assert str(chains_of("auto", ExactDraws())) == "captured"
     for settings, words in (

@@ -15,7 +15,7 @@ from torch import distributions as td
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import Proposal
 from metastable.proposals import Gaussian, Uniform, fit_gaussian
-from metastable.proposals.basic import FULL_COVARIANCE_LIMIT
+from metastable.proposals.basic import FULL_COVARIANCE_LIMIT, by_inverse
 
 F64 = torch.float64
 over = pytest.mark.parametrize
@@ -245,3 +245,13 @@ def test_pixels_share_a_floor():
     x[:, 0, 0, 0] = 0.0
     typical = x.var(0, correction=0).mean().sqrt()
     torch.testing.assert_close(fit_gaussian(x).scale[0, 0, 0], 1e-3 * typical)
+
+
+def test_a_small_matrix_is_undone_by_its_inverse_as_by_solving():
+    """What a GPU does, where solving for many narrow events is slow."""
+    q = Gaussian(MEAN, FACTOR)
+    x = torch.randn((50, 3), generator=rng(), dtype=F64) * 3
+    white = by_inverse(x - MEAN, q.gaussians().factor[0])
+    torch.testing.assert_close(
+        -0.5 * white.square().sum(1) - q._constant(), q.log_prob(x), rtol=1e-12, atol=1e-12
+    )

@@ -28,12 +28,14 @@ SUITES: dict[str, Suite] = {
     "step-cost": _suite("step_cost"),
     "sampler": _suite("sampler"),
     "update": _suite("update"),
+    "laws": _suite("laws"),
     "scoring": _suite("scoring"),
     "interpolant": _suite("interpolant"),
 }
 """`step-cost`: what a Jarzynski update costs beside a PCD update. `sampler`: Langevin steps per second. `update`: a
-whole training update, step by step and recorded. `scoring`: candidates scored by an energy beside the ODE of a
-diffusion. `interpolant`: log-densities of a continuous flow on two time scales and on one."""
+whole training update, step by step and recorded. `laws`: every engine held to eager on this device. `scoring`:
+candidates scored by an energy beside the ODE of a diffusion. `interpolant`: log-densities of a continuous flow on
+two time scales and on one."""
 
 
 def run_suite(name: str, **options: Any) -> list[Row]:

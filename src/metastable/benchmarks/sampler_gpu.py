@@ -1,11 +1,13 @@
 """The sampler suite on a GPU: our engines side by side, TorchEBM, and JAX and BlackJAX where they see the GPU.
 
 A perceptron on the plane with few and with many chains, and convolutional energies of 32 × 32 images. All make the
-same Langevin update on the same weights in float32; a case that cannot run is left out of the rows.
+same Langevin update on the same weights, in float32 but where the name says otherwise; a case that cannot run is
+left out of the rows.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import need
+from metastable.core.precision import channels_last, precision
 from metastable.core.random import seeded
 from metastable.experiments.base import Row
 from metastable.kernels import MALA, ULA, Kernel, run_chain
@@ -23,6 +26,8 @@ from .peers import EXTRA, PURPOSE, Chain, jax_chain, jax_energy, problem, torche
 from .timing import Timings, by_turns
 
 ENGINES = ("eager", "compile", "captured", "fused")
+ROUNDED = {"ula": ("captured", "compile"), "mala": ("captured",)}
+"""Engines that are timed in bfloat16 too, on convolutions: compiling one more takes ten seconds."""
 LONGER = {"mlp/1024": 10}
 """Problems whose steps are so short that a timing has this many times as many."""
 SIZES = {"mlp/1024": 1024, "mlp/100000": 100_000, "conv/64": 128, "conv/128": 256}
@@ -64,8 +69,7 @@ def problems(device: torch.device, sizes: Mapping[str, int], seed: int) -> dict[
             made[name] = Problem(energy.to(device), x.to(device), 0.01)
         else:
             x = torch.randn((chains, 3, 32, 32), generator=torch.Generator().manual_seed(seed))
-            net = conv_energy(int(number), seed).requires_grad_(False)
-            made[name] = Problem(net.to(device), x.to(device), 1e-4)
+            made[name] = Problem(conv_energy(int(number), seed).to(device), x.to(device), 1e-4)
     return made
 
 
@@ -73,19 +77,15 @@ def engine_chain(kernel: Kernel, given: Problem, engine: str) -> Chain:
     """`run_chain`, from the same positions every time."""
     energy, x = given.energy, given.x
     rng = torch.Generator(x.device).manual_seed(0)
-    return lambda steps: run_chain(kernel, energy, kernel.init(energy, x), steps, rng, engine=engine).state.x
+    return lambda steps: run_chain(kernel, energy, x, steps, rng, engine=engine).state.x
 
 
-def in_tf32(chain: Chain) -> Chain:
-    """The same chain with products of matrices in TF32, as `torch.set_float32_matmul_precision("high")` asks."""
+def rounded(chain: Chain, name: str) -> Chain:
+    """The same chain at another precision."""
 
     def run(steps: int) -> Any:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        try:
+        with precision(name):
             return chain(steps)
-        finally:
-            torch.set_float32_matmul_precision(before)
 
     return run
 
@@ -98,7 +98,14 @@ def cases_of(name: str, given: Problem, steps: int) -> dict[str, Chain]:
             if choose(kernel, given.energy, given.x, steps, engine).engine == engine:
                 made[f"{kernel.name}/{engine}"] = engine_chain(kernel, given, engine)
         if f"{kernel.name}/fused" in made:
-            made[f"{kernel.name}/fused tf32"] = in_tf32(made[f"{kernel.name}/fused"])
+            made[f"{kernel.name}/fused tf32"] = rounded(made[f"{kernel.name}/fused"], "tf32")
+        if name.startswith("conv"):
+            beside = given._replace(energy=channels_last(copy.deepcopy(given.energy)))
+            able = [e for e in ROUNDED[kernel.name] if f"{kernel.name}/{e}" in made]
+            for engine in able:
+                made[f"{kernel.name}/{engine} bf16"] = rounded(
+                    engine_chain(kernel, beside, engine), "bf16-mixed"
+                )
         made[f"{kernel.name}/auto"] = engine_chain(kernel, given, "auto")
     if importlib.util.find_spec("torchebm"):
         made["torchebm"] = torchebm_chain(given.energy, given.x, given.step_size)

@@ -65,6 +65,7 @@ def run(
     memory_updates: int = 3,
     cores: int | None = None,
     seed: int = 0,
+    device: str | None = None,
 ) -> list[Row]:
     """Ratios of update times, and the peak memory of a large training.
 
@@ -81,9 +82,11 @@ def run(
         memory_updates: its updates.
         cores: CPUs to use; by default as many as torch does.
         seed: of every random number.
+        device: `cpu`, or a GPU; the one that is there by default.
     """
+    home = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with on_cores(cores):
-        x = teacher(data, dim, -10.0, 6.0, 0.25, seed).x
+        x = teacher(data, dim, -10.0, 6.0, 0.25, seed).x.to(home)
         rows: list[Row] = []
         for name, make in _energies(x, hidden, seed).items():
             trainers = {label: make(method) for label, method in methods(walkers).items()}
@@ -93,7 +96,7 @@ def run(
         rows += _near_rows("care", CARE_TARGET, make, plain_and_careful(walkers), updates, rounds, warmup)
         for name in CONTRASTS:
             settings = {"dim": dim, "batch": batch, "hidden": list(hidden), "updates": updates}
-            settings |= {"rounds": rounds, "warmup": warmup, "cores": cores, "seed": seed}
+            settings |= {"rounds": rounds, "warmup": warmup, "cores": cores, "seed": seed, "device": home}
             found = returned_by(time_contrast, name=name, **settings)
             rows += [
                 Row(f"step_cost_ratio/{name}", found["ratio"], "<=", CONTRAST_TARGET),
@@ -101,7 +104,8 @@ def run(
                 Row(f"update_ms/{name}/by_hand", found["hand_ms"]),
             ]
         large = {"dim": dim, "walkers": memory_walkers, "hidden": list(hidden)}
-        peak = peak_of(train_large, updates=memory_updates, seed=seed, **large)
+        measure = peak_of if home == "cpu" else returned_by  # which returns the most that the GPU held
+        peak = measure(train_large, updates=memory_updates, seed=seed, device=home, **large)
         rows.append(Row(f"peak_memory_gb/N={short(memory_walkers)}", peak / 1e9, "<=", MEMORY_TARGET))
         return rows + machine()
 
@@ -119,28 +123,32 @@ def _energies(x: Tensor, hidden: Sequence[int], seed: int) -> dict[str, Callable
     dim = x.shape[1]
     return {
         "mlp": lambda method: trainer(network(x, hidden, seed), x, method, Adam(1e-3), seed),
-        "mixture": lambda method: trainer(student(dim, seed), x, method, rates(0.025, 0.125), seed),
+        "mixture": lambda method: trainer(
+            student(dim, seed).to(x.device), x, method, rates(0.025, 0.125), seed
+        ),
     }
 
 
 def network(x: Tensor, hidden: Sequence[int], seed: int) -> nn.Module:
     """A perceptron on top of a Gaussian with the data's mean and variances, from which walkers start exactly."""
     reference = Gaussian(x.mean(0), 1.2 * x.std(0))
-    return Tilted(reference, MLP(x.shape[1], tuple(hidden), seed=seed))
+    return Tilted(reference, MLP(x.shape[1], tuple(hidden), seed=seed)).to(x.device)
 
 
 def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, seed: int) -> Trainer:
     """A training that has begun, in memory."""
-    config = TrainerConfig(batch_size=None, optimiser=optimiser, device="cpu")
-    noise = fit_gaussian(x)
+    config = TrainerConfig(batch_size=None, optimiser=optimiser, device=str(x.device))
+    noise, companions = fit_gaussian(x), {}
+    for name, module in method.companions(energy, x, noise, seed).items():
+        companions[name] = module.to(x.device)
     training = Trainer(
         energy,
-        {"energy": energy, **method.companions(energy, x, noise, seed)},
+        {"energy": energy, **companions},
         x,
         method,
         config,
         noise=noise,
-        engine=Engine("cpu"),
+        engine=Engine(str(x.device)),
         make_context=Context,
         seed=seed,
     )
@@ -149,11 +157,14 @@ def trainer(energy: nn.Module, x: Tensor, method: Method, optimiser: Callable, s
 
 
 def advance(training: Trainer, updates: int) -> None:
-    """So many updates, with their log lines."""
+    """So many updates, with their log lines, until they are done."""
     with flushed():  # as in `Trainer.run`
-        for _ in range(updates):
-            training._update()
+        end = training.context.step + updates
+        while training.context.step < end:
+            training._update(min(training._unseen(), end - training.context.step))
             training._after_update()
+    if training.engine.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _rows(name: str, trainers: dict[str, Trainer], updates: int, rounds: int, warmup: int) -> list[Row]:
@@ -242,11 +253,11 @@ ByHand = Callable[[nn.Module, Tensor, torch.Generator], Callable[[], None]]
 def nce_by_hand(energy: nn.Module, x: Tensor, rng: torch.Generator) -> Callable[[], None]:
     """An update of binary NCE as plain torch code: Gaussian noise, one forward pass, a learned log Z, Adam."""
     mean, factor, log_noise = _gaussian_by_hand(x)
-    c = nn.Parameter(torch.zeros(()))
+    c = nn.Parameter(x.new_zeros(()))
     optimiser = torch.optim.AdamW([*energy.parameters(), c], LEARNING_RATE, weight_decay=0.0)
 
     def update() -> None:
-        y = mean + torch.randn(x.shape, generator=rng) @ factor.T
+        y = mean + torch.randn(x.shape, generator=rng, device=x.device) @ factor.T
         points = torch.cat([x, y])
         G = -energy(points) - c - log_noise(points)
         loss = softplus(-G[: len(x)]).mean() + softplus(G[len(x) :]).mean()
@@ -263,7 +274,7 @@ def ranking_by_hand(energy: nn.Module, x: Tensor, rng: torch.Generator) -> Calla
     optimiser = torch.optim.AdamW(energy.parameters(), LEARNING_RATE, weight_decay=0.0)
 
     def update() -> None:
-        y = mean + torch.randn((NEGATIVES * len(x), x.shape[1]), generator=rng) @ factor.T
+        y = mean + torch.randn((NEGATIVES * len(x), x.shape[1]), generator=rng, device=x.device) @ factor.T
         points = torch.cat([x, y])
         r = -energy(points) - log_noise(points)
         loss = softplus(r[len(x) :].view(-1, NEGATIVES).logsumexp(1) - r[: len(x)]).mean()
@@ -303,18 +314,20 @@ def time_contrast(
     warmup: int,
     cores: int | None,
     seed: int,
+    device: str = "cpu",
 ) -> dict[str, float]:
     """A method of noise contrast beside its loop by hand: the ratio of their times, and milliseconds an update."""
     method, by_hand = CONTRASTS[name]
     with on_cores(cores):
-        x = teacher(batch, dim, -10.0, 6.0, 0.25, seed).x
+        x = teacher(batch, dim, -10.0, 6.0, 0.25, seed).x.to(device)
         training = trainer(network(x, hidden, seed), x, method, Adam(LEARNING_RATE), seed)
-        update = by_hand(network(x, hidden, seed), x, torch.Generator().manual_seed(seed))
+        update = by_hand(network(x, hidden, seed), x, torch.Generator(device).manual_seed(seed))
 
         advance(training, warmup)
         for _ in range(warmup):
             update()
-        cases = {"ours": lambda: advance(training, 1), "hand": update}
+        wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+        cases = {"ours": lambda: advance(training, 1), "hand": lambda: (update(), wait())}
         # the limit is near: an update is short, and its time spreads
         times = by_turns(cases, 2 * rounds * updates)
     return {
@@ -324,11 +337,14 @@ def time_contrast(
     }
 
 
-def train_large(dim: int, walkers: int, hidden: list[int], updates: int, seed: int) -> None:
-    """The training whose memory is measured: N walkers and as many data rows, full batch."""
-    x = torch.randn((walkers, dim), generator=torch.Generator().manual_seed(seed))
+def train_large(
+    dim: int, walkers: int, hidden: list[int], updates: int, seed: int, device: str = "cpu"
+) -> int:
+    """The training whose memory is measured: N walkers and as many data rows, full batch; bytes of the GPU."""
+    x = torch.randn((walkers, dim), generator=torch.Generator().manual_seed(seed)).to(device)
     method = Jarzynski(walkers=walkers, step_size=STEP_SIZE, pace=None)
     advance(trainer(network(x, hidden, seed), x, method, Adam(1e-3), seed), updates)
+    return torch.cuda.max_memory_allocated() if device != "cpu" else 0
 
 
 def short(count: int) -> str:

@@ -1,4 +1,4 @@
-"""One training update, step by step and launched as a whole: the demo's methods, and energies of 28 × 28 images.
+"""One training update, step by step and launched as a whole: the demo's methods, and energies of images.
 
 On a GPU an update is recorded as a CUDA graph (`training.captured`), and its time is set against that of the same
 update made step by step, through the real training loop, log lines included. On a CPU, where updates are not
@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import torch
 
-from metastable.core.types import Energy
+from metastable.core.batch import Batch
 from metastable.data import load_array
-from metastable.energies import ConvNet, Tilted
+from metastable.energies import ConvNet, JointEnergy, Tilted
 from metastable.energies.build import MLPConfig
+from metastable.energies.wide_resnet import WideResNet
+from metastable.evaluation.rounding import rounding_of
 from metastable.experiments.base import Row
-from metastable.methods import AdaptiveNCE, FDivergence, Jarzynski, Method, PersistentCD
+from metastable.methods import JEM, AdaptiveNCE, FDivergence, Jarzynski, Method, PersistentCD
 from metastable.methods.base import Context
 from metastable.proposals import fit_gaussian
 from metastable.runs.plan import make_plan, trainer_of
@@ -28,8 +30,20 @@ from .step_cost import advance
 from .timing import by_turns, machine
 
 OVER_EAGER = {"demo/jarzynski": 10.0, "demo/pcd": 8.0, "images/jarzynski": 2.0, "images/adance": 2.0}
-WARM = 24
-"""Updates before anything is timed: recordings are made at the second of each kind."""
+OVER_PCD = {"jarzynski": ("pcd", 1.10), "jarzynski-batch": ("pcd-batch", 1.10)}
+OVER_PCD["jarzynski-batch-all"] = "pcd-batch", 1.35
+"""What Jarzynski's updates are set against, with as many chains that move, and how much more they may take."""
+ROUNDED = {
+    "images/jarzynski": ("auto tf32", "auto bf16", "compile bf16"),
+    "images/f-ebm": ("auto bf16",),
+    "images/adance": ("auto bf16",),
+}
+"""Engines with a precision that are timed besides."""
+WARM = 60
+"""Updates before anything is timed: recordings are made at the second of each kind, then of several."""
+FEW = 4
+"""Updates in one timing of a network that takes long, and before it."""
+LONG = ("jem/wrn-28-10", "jem/wrn-28-10, bf16")
 STEPS = 100_000
 """Of which no timing reaches the end."""
 
@@ -62,22 +76,34 @@ def run(
     measured: list[Row] = []
     for name, make in cases(walkers, rows).items():
         if "captured" in engines or name.startswith("demo"):
-            measured += rows_of(name, make, engines, rounds, place)
+            timed = engines | dict.fromkeys(ROUNDED.get(name, ()), updates)
+            timed = dict.fromkeys(engines, FEW) if name in LONG else timed
+            measured += rows_of(name, make, timed, 2 if name in LONG else rounds, place)
     ms = {row.metric: row.value for row in measured}
+    if "captured" in engines:
+        full, half = (ms[f"update_ms/{name}/{e}"] for name, e in zip(LONG, ("eager", "auto"), strict=True))
+        measured.append(Row("speed_ratio/jem/wrn-28-10/bf16", full / half, ">=", 2.0))
     fast = list(engines)[-1]
-    ratio = ms[f"update_ms/demo/jarzynski/{fast}"] / ms[f"update_ms/demo/pcd/{fast}"]
-    measured.append(Row("cost_ratio/demo/jarzynski_over_pcd", ratio))
+    for own, (other, most) in OVER_PCD.items():
+        ratio = ms[f"update_ms/demo/{own}/{fast}"] / ms[f"update_ms/demo/{other}/{fast}"]
+        relation, bar = ("<=", most) if fast == "auto" else (None, None)
+        measured.append(Row(f"cost_ratio/demo/{own}_over_{other}", ratio, relation, bar))
     return [*measured, *machine(device=torch.cuda.get_device_name() if "captured" in engines else place)]
 
 
 def cases(walkers: int, rows: int) -> dict[str, Make]:
     """What is trained, by name; each takes an engine and a device."""
+    some = max(1, walkers // 16)
     return {
         "demo/jarzynski": demo(Jarzynski(walkers=walkers)),
         "demo/pcd": demo(PersistentCD(walkers=walkers)),
+        "demo/jarzynski-batch": demo(Jarzynski(walkers=walkers, batch=some, gradient="batch")),
+        "demo/jarzynski-batch-all": demo(Jarzynski(walkers=walkers, batch=some)),
+        "demo/pcd-batch": demo(PersistentCD(walkers=walkers, batch=2 * some)),
         "images/jarzynski": images(Jarzynski(walkers=walkers), rows),
         "images/f-ebm": images(FDivergence(source=PersistentCD(walkers=walkers)), rows),
         "images/adance": images(AdaptiveNCE(), rows),
+        **{name: joint("bf16-mixed" if "bf16" in name else "32-true") for name in LONG},
     }
 
 
@@ -94,18 +120,44 @@ def demo(method: Method) -> Make:
 
 
 def images(method: Method, rows: int) -> Make:
-    """A convolutional energy of 28 × 28 images on a Gaussian."""
+    """A convolutional energy of 28 × 28 images on a Gaussian; an engine may come with a precision, `auto bf16`."""
 
     def make(engine: str, device: str) -> Trainer:
+        engine, _, rounded = engine.partition(" ")
+        home = Engine(device, "bf16-mixed" if rounded == "bf16" else rounded or "32-true")
         rng = torch.Generator().manual_seed(0)
         x = torch.rand((rows, 1, 28, 28), generator=rng)
         x = (x + 0.5 * torch.randn(x.shape, generator=rng)).to(device)
-        noise, energy = fit_gaussian(x), Tilted(fit_gaussian(x), ConvNet((1, 28, 28))).to(device)
+        noise, energy = fit_gaussian(x), home.place_module(Tilted(fit_gaussian(x), ConvNet((1, 28, 28))))
         players = {"energy": energy, **method.companions(energy, x, noise, 0)}
         config = TrainerConfig(steps=STEPS, engine=engine, device=device, optimiser=Adam(1e-4))
-        given: dict[str, torch.nn.Module | Energy] = {name: m.to(device) for name, m in players.items()}
-        home = Engine(device)
+        given = {name: home.place_module(m) for name, m in players.items()}
         return Trainer(energy, given, x, method, config, noise=noise, engine=home, make_context=Context)  # pyright: ignore
+
+    return make
+
+
+def joint(precision: str, depth: int = 28, width: int = 10, rows: int = 512) -> Make:
+    """JEM as its paper has it: a wide residual network on 3 × 32 × 32, 20 steps of 64 chains an update."""
+
+    def make(engine: str, device: str) -> Trainer:
+        rng = torch.Generator().manual_seed(0)
+        x = torch.rand((rows, 3, 32, 32), generator=rng).to(device)
+        labels = torch.randint(10, (rows,), generator=rng).to(device)
+        energy = JointEnergy(WideResNet((3, 32, 32), depth, width, outputs=10)).to(device)
+        if precision != "32-true":  # in which matrix units read half as much
+            energy.to(memory_format=torch.channels_last)  # pyright: ignore
+        config = TrainerConfig(
+            steps=STEPS,
+            engine=engine,
+            device=device,
+            batch_size=64,
+            optimiser=Adam(1e-4),
+            precision=precision,
+        )
+        home, method = Engine(device, precision), JEM()
+        options = {"noise": fit_gaussian(x), "engine": home, "make_context": Context}
+        return Trainer(energy, {"energy": energy}, Batch(x, labels), method, config, **options)  # pyright: ignore
 
     return make
 
@@ -116,11 +168,15 @@ def rows_of(name: str, make: Make, engines: dict[str, int], rounds: int, device:
     trainers = {engine: make(engine, device) for engine in engines}
     for engine, training in trainers.items():
         training._begin()
-        advance(training, min(WARM, engines[engine]) if engine == "eager" else WARM)
+        few = engine == "eager" or name in LONG
+        advance(training, min(WARM, engines[engine]) if few else WARM)
     turns = {e: lambda t=t, n=engines[e]: (advance(t, n), wait()) for e, t in trainers.items()}
     times = by_turns(turns, rounds)
     ms = {engine: 1e3 * times.median(engine) / count for engine, count in engines.items()}
     found = [Row(f"update_ms/{name}/{engine}", value) for engine, value in ms.items()]
+    for kind in {engine.partition(" ")[2] for engine in engines} & {"bf16"}:
+        rounding = rounding_of(trainers[f"auto {kind}"].energy, trainers[f"auto {kind}"].context.data)
+        found.append(Row(f"rounding_std/{name}/{kind}", rounding.std))
     if "auto" in ms:
         floor, ratio = OVER_EAGER.get(name), ms["eager"] / ms["auto"]
         found.append(Row(f"speed_ratio/{name}/eager", ratio, ">=" if floor else None, floor))

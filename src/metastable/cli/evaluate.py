@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Device, LogZ, OwnEnergy, RunFolder, Seed
+from .options import Device, LogZ, OwnEnergy, Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from metastable.data import Dataset
     from metastable.runs.run import Run
 
+    from .images import ImageOptions
+
+IMAGE_ARRAYS = ("nearest_images", "nearest_distance")
+"""What an evaluation of pictures keeps for the page."""
+
 
 def evaluate(
-    run: RunFolder,
+    run: Annotated[Path | None, typer.Argument(help="The folder of a run; none with --samples.")] = None,
     data: Annotated[
         str | None, typer.Option(help="A file or toy:NAME; by default the run's held-out rows.")
     ] = None,
@@ -27,11 +32,36 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Data of another kind, for a classifier to tell apart; may be repeated."),
     ] = None,
+    inception: Annotated[
+        Path | None,
+        typer.Option(help="TorchScript file of FID's network; else METASTABLE_INCEPTION names it."),
+    ] = None,
+    images: Annotated[
+        int | None,
+        typer.Option(help="Judge the run's samples as pictures, this many; all it kept by default."),
+    ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(help="Pictures to judge in place of the run's samples: a file, mnist:FOLDER, …"),
+    ] = None,
+    log_weight: Annotated[Path | None, typer.Option(help="Their log-weights, a .npy file.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Pictures to compare with; by default those of training.")
+    ] = None,
+    fid_statistics: Annotated[
+        Path | None, typer.Option(help="An .npz file with mean and covariance that stand for them in FID.")
+    ] = None,
+    class_shares: Annotated[
+        bool, typer.Option("--class-shares", help="Train a classifier and tell the classes of samples.")
+    ] = False,
     energy: OwnEnergy = None,
     seed: Seed = 0,
     device: Device = "cpu",
 ) -> None:
     """Score a trained model on data: likelihood, mode weights, distances and outliers.
+
+    With --inception, --images or --samples its samples are judged as pictures: FID, KID, precision and recall, each
+    beside what fresh data have, nearest training images, and --class-shares. Without a run, --samples are judged.
 
     A classifier that is an energy model is also scored as a classifier, where the data have labels. A conditional
     run is scored on pairs, an .npz file with the arrays x and given.
@@ -39,12 +69,21 @@ def evaluate(
     from metastable.summary import judge_again, judged_step, judged_words
 
     from .console import console, say
+    from .images import ImageOptions, batch_bar, run_question, say_images
     from .runs import open_run, rows_for
 
+    asked = ImageOptions(inception, images, samples, log_weight, reference, fid_statistics, class_shares)
+    if run is None:
+        judge_pictures(asked, data, out, seed, device)
+        return
     found = open_run(run, device, energy)
     dataset, name = rows_for(found, data)
     outside = outsiders(found, dataset, ood or [])
-    result, arrays = judge_again(found, dataset, seed=seed, log_z=log_z, outsiders=outside)
+    with batch_bar() as bar:
+        question = run_question(found, dataset, name, asked, seed, bar) if asked.asked else None
+        result, arrays = judge_again(
+            found, dataset, seed=seed, log_z=log_z, outsiders=outside, images=question
+        )
     if "classifier" in result:
         result["classifier"] = {"data": name, **result["classifier"]}
     say(f"{run} on {name}, {result['rows']} {'pairs' if found.conditional else 'rows'}")
@@ -56,12 +95,42 @@ def evaluate(
             say(warning)
     else:
         say_scores(found, dataset, result)
+    say_images(result.get("images"))
     target = out or run / "evaluation.json"
     write(target, {"run": str(run), "step": judged_step(found), "data": name, **result})
     if target == run / "evaluation.json" and not found.conditional:
         look_at_negatives(found, data, seed)
-    write_figures(run, target, arrays if "classifier" in result else {})
+    kept = {k: v for k, v in arrays.items() if "classifier" in result or k in IMAGE_ARRAYS}
+    write_figures(run, target, kept)
     say(f"wrote {target}")
+
+
+def judge_pictures(asked: ImageOptions, data: str | None, out: Path | None, seed: int, device: str) -> None:
+    """Two sets of pictures, neither of them a run's."""
+    from metastable.evaluation.image_measures import image_measures
+
+    from .console import say
+    from .images import batch_bar, say_images, set_question
+
+    with batch_bar() as bar:
+        result, arrays = image_measures(set_question(asked, data, device, bar), seed)
+    say(f"{asked.samples} against {asked.reference or asked.fid_statistics}")
+    say_images(result)
+    if out is not None:
+        write(out, {"images": result})
+        say(f"wrote {out}", *(f"picture: {path}" for path in write_nearest(out, arrays)))
+
+
+def write_nearest(target: Path, arrays: dict[str, Any]) -> list[Path]:
+    """The picture of nearest images into the folder beside the JSON, where there is one."""
+    from metastable.report.sections.images import nearest_png
+
+    grid, path = nearest_png(arrays), target.with_suffix("") / "nearest.png"
+    if grid is None:
+        return []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(grid)
+    return [path]
 
 
 def say_scores(run: Run, dataset: Dataset, result: dict[str, Any]) -> None:
@@ -217,7 +286,7 @@ def write_figures(run: Path, target: Path, arrays: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / "figures.npz", **arrays)
         seen = replace(read_run(run), evaluation=read_object(target), evaluation_arrays=arrays)
-        written = save_classifier_figures(seen, folder)
+        written = save_classifier_figures(seen, folder) + write_nearest(target, arrays)
         say(f"pictures: {', '.join(str(path) for path in written)}")
     if target == run / "evaluation.json":
         say(f"report: {write_report(run)}")

@@ -55,16 +55,16 @@ def explain(error: Exception) -> tuple[str, int] | None:
     """The line to print and the exit status, or None for an error that nobody foresaw."""
     if isinstance(error, (typer.Exit, typer.Abort, BrokenPipeError)):
         return None
+    from metastable.core.errors import DivergenceError, MetastableError
+
+    if isinstance(error, MetastableError):
+        return str(error), FAILED if isinstance(error, DivergenceError) else REFUSED
     words = str(error).lower()
-    full = "out of memory" in words or "can't allocate memory" in words
+    full = "out of memory" in words or "can't allocate memory" in words or "not enough memory" in words
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and full):  # torch's is, on the CPU
         return f"out of memory ({error}); use fewer walkers, a smaller batch or a smaller energy", REFUSED
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; choose another place, or free some space", REFUSED
     if isinstance(error, OSError):
         return str(error), REFUSED
-    from metastable.core.errors import DivergenceError, MetastableError
-
-    if isinstance(error, MetastableError):
-        return str(error), FAILED if isinstance(error, DivergenceError) else REFUSED
     return None

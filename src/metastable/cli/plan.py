@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from metastable.core.batch import Beside
-from metastable.core.types import Energy, bind
+from metastable.core.memory import PROBE, kept_for_backward
+from metastable.core.types import bind
 from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
 from metastable.runs.plan import make_plan
@@ -20,7 +20,6 @@ from .settings import Job
 
 MOST_COLUMNS = 40
 COPIES = 4  # of each parameter: itself, its gradient and Adam's two averages
-PROBE = 7  # rows; no layer is as narrow, so that a parameter is not taken for an activation
 
 
 def print_plan(job: Job, folder: Path) -> None:
@@ -96,20 +95,6 @@ def memory(job: Job, energy: nn.Module, x: Tensor, seen: Any = None) -> int:
     parameters = sum(p.numel() * p.element_size() for p in energy.parameters())
     held = COPIES * parameters + x.numel() * x.element_size() + 3 * stored * row
     return held + (batch + moving) * kept_for_backward(energy if seen is None else seen, x[:PROBE])
-
-
-def kept_for_backward(energy: Energy, x: Tensor) -> int:
-    """Bytes that one row of a forward pass keeps until the backward pass."""
-    sizes: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        if tensor.dim() and tensor.shape[0] == len(x):
-            sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        energy(x.detach().requires_grad_(True))
-    return sum(sizes.values()) // len(x)
 
 
 def _size(n: int) -> str:

@@ -34,7 +34,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-N by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of every random number.")] = None,
     device: SomeDevice = None,
-    precision: Annotated[str | None, typer.Option(help="32-true, 64-true or bf16-mixed.")] = None,
+    precision: Annotated[str | None, typer.Option(help="32-true, 64-true, tf32 or bf16-mixed.")] = None,
     held_out: HeldOut = None,
     units: Annotated[
         str | None, typer.Option(help="What training measures columns in: auto, none, scale or whiten.")

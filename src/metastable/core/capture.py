@@ -12,6 +12,7 @@ decision that should have been made anew.
 from __future__ import annotations
 
 import functools
+import gc
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -43,7 +44,7 @@ def is_recording() -> bool:
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[Callable[[], None]]:
+def aside(device: torch.device, really: bool = True) -> Iterator[Callable[[], None]]:
     """What stands inside is recorded as running beside what comes after it, until the function given is called.
 
     Nothing outside may be changed inside, and nothing made inside be used before that call. Random numbers are
@@ -53,13 +54,20 @@ def aside(device: torch.device) -> Iterator[Callable[[], None]]:
     ...     x = torch.ones(1)
     >>> join()
     """
-    if not (is_recording() and device.type == "cuda"):
+    if not (really and is_recording() and device.type == "cuda"):
         yield lambda: None
         return
     here, beside = torch.cuda.current_stream(device), _stream(torch.cuda.current_device(), 1)
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
         yield lambda: here.wait_stream(beside)
+
+
+def together_again(device: torch.device) -> None:
+    """What comes now is recorded as running after all that ran aside."""
+    with aside(device) as join:
+        pass
+    join()
 
 
 class Recording(NamedTuple):
@@ -91,6 +99,7 @@ def record(
     changes: Sequence[Tensor] = (),
     generators: Sequence[torch.Generator] = (),
     pool: Any = None,
+    warm: int = WARM,
 ) -> Recording:
     """`function` recorded, with everything that it `changes` and draws from as it was before.
 
@@ -102,6 +111,7 @@ def record(
         generators: every generator that it draws from. A replay draws what the function would have drawn.
         pool: the memory of another recording (`recording.graph.pool()`), to be shared with recordings that never
             run at the same time and whose outputs are not needed any more.
+        warm: runs before the recording; none where all that it does was recorded before in other functions.
 
     Raises:
         CaptureError: it cannot be recorded.
@@ -122,7 +132,7 @@ def record(
     try:
         with _inside(), _uncached(device):
             if device.type == "cuda":
-                return _graphed(function, device, generators, pool, undo)
+                return _graphed(function, device, generators, pool, undo, warm)
             outputs = tuple(x.detach().clone() for x in function())
             return Recording(outputs, None, function, generators)
     finally:
@@ -140,6 +150,7 @@ def _graphed(
     generators: tuple[torch.Generator, ...],
     pool: Any,
     undo: Callable[[], None],
+    warm: int,
 ) -> Recording:
     """Warmed up and recorded on a stream of its own."""
     with torch.cuda.device(device):
@@ -147,10 +158,10 @@ def _graphed(
         stream.wait_stream(here)
         try:
             with torch.cuda.stream(stream):
-                for _ in range(WARM - 1):
+                for _ in range(warm - 1):
                     function()
                 with _nobody_waits():
-                    function()
+                    function() if warm else None
         finally:
             here.wait_stream(stream)
         undo()  # so that what is recorded is the same code path as what will run
@@ -159,13 +170,29 @@ def _graphed(
             graph.register_generator_state(rng)
         try:
             # other threads may load data meanwhile
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _nothing_collected(),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
                 outputs = tuple(x.detach() for x in function())
         except Exception as error:
             torch.cuda.set_stream(here)  # what failed has left its stream in force
             _give_up(graph, device, generators)
             raise CaptureError(_words(error)) from error
     return Recording(outputs, graph, None, generators)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Garbage is collected before and after, not inside: a graph of another time that went would break this one."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @functools.cache

@@ -46,6 +46,22 @@ class DivergenceError(MetastableError, RuntimeError):
         self.checkpoint = checkpoint
 
 
+class OutOfMemoryError(MetastableError, RuntimeError):
+    """Something did not fit into memory; its cause is the allocator's own error.
+
+    Attributes:
+        part: what was being done.
+        batch: what was held at once, in words.
+        lower: settings to lower, with their values, in words.
+        why: what the allocator said.
+    """
+
+    def __init__(self, part: str, batch: str, lower: str, why: str):
+        advice = f"lower {lower}" if lower else "use a smaller energy"
+        super().__init__(f"{part}: {batch} did not fit into memory; {advice} ({why})")
+        self.part, self.batch, self.lower, self.why = part, batch, lower, why
+
+
 class MissingDependencyError(MetastableError, ImportError):
     """An optional package is needed for what was asked."""
 

@@ -123,6 +123,8 @@ class Method(Generic[State]):
     """The kernel that moves its chains, of several sources the first one's; None where nothing moves."""
     fresh_steps: ClassVar[int | None] = None
     """Steps of chains that begin afresh at every update; None where it has none of these."""
+    grows_with: ClassVar[tuple[str, ...]] = ("walkers", "batch", "negatives_per_datum", "chunk")
+    """Those of its settings, where it has them, that the memory of an update grows with."""
     not_recorded: ClassVar[str] = ""
     """Why its updates cannot be recorded and launched as a whole, in words; nothing where they can."""
 
@@ -133,6 +135,19 @@ class Method(Generic[State]):
     def why_not_fused(self, energy: Energy, x: Tensor) -> str | None:
         """Why chains of `energy` from rows like `x` cannot be one kernel on a GPU, in words; None if they can."""
         return "the method does not say that its chains can"
+
+    def sizes(self, batch: int, rows: int) -> dict[str, Any]:
+        """What to lower where memory is not enough for an update, with its value, the sources' included.
+
+        Walkers whose number follows from `batch` of `rows` data are given with it.
+        """
+        left_out = {"walkers": self.stored(batch, rows)}
+        own = {name: vars(self)[name] for name in self.grows_with if name in vars(self)}
+        own = {name: left_out.get(name) if value is None else value for name, value in own.items()}
+        for k, source in enumerate(self.sources):
+            front = f"sources.{k}" if len(self.sources) > 1 else "source"
+            own |= {f"{front}.{name}": value for name, value in source.sizes(batch, rows).items()}
+        return {name: value for name, value in own.items() if value is not None}
 
     def with_sources(self, sources: Sequence[Method]) -> Method:
         """The same method on other sources, as many as it has."""

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .memory import rows_at_once
+
 NUMBERS = 1 << 20
 """Numbers of input in one part: a thousand small images, or half a million points of the plane."""
 
@@ -15,10 +17,12 @@ NUMBERS = 1 << 20
 def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, numbers: int = NUMBERS) -> Tensor:
     """`function`, `(B, *event)` to `(B, …)`, over the rows of `x`, a part at a time and without gradients.
 
+    A part is `numbers` of input, or what memory holds where that is less.
+
     >>> in_parts(lambda part: part.sum(1), torch.ones(5, 2), numbers=4)
     tensor([2., 2., 2., 2., 2.])
     """
-    rows = max(1, numbers // max(1, x[:1].numel()))
+    rows = rows_at_once(function, x, max(1, numbers // max(1, x[:1].numel())))
     with torch.no_grad():
         return torch.cat([function(part).detach() for part in x.split(rows)])
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .batch import Batch as Batch
 from .errors import EnergyError, InputError, need
+from .memory import part_of
 from .protocols import Encoding, event_shape_of, has_time, provides
 from .protocols import is_discrete as is_discrete
 from .random import generator
@@ -165,20 +166,25 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
 
     An energy may bring its own `value_and_grad(x)`; otherwise automatic differentiation is used. Under
     `torch.compile` the functional transform is used instead, which traces without a graph break. One whose values
-    do not depend on x differentiably, such as 0 in a box and +inf outside, has gradient zero.
+    do not depend on x differentiably, such as 0 in a box and +inf outside, has gradient zero. Values are of
+    float32 at least, whatever autocast made the energy return: small differences of them become weights.
     """
     own = getattr(energy, "value_and_grad", None)
     if own is not None:
         with torch.no_grad():
-            return EnergyGrad(*own(x))
+            values, grad = own(x)
+            return EnergyGrad(precise(values), grad)
     if torch.compiler.is_compiling():
         values, grad = traced_energy_and_grad(energy, x)
         return EnergyGrad(values.detach(), grad.detach())
+    if (rows := part_of(x)) is not None and not isinstance(energy, Bound):
+        parts = [energy_and_grad(energy, part) for part in x.split(rows)]
+        return EnergyGrad(*(torch.cat(column) for column in zip(*parts, strict=True)))
     with torch.enable_grad():
         y = x.detach().requires_grad_(True)
         values = energy(y)
         grad = torch.autograd.grad(values.sum(), y)[0] if values.requires_grad else torch.zeros_like(x)
-    return EnergyGrad(values.detach(), grad)
+    return EnergyGrad(precise(values.detach()), grad)
 
 
 def traced_energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
@@ -188,7 +194,7 @@ def traced_energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
     """
 
     def total(y: Tensor) -> tuple[Tensor, Tensor]:
-        values = energy(y)
+        values = precise(energy(y))
         return values.sum(), values
 
     grad, (_, values) = torch.func.grad_and_value(total, has_aux=True)(x)

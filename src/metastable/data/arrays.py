@@ -119,7 +119,7 @@ class Dataset:
         held = min(max(round(fraction * parts), 1), parts - 1)
         rng = generator(derive(seed, "split"))
         rows = torch.randperm(parts, generator=rng).to(self.x.device)
-        if groups is not None:
+        if self.groups is not None and groups is not None:
             held_out = torch.isin(self.groups, groups[rows[:held]])
             return self._part(~held_out, "train"), self._part(held_out, "held out")
         return self._part(rows[held:], "train"), self._part(rows[:held], "held out")

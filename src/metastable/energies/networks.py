@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.perceptron import Perceptron
+from metastable.core.precision import on_tensor_cores, unrounded
 from metastable.core.protocols import Gaussianlike, ZeroStarting, perceptron_of, provides
 from metastable.core.random import seeded
-from metastable.core.types import Proposal, as_shape
+from metastable.core.types import Proposal, as_shape, precise
 from metastable.proposals import fit_gaussian
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -24,6 +26,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
 }
+SMALL = 1024
+"""Pixels up to which the first convolution is made as one product on a GPU."""
 
 
 class MLP(nn.Module):
@@ -63,7 +67,9 @@ class MLP(nn.Module):
         self.outputs, self.activation = outputs, activation
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.head(self.body(x.flatten(1)))
+        h = self.body(x.flatten(1))
+        with unrounded(h):  # the last sum, which every rounding would move as a whole
+            made = self.head(precise(h))
         return made.squeeze(-1) if self.outputs is None else made
 
     def perceptron(self) -> Perceptron | None:
@@ -73,6 +79,20 @@ class MLP(nn.Module):
         layers: list[nn.Linear] = list(self.body[::2])  # pyright: ignore
         weights, biases = tuple(m.weight for m in layers), tuple(m.bias for m in layers)
         return Perceptron(weights, biases, self.head.weight[0], self.head.bias, self.activation)
+
+
+def dense_conv(layer: nn.Module, x: Tensor) -> Tensor:
+    """`layer(x)` as a product with the whole matrix of the convolution, made from the images of one lit pixel.
+
+    For few channels tensor cores make this sooner than what else a GPU has for a convolution.
+    """
+    assert isinstance(layer, nn.Conv2d)
+    assert layer.bias is not None
+    points = torch.eye(x[0].numel(), device=x.device, dtype=x.dtype).view(-1, *x.shape[1:])
+    made = conv2d(points, layer.weight, None, layer.stride, layer.padding)  # pyright: ignore
+    _, c, h, w = made.shape
+    matrix = made.permute(0, 2, 3, 1).reshape(len(points), -1)
+    return torch.addmm(layer.bias.repeat(h * w), x.flatten(1), matrix).view(-1, h, w, c).permute(0, 3, 1, 2)
 
 
 class ConvNet(nn.Module):
@@ -104,7 +124,10 @@ class ConvNet(nn.Module):
         self.outputs = outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.head(self.body(x))
+        dense = x.is_cuda and x[0].numel() <= SMALL and on_tensor_cores(x)
+        h = self.body[1:](dense_conv(self.body[0], x)) if dense else self.body(x)
+        with unrounded(h):  # the last sum, which every rounding would move as a whole
+            made = self.head(precise(h))
         return made.squeeze(-1) if self.outputs is None else made
 
 
@@ -130,7 +153,9 @@ class Tilted(nn.Module):
             zero_last_layer(network)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(x) - self.reference.log_prob(x)  # pyright: ignore
+        with unrounded(x):  # hundreds of nats, which log Z₀ = 0 is exact for
+            log_q = self.reference.log_prob(x)  # pyright: ignore
+        return self.network(x) - log_q
 
     def perceptron(self) -> Perceptron | None:
         """The network's layers on the reference's Gaussians; None where one of them has none."""

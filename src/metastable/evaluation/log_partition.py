@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
+from metastable.core.memory import in_rows_that_fit, within_memory
 from metastable.core.protocols import event_shape_of
 from metastable.core.types import (
     Energy,
@@ -123,14 +124,18 @@ def log_partition(
     if not isinstance(values, Tensor) or tuple(values.shape) != (2,):
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise EnergyError(f"energy: must return one value per row, shape (2,) for 2 rows, got {got}")
-    start = begin(job, reference, data if data is not None else samples, spread)
-    walked = _walk(job, start, populations, walkers, refinements)
-    main, white, back = walked.main, start.white, None
-    if samples is not None:  # walked to the reference on the same path
-        rng = job.rng("back")
-        x = white.to_white(in_groups(samples, populations, rng))
-        options = {"steps": steps, "populations": populations, "resample_below": 0.5}
-        back = reverse_ais(white.energy, white.reference, x, *main.schedule, kernel, rng, **options)
+    every = torch.zeros((1, *shape), **place._asdict()).expand(populations * walkers, *shape)
+    held = lambda: f"{populations} populations of {walkers} walkers of shape {shape} on {place.device}"  # noqa: E731
+    sizes = {"walkers": walkers, "populations": populations}
+    with within_memory("log Z", held, sizes), in_rows_that_fit(energy, every):
+        start = begin(job, reference, data if data is not None else samples, spread)
+        walked = _walk(job, start, populations, walkers, refinements)
+        main, white, back = walked.main, start.white, None
+        if samples is not None:  # walked to the reference on the same path
+            rng = job.rng("back")
+            x = white.to_white(in_groups(samples, populations, rng))
+            options = {"steps": steps, "populations": populations, "resample_below": 0.5}
+            back = reverse_ais(white.energy, white.reference, x, *main.schedule, kernel, rng, **options)
     words = [*start.words, *_reach_words(job, start, main, data, samples), *drift_words(walked)]
     return _summary(job, start, walked, back, words)
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from metastable.core.capture import CaptureError, Recording, record
+from metastable.core.errors import OutOfMemoryError
+from metastable.core.precision import cast_once
 from metastable.core.types import Energy
 
 from .base import Kernel
@@ -87,10 +89,10 @@ class Loop:
         energy, walk, rng = self.energy(), self.walk, self.rng
         assert energy is not None
         warming = self.h.is_cuda and not torch.cuda.is_current_stream_capturing()
-        left = self.per_call if warming else self.count
+        left = min(self.per_call, self.count) if warming else self.count
         # a parametrised weight is made once in a launch; the compiler sees to that by itself
         once = nullcontext() if self.per_call > 1 else parametrize.cached()
-        with torch.no_grad(), once:
+        with torch.no_grad(), once, cast_once(self.h.device):
             while left > 0:
                 some = range(min(self.per_call, left))
                 noises = [self.kernel.draw(walk.state.x, rng, energy) for _ in some]
@@ -190,5 +192,5 @@ def _precision(device: torch.device) -> tuple[Hashable, ...]:
     return (autocast, exact, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
 
 
-REFUSALS = (UnwatchedError, CaptureError, torch.OutOfMemoryError)
+REFUSALS = (UnwatchedError, CaptureError, torch.OutOfMemoryError, OutOfMemoryError)
 """Why a recording could not be made; the chain then runs eagerly."""

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import UnsupportedError, require_count
+from metastable.core.memory import rows_in_words, within_memory
+from metastable.core.precision import laid_out
 from metastable.core.types import Energy
 
 from .base import ChainResult, ChainState, Info, Kernel, StepKernel, require_events
@@ -43,32 +45,33 @@ def run_chain(
     """
     require_count("steps", steps, 0)
     require_events(kernel, energy)
+    if isinstance(state, Tensor):
+        state = laid_out(state, energy)
     x = state if isinstance(state, Tensor) else state.x
     h = _step_size(kernel, step_size, x)
-    choice = choose(kernel, energy, x, steps, engine)
+    choice, trace = choose(kernel, energy, x, steps, engine), []
     say_once(engine, choice)
-    if choice.engine == "fused" and not record:
-        options = {"step_size": h, "slopes": slopes, "precision": fused_precision()}
-        made = in_one_launch(kernel, energy, x, steps, rng, **options)
-        if made is not None:
-            return made
-        choice = choose(kernel, energy, x, steps, engine)
-    state = kernel.init(energy, x) if isinstance(state, Tensor) else state
-    walk, trace, stretch = Walk.start(state, slopes), [], min(record or steps, steps)
-    advance = advance_by(choice, stretch, kernel, energy, h, rng, slopes)
-    try:
+    kept = lambda: f" with {len(trace)} positions of each kept" if trace else ""  # noqa: E731
+    held = {"chains": len(x)} | ({"steps/record": steps // record} if record else {})
+    with within_memory("chains", lambda: rows_in_words(x, "chains") + kept(), held):
+        if choice.engine == "fused" and not record:
+            options = {"step_size": h, "slopes": slopes, "precision": fused_precision()}
+            made = in_one_launch(kernel, energy, x, steps, rng, **options)
+            if made is not None:
+                return made
+            choice = choose(kernel, energy, x, steps, engine)
+        state = kernel.init(energy, x) if isinstance(state, Tensor) else state
+        walk, stretch = Walk.start(state, slopes), min(record or steps, steps)
+        advance = advance_by(choice, stretch, kernel, energy, h, rng, slopes)
         with torch.no_grad():
             for begin in range(0, steps, max(stretch, 1)):
                 walk = advance(walk, min(stretch, steps - begin))
                 if record and steps - begin >= record:
                     trace.append(walk.state.x.clone())
-    except torch.OutOfMemoryError as error:
-        raise torch.OutOfMemoryError(out_of_memory(x, len(trace), error)) from error
-    count = max(steps, 1)
-    mean = Info(walk.acceptance / count, walk.moved / count)
-    return ChainResult(
-        walk.state, mean, torch.stack(trace) if trace else None, walk.slope / count if slopes else None
-    )
+        count = max(steps, 1)
+        mean = Info(walk.acceptance / count, walk.moved / count)
+        moves = torch.stack(trace) if trace else None
+        return ChainResult(walk.state, mean, moves, walk.slope / count if slopes else None)
 
 
 def _step_size(kernel: Kernel, given: Tensor | float | None, x: Tensor) -> Tensor:
@@ -79,12 +82,3 @@ def _step_size(kernel: Kernel, given: Tensor | float | None, x: Tensor) -> Tenso
         return x.new_empty(0)
     h = kernel.step_size if given is None else given
     return h.to(x) if isinstance(h, Tensor) else x.new_full((), h)  # nothing is copied from the host
-
-
-def out_of_memory(x: Tensor, draws: int, error: Exception) -> str:
-    """Which chains did not fit, and what to lower."""
-    kept = f" with {draws} positions of each kept (a larger `record` keeps fewer)" if draws else ""
-    return (
-        f"chains: {len(x)} chains of shape {tuple(x.shape[1:])} in {str(x.dtype)[6:]} at once did not fit into the "
-        f"memory of {x.device}{kept}; run fewer chains at once. {str(error).splitlines()[0]}"
-    )

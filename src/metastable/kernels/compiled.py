@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from metastable.core.types import Energy, row_dot
+from metastable.core.types import Energy, EnergyGrad, energy_and_grad, row_dot
 
 from .base import ChainState, Kernel, Noise
 from .fusion import fused
@@ -81,8 +81,7 @@ def steps_per_call(kernel: Kernel) -> int:
     return max(1, UNROLL // max(1, kernel.gradients_per_step))
 
 
-@functools.cache
-def compiled_several() -> Several:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """One compiled function for all chains: the compiler keeps its own code per kind of kernel and energy.
 
     Energies are arguments, so that two networks of one architecture share code and nothing here keeps a
@@ -90,11 +89,23 @@ def compiled_several() -> Several:
     """
     known = inspect.signature(torch.compile).parameters
     own = {"recompile_limit": VARIANTS} if "recompile_limit" in known else {}
-    made = torch.compile(several, fullgraph=True, dynamic=False, **own)  # pyright: ignore
+    made = torch.compile(function, fullgraph=True, dynamic=False, **own)  # pyright: ignore
     return fused(made if own else _roomy(made))
 
 
-def _roomy(function: Several) -> Several:
+@functools.cache
+def compiled_several() -> Several:
+    """`several`, compiled."""
+    return compiled(several)
+
+
+@functools.cache
+def compiled_gradient() -> Callable[[Energy, Tensor], EnergyGrad]:
+    """`energy_and_grad`, compiled."""
+    return compiled(energy_and_grad)
+
+
+def _roomy(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, with room for every variant while it runs, for a `torch.compile` that takes no limit of its own.
 
     The limits are the whole process's, so they are put back after each call, which costs some microseconds.

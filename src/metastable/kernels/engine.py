@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +21,21 @@ from torch.utils._triton import has_triton
 
 from metastable.core.capture import is_recording
 from metastable.core.errors import require_choice
+from metastable.core.precision import cast_once
 from metastable.core.protocols import perceptron_of
 from metastable.core.types import Energy, EnergyGrad, energy_and_grad
 
 from . import fused
 from .base import ChainResult, ChainState, Kernel
 from .captured import REFUSALS, UnwatchedError, known_of, loop_of, stride_of
-from .compiled import Walk, compiled_several, compiler_gave_up, several, steps_per_call
+from .compiled import (
+    Walk,
+    compiled_gradient,
+    compiled_several,
+    compiler_gave_up,
+    several,
+    steps_per_call,
+)
 from .ula import ULA
 from .watch import reads
 
@@ -130,7 +138,9 @@ STAGES = {
 def _eager(
     kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
 ) -> Walk:
-    with parametrize.cached():  # a parametrised weight (spectral norm) is made once for the chain
+    # a parametrised weight (spectral norm) is made once for the chain, and a rounded one; compilers see to it
+    itself = isinstance(energy, CompiledEnergy)
+    with nullcontext() if itself else parametrize.cached(), cast_once(walk.state.x.device):
         for _ in range(steps):
             walk = several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, slopes)
     return walk
@@ -226,10 +236,38 @@ class OneKernel:
         return None if made is None else (first, made)
 
 
+class CompiledEnergy:
+    """An energy whose values and gradients are one compiled function wherever they are asked for: for weights.
+
+    Compiled code rounds as its neighbours let it, and weights are exact for a function that is computed in one way.
+    """
+
+    def __init__(self, energy: Energy):
+        self.energy = energy
+
+    def value_and_grad(self, x: Tensor) -> EnergyGrad:
+        """E and ∇E; eagerly where the compiler gave up."""
+        if refused(self.energy, "compile") is None:
+            try:
+                with torch.no_grad():
+                    return compiled_gradient()(self.energy, x)
+            except Exception as error:
+                if (why := compiler_gave_up(error)) is None:
+                    raise
+                refuse(self.energy, "compile", why)
+        return energy_and_grad(self.energy, x)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """E, `(B,)`, as it is computed beside its gradient."""
+        return self.value_and_grad(x).energy
+
+
 def weighing_energy(
     kernel: Kernel, energy: Energy, x: Tensor, rng: torch.Generator, engine: str
 ) -> Energy | OneKernel:
-    """The energy that weights of walkers at `x` are made of: by one kernel where chains are fused and it can be."""
+    """The energy that weights of walkers at `x` are made of: compiled, or by one kernel, where chains are so."""
+    if engine == "compile" and kernel.gradients_per_step:
+        return CompiledEnergy(energy) if why_not_compile(kernel, energy, x, 0, engine) is None else energy
     able = engine == "fused" and fused.why_not(kernel, energy, x, precision="float32") is None
     return OneKernel(energy, x, rng) if able and refused(energy, "fused") is None else energy
 

@@ -79,10 +79,11 @@ def why_not(kernel: Kernel, energy: Any, x: Tensor, *, precision: str = "tf32") 
     layers = _layers(energy)
     if layers is None:
         return f"the energy ({type(energy).__name__}) is no perceptron, alone or on Gaussians"
-    return _why_not_here(x) or _why_not_layers(layers, x, precision)
+    return why_not_here(x) or _why_not_layers(layers, x, precision)
 
 
-def _why_not_here(x: Tensor) -> str | None:
+def why_not_here(x: Tensor) -> str | None:
+    """Why no Triton kernel runs where `x` lies."""
     if not triton_is_here():
         return "Triton is not installed, or older than 3.5"
     if x.device.type != "cuda" and not interpreted():

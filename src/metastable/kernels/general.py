@@ -21,7 +21,7 @@ from metastable.core.configure import build_tagged
 from metastable.core.errors import ConfigError, require, require_positive
 from metastable.core.protocols import NoiseDrawing, provides
 from metastable.core.random import normal_like, uniform_rows
-from metastable.core.types import Energy, Proposal, is_discrete, row_sum
+from metastable.core.types import Energy, Proposal, is_discrete, precise, row_sum
 
 from .base import ChainState, Info, Kernel, Noise
 from .metropolis import accept
@@ -155,7 +155,7 @@ class MetropolisHastings(Kernel):
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Energies at `x`."""
         with torch.no_grad():
-            return ChainState(x, energy(x), x.new_empty(0))
+            return ChainState(x, precise(energy(x)), x.new_empty(0))
 
     def draw(self, x: Tensor, rng: torch.Generator, energy: Energy | None = None) -> Noise:
         """What the proposal needs in `normal`, and the uniforms of the accept step."""
@@ -170,7 +170,7 @@ class MetropolisHastings(Kernel):
         """Propose, evaluate, accept or stay."""
         x, q = state.x, self.transition
         y = q.draw(x, noise.normal)
-        new = ChainState(y, energy(y), state.grad)
+        new = ChainState(y, precise(energy(y)), state.grad)
         log_ratio = state.energy - new.energy + q.log_density(y, x) - q.log_density(x, y)  # (2.2)
         return accept(state, new, log_ratio, noise.uniform)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from metastable.core.errors import InputError, UnsupportedError, require_choice
 from metastable.core.protocols import SweepCounted, Sweeping, provides
 from metastable.core.random import normal_like
-from metastable.core.types import Energy, is_discrete, row_dot
+from metastable.core.types import Energy, is_discrete, precise, row_dot
 
 from .base import ChainState, Info, Kernel, Noise
 
@@ -99,7 +99,7 @@ class Gibbs(Kernel):
             )
         self._check_clamped(x)
         with torch.no_grad():
-            values = x.new_empty(0) if provides(energy, Sweeping) else energy(x)
+            values = x.new_empty(0) if provides(energy, Sweeping) else precise(energy(x))
         return ChainState(x, values, x.new_empty(0))
 
     def _check_clamped(self, x: Tensor) -> None:
@@ -140,7 +140,7 @@ def sweep_by_differences(
     for k in range(d):
         i = k if order is None else order[k]
         y = x * sign[i]
-        new = energy(y)
+        new = precise(energy(y))
         flips = uniform[:, k] < torch.sigmoid(values - new)
         if free is not None:
             flips = flips & free[i]

@@ -94,7 +94,11 @@ class ChainMethod(Method[State]):
     ) -> Tensor:
         """log h of the update after one in which `acceptance`, `()`, of the moves were (or would be) accepted."""
         moved = follow_acceptance(log_step, acceptance, target, gain)
-        return moved.clamp(max=math.log(self.longest_step_size * _mean_variance(context)))
+        return moved.clamp(max=self.longest_log_step(context))
+
+    def longest_log_step(self, context: Context) -> float:
+        """Up to which log h may grow."""
+        return math.log(self.longest_step_size * _mean_variance(context))
 
     def kernel_now(self, state: Any) -> Kernel:
         """The kernel as it moves chains now, with the step that `state` holds; the host waits for that."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.protocols import ExactlyStarted, Normalisable, Sampled, is_enumerable, provides
-from metastable.core.types import energy_and_grad
+from metastable.core.types import energy_and_grad, precise
 from metastable.core.weights import log_mean_exp
 from metastable.walkers.population import Population
 from metastable.walkers.smc import smc
@@ -61,6 +61,6 @@ def _by_smc(context: Context, n: int, groups: int) -> Population:
 def _population(context: Context, x: Tensor, log_z: Tensor) -> Population:
     if not space_of(context.energy).has_volume:
         with torch.no_grad():
-            return Population.start(x, context.energy(x), x[:0], log_z)
+            return Population.start(x, precise(context.energy(x)), x[:0], log_z)
     U, dU = energy_and_grad(context.energy, x)
     return Population.start(x, U, dU, log_z)

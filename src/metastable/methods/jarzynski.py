@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.capture import aside
+from metastable.core.capture import aside, together_again
 from metastable.core.errors import UnsupportedError, require, require_choice, require_count, require_positive
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import LogPartition, Walkers, energy_and_grad
@@ -33,14 +33,15 @@ from metastable.kernels.engine import weighing_energy
 from metastable.walkers.held_out import HeldOut, held_out_log_partition
 from metastable.walkers.jarzynski import PROBES, Move, keeps_energy, langevin_step, paced, reweigh_then_move
 from metastable.walkers.population import ORDERS, Population
+from metastable.walkers.settled import Following, Rules, settled
 from metastable.walkers.starts import random_rows
 
 from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
 
 CRITERIA = ("ess", "entropy", "lag", "never")
-ACCEPTED = 0.65
-"""Share of proposals that a step which tunes itself lets be accepted."""
+ACCEPTED, GAIN = 0.65, 0.2
+"""Share of proposals that a step which tunes itself lets be accepted, and how fast it gets there."""
 FIRST_FACTOR = 0.1
 """What the first learning rate is multiplied with: how far it goes is known after the update only."""
 
@@ -208,19 +209,20 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     ) -> tuple[Negatives, JarzynskiState, Metrics]:
         """Line 4: walkers and their weights. In a mini-batched run the rows are drawn here, at θ_k (line 7)."""
         if self.batch is not None:
-            steering, rows = self._mini_batch(context, state.steering)
+            steering, rows = self._mini_batch(context, state.steering, self.gradient == "all")
             state = state._replace(steering=steering, rows=rows)
             if state.following is not None:
-                following, rows = self._mini_batch(context, state.following)
+                following, rows = self._mini_batch(context, state.following, True)
                 state = state._replace(following=following, following_rows=rows)
         x, log_weight, _, _ = state.steering.take(state.rows if self.gradient == "batch" else None)
         return Negatives(x, log_weight), state, {}
 
-    def _mini_batch(self, context: Context, walkers: Population) -> tuple[Population, Tensor]:
-        """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs."""
-        n = len(walkers.x)
-        rows = random_rows(n, min(self.batch or n, n), context.rng, walkers.x.device)
-        if isinstance(self.moves, ULA):
+    def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:
+        """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs; `later` if only `advance` does."""
+        n, unadjusted = len(walkers.x), isinstance(self.moves, ULA)
+        with aside(walkers.x.device, later and not unadjusted):
+            rows = random_rows(n, min(self.batch or n, n), context.rng, walkers.x.device)
+        if unadjusted:
             walkers = walkers._replace(grad=energy_and_grad(context.energy, walkers.x[rows]).grad)
         return walkers, rows
 
@@ -239,6 +241,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
         Step and learning rate of the next update follow from what the steering walkers did in this one.
         """
+        together_again(state.steering.x.device)  # rows may have been drawn aside
+        if (made := self._settled(context, state)) is not None:
+            return JarzynskiState(*made[:2], *state[2:4], *made[2:4]), made.metrics
         h = None if state.log_step is None else state.log_step.exp()
         probe = self.pace is not None or self.batch is not None or not isinstance(self.moves, ULA)
         following = None
@@ -251,24 +256,28 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             metrics = self._metrics(context, state, steering, following)
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
         if log_step is not None:
-            log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, gain=0.2)
+            log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, GAIN)
         if log_factor is not None and self.pace is not None and move.shift is not None:
             log_factor = paced(log_factor, move.shift, self.pace)
-        state = state._replace(
-            steering=steering.walkers,
-            following=None if following is None else following.walkers,
-            log_step=log_step,
-            log_factor=log_factor,
-        )
+        followed = None if following is None else following.walkers
         join()
-        return state, metrics
+        return JarzynskiState(steering.walkers, followed, *state[2:4], log_step, log_factor), metrics
+
+    def _settled(self, context: Context, state: JarzynskiState) -> Following | None:
+        """All of it by a few kernels, where chains are fused and what is asked for is what those do."""
+        c = self.threshold_at(context.step + 1) if self.resample == "ess" else 0.0
+        if context.engine != "fused" or c <= 0 or (self.scheme, self.order) != ("systematic", "principal"):
+            return None
+        longest = self.longest_log_step(context)
+        rules = Rules(self.moves, self.steps, c, ACCEPTED, GAIN, longest, self.pace, context.data_scale)
+        return settled(rules, context.energy, *state, context.rng)
 
     def _follow(
         self,
         context: Context,
         walkers: Population,
         rows: Tensor | None,
-        step_size: Tensor | None,
+        h: Tensor | None,
         probe: bool = False,
     ) -> Followed:
         """Algorithm 2, lines 8–16, of one population."""
@@ -280,7 +289,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
                 walkers, _ = langevin_step(kernel, energy, walkers, rows, rng, theta_moved=False)
         elif kernel.invariant:
             walkers, move = reweigh_then_move(
-                kernel, energy, walkers, rows, self.steps, rng, context.engine, step_size, probe
+                kernel, energy, walkers, rows, self.steps, rng, context.engine, h, probe
             )
         else:
             raise UnsupportedError(
@@ -294,9 +303,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if due is None:
             return Followed(walkers, move, ess, torch.zeros_like(ess, dtype=torch.bool), log_z)
         after = walkers.resample(due, self.scheme, self.order, rng, (log_z, ess))  # line 16
-        if (
-            after is not walkers and log_z.device.type == "cpu"
-        ):  # the same but for its rounding, and cheap here
+        if after is not walkers and log_z.device.type == "cpu":  # the same but for its rounding, and cheap
             log_z = after.log_partition()
         return Followed(after, move, ess, due, log_z)
 
@@ -389,9 +396,5 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def load(self, tree: dict[str, Any]) -> JarzynskiState:
         """From a checkpoint."""
         following = None if tree["following"] is None else Population(**tree["following"])
-        return JarzynskiState(
-            Population(**tree["steering"]),
-            following,
-            log_step=tree["log_step"],
-            log_factor=tree["log_factor"],
-        )
+        logs = {name: tree[name] for name in ("log_step", "log_factor")}
+        return JarzynskiState(Population(**tree["steering"]), following, **logs)

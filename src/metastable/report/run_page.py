@@ -17,6 +17,7 @@ from .sections.classifier import classifier
 from .sections.contexts import contexts, is_conditional, objective, ranked_among
 from .sections.data import data
 from .sections.density import model
+from .sections.images import images
 from .sections.likelihood import cross_entropy_card, log_z_card
 from .sections.modes import modes, modes_card
 from .sections.negatives import negatives
@@ -57,6 +58,7 @@ def run_page(run: Run) -> str:
         section("negatives", "Negatives", negatives(run)),
         section("model", "What the model learned", contexts(run) if is_conditional(run) else model(run)),
         section("classifier", "As a classifier", classifier(run)),
+        section("images", "As pictures", images(run)),
         section("modes", "Mode weights", modes(run)),
         section("scores", "Scores", scores(run)),
         *registered(run),

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, options_of, require_options
-from metastable.core.parts import home_of
+from metastable.core.memory import within_memory
+from metastable.core.parts import home_of, in_parts
 from metastable.core.powered import powered
 from metastable.core.protocols import Classifier, FineDrawing, is_normalised, provides
 from metastable.core.random import derive, generator
@@ -104,8 +105,8 @@ class Model:
             raise InputError(
                 "log_partition: this run has none; metastable.log_partition(run.learned_energy, …) estimates it"
             )
-        with torch.no_grad():
-            return -self.learned_energy(x) - self.log_z.value + log_det
+        with within_memory("scoring", x, {"x": f"{len(x)} rows"}):
+            return -in_parts(self.learned_energy, x, x.numel()) - self.log_z.value + log_det
 
     def enter(self, x: Any) -> tuple[Tensor, float]:
         """Events in the units of training, and what a log-density there lacks in the data's own."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from metastable.core.errors import EnergyError, require
+from metastable.core.memory import within_memory
 from metastable.core.parts import energies_of
 
 from .model import Model
@@ -66,9 +67,11 @@ def row_scores(model: Model, energy_of: Any, x: Any) -> RowScores:
         energy_of: P·E in the data's units.
         x: `(n, *event)`, in the data's units.
     """
-    if model.contexts is not None:
-        return _given(model, x)
-    energy = _checked(energies_of(energy_of, model.as_events(x)))
+    rows = model.as_events(x)
+    with within_memory("scoring", rows, {"data": f"{len(rows)} rows"}):
+        if model.contexts is not None:
+            return _given(model, x)
+        energy = _checked(energies_of(energy_of, rows))
     z = model.log_z
     if model.normalised:
         return RowScores(-energy, "log_density")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require_count
+from metastable.core.memory import in_rows_that_fit, rows_in_words, within_memory
 from metastable.core.parts import home_of
 from metastable.core.protocols import event_shape_of
 from metastable.core.random import derive, generator
@@ -68,19 +69,22 @@ def sample(
     """
     require_count("n", n)
     rng_seed = derive(seed, "sample")
-    x = _inside(energy, n, init, event_shape, rng_seed)
-    rng = generator(rng_seed, x.device)
-    check_energy(energy, x, walls=True)
-    if kernel is None:
-        space = space_of(energy)
-        kernel, warmup = space.sampler, warmup or space.warmup
-    require_kernel("kernel", kernel)
-    if warmup:
-        kernel, state = warm_up(kernel, energy, x, warmup, rng)
-    else:
-        state = kernel.init(energy, x)
-    began = time.perf_counter()
-    result = run_chain(kernel, energy, state, steps, rng, engine=engine, record=record)
+    held = {"n": n} | ({"steps/record": steps // record} if record else {})
+    with within_memory("sampling", lambda: f"{n} chains", held):
+        x = _inside(energy, n, init, event_shape, rng_seed)
+        rng = generator(rng_seed, x.device)
+        check_energy(energy, x, walls=True)
+        if kernel is None:
+            space = space_of(energy)
+            kernel, warmup = space.sampler, warmup or space.warmup
+        require_kernel("kernel", kernel)
+        with in_rows_that_fit(energy, x):
+            if warmup:
+                kernel, state = warm_up(kernel, energy, x, warmup, rng)
+            else:
+                state = kernel.init(energy, x)
+            began = time.perf_counter()
+            result = run_chain(kernel, energy, state, steps, rng, engine=engine, record=record)
     if not torch.isfinite(result.state.x).all():
         raise InputError(
             f"kernel.step_size: chains left every finite region with {kernel}; try a smaller step_size, MALA, "
@@ -185,10 +189,13 @@ def continue_sampling(
     if walkers.log_weight.dim() > 1:
         raise InputError("walkers: these belong to several contexts; take those of one, walkers.of(i)")
     rng = generator(derive(seed, "continue"), walkers.x.device)
-    if space_of(energy).has_volume:
-        return continue_walkers(energy, walkers, n, steps, step_size, rng)
-    if step_size is not None:
-        raise UnsupportedError(f"step_size: Gibbs sweeps of a discrete energy have none, got {step_size}")
-    start = walkers.resampled(n, seed=derive(seed, "resample"))
-    moved = run_chain(Gibbs(), energy, Gibbs().init(energy, start.x), steps, rng)
+    held = lambda: f"{n} chains from {rows_in_words(walkers.x, 'walkers')}"  # noqa: E731
+    with within_memory("sampling", held, {"n": n}):
+        if space_of(energy).has_volume:
+            with in_rows_that_fit(energy, walkers.x[:1].expand(n, *walkers.x.shape[1:])):
+                return continue_walkers(energy, walkers, n, steps, step_size, rng)
+        if step_size is not None:
+            raise UnsupportedError(f"step_size: Gibbs sweeps of a discrete energy have none, got {step_size}")
+        start = walkers.resampled(n, seed=derive(seed, "resample"))
+        moved = run_chain(Gibbs(), energy, Gibbs().init(energy, start.x), steps, rng)
     return Walkers.equal(moved.state.x, info={"kernel": Gibbs(), "start_ess": walkers.ess})

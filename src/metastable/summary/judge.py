@@ -10,16 +10,19 @@ from torch import Tensor
 
 from metastable.core.batch import Batch
 from metastable.core.errors import InputError, require
+from metastable.core.memory import rows_in_words, within_memory
 from metastable.core.protocols import provides
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
+from metastable.evaluation.image_measures import ImageQuestion
 from metastable.runs.run import Run, outward_scores
 
 from .classifier import Classifier
 from .contexts import Contexts
 from .density import Density, Exact
 from .folder import write_training
+from .images import Images
 from .likelihood import Likelihood
 from .modes import Modes
 from .negatives import Histograms
@@ -35,6 +38,7 @@ SECTIONS: list[Section] = [
     Histograms(),
     Contexts(),
     Classifier(),
+    Images(),
 ]
 """In the order in which they are measured: each may read what those before it found."""
 _OWN = frozenset(section.name for section in (*SECTIONS, Exact()))
@@ -59,7 +63,11 @@ def judge(judged: Judged, sections: Sequence[Section] | None = None) -> dict[str
     """Measure every section that applies, into `judged.found`; returns all their numbers."""
     for section in SECTIONS if sections is None else sections:
         if section.applies(judged):
-            measured = section.measure(judged)
+            walkers = None if judged.run.walkers is None else len(judged.run.walkers)
+            held = {"data": f"{len(judged.rows)} rows", "walkers": walkers}
+            what = lambda: rows_in_words(judged.x, "rows of data")  # noqa: E731
+            with within_memory(f"evaluation, {section.name}", what, held):
+                measured = section.measure(judged)
             require(
                 isinstance(measured, Measured), f"section {section.name!r}.measure", "Measured(…)", measured
             )
@@ -143,6 +151,7 @@ def judge_again(
     seed: int = 0,
     log_z: bool = False,
     outsiders: Mapping[str, Tensor] | None = None,
+    images: ImageQuestion | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Scores of a run on some rows, as `evaluation.json` holds them, and the arrays behind their pictures.
 
@@ -154,9 +163,10 @@ def judge_again(
         seed: of every random number.
         log_z: estimate log Z where that takes minutes too (events of many dimensions).
         outsiders: rows of another kind by name, for a classifier to tell apart.
+        images: what is asked about samples as pictures.
     """
     judged = _asked(run, dataset, seed)
-    judged.log_z_asked, judged.outsiders = log_z, outsiders or {}
+    judged.log_z_asked, judged.outsiders, judged.images = log_z, outsiders or {}, images
     numbers = judge(judged)
     if run.coordinates is not None:
         numbers = outward_scores(numbers, run.coordinates.events.log_det)
@@ -173,7 +183,7 @@ def judge_again(
         **{name: value for name, value in numbers.items() if name in SCORES_OF_ROWS or "/" in name},
         "mode_weights": None if modes is None else {k: modes[name] for k, name in columns.items()},
     }
-    names = ("log_likelihood", "log_likelihood_se", "classifier")
+    names = ("log_likelihood", "log_likelihood_se", "classifier", "images")
     return result | {name: numbers[name] for name in names if name in numbers}, _all(judged, "arrays")
 
 

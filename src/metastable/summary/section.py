@@ -15,6 +15,7 @@ from metastable.core.random import derive
 from metastable.core.units import Coordinates
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import Facts, Finding
+from metastable.evaluation.image_measures import ImageQuestion
 from metastable.runs.run import Run
 
 COSTLY_ROWS = 1000
@@ -37,6 +38,7 @@ class Judged:
         labels: the class of each row, `(n,)`, where there are any.
         classes: names of the classes.
         outsiders: rows of another kind for a classifier to tell apart, by name, in the data's units.
+        images: what is asked about samples as pictures, in the data's units.
         log_z_asked: whether log Z is wanted where it takes minutes too.
         before: the run and its rows in the data's units, where they came so.
         samples_from: in words, where the walkers came from.
@@ -54,6 +56,7 @@ class Judged:
     labels: Tensor | None = None
     classes: Sequence[str] = ()
     outsiders: Mapping[str, Tensor] = field(default_factory=dict)
+    images: ImageQuestion | None = None
     log_z_asked: bool = False
     before: tuple[Run, Tensor] | None = None
     samples_from: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -43,7 +44,21 @@ class Batches:
         """The rows of update `step`, with fresh normal noise of standard deviation `noise`."""
         return self._noisy(self._rows(step), step, noise) if noise else self._rows(step)
 
-    def _rows(self, step: int) -> Batch:
+    def several(self, step: int, noises: Sequence[float]) -> list[Batch]:
+        """Those of as many updates from `step` on as there are `noises`; rows of one epoch are gathered at once."""
+        if self.size == len(self.data) or any(noises):
+            return [self.at(step + i, noise) for i, noise in enumerate(noises)]
+        found, end = [], step + len(noises)
+        while step < end:
+            count = min(end - step, self.per_epoch - step % self.per_epoch)
+            rows = self._rows(step, count)
+            found += (
+                [rows[i * self.size : (i + 1) * self.size] for i in range(count)] if count > 1 else [rows]
+            )
+            step += count
+        return found
+
+    def _rows(self, step: int, updates: int = 1) -> Batch:
         if self.size == len(self.data):
             return self.data
         epoch, place = divmod(step, self.per_epoch)
@@ -55,7 +70,7 @@ class Batches:
             )  # so that nobody waits for the copy
             self._order = order.to(self.device, non_blocking=True)
             self._epoch = epoch
-        return self.data[self._order[place * self.size : (place + 1) * self.size]]
+        return self.data[self._order[place * self.size : (place + updates) * self.size]]
 
     def _noisy(self, batch: Batch, step: int, noise: float) -> Batch:
         rng = generator(derive(self.seed, "data-noise", step), self.device)

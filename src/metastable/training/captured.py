@@ -8,20 +8,24 @@ Between two launches everything lies in ordinary tensors, for guards, checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from metastable.core.capture import CaptureError, Recording, record
+from metastable.core.capture import WARM, CaptureError, Recording, aside, record
 
 from .records import Line
 from .updates import Turns, Updates
 
 MOST = 16
 """Recordings that are kept; updates of yet another kind are made step by step."""
+LEAST_TOGETHER, TOGETHER = 3, 10
+"""Updates in one launch, where there are several."""
+MOST_TOGETHER = 8
+"""Recordings of several updates that are kept."""
 MOST_SEEN = 4096
 """Kinds of updates that are remembered as seen: a schedule may make every update one of its own."""
 
@@ -30,14 +34,23 @@ class Recorded(NamedTuple):
     """A recording, the names of its metrics, and what it was made from, whose memory it goes on using."""
 
     recording: Recording
-    names: tuple[tuple[str, bool], ...]
+    names: tuple[tuple[tuple[str, bool], ...], ...]
     made_from: Any
+
+
+class Planned(NamedTuple):
+    """What is known of an update before it: its number, its rows, and whose turns it has."""
+
+    step: int
+    batch: Any
+    turns: Turns
 
 
 class Captured:
     """Updates that are launched as a whole from the second of their kind on.
 
-    The first of a kind is made step by step, in which optimisers and methods set up what they keep.
+    The first of a kind is made step by step, in which optimisers and methods set up what they keep. Several updates
+    are launched together from the second time on that they follow each other, where each was recorded before.
     """
 
     def __init__(self, updates: Updates, rng: torch.Generator, device: torch.device):
@@ -50,81 +63,135 @@ class Captured:
         self.seen: set[Hashable] = set()
         self.kinds: dict[Hashable, int] = {}
         self.states: dict[int, Any] = {}
-        self.batches: dict[int, Any] = {}
+        self.batches: dict[tuple[int, ...], list[Any]] = {}
         self.state, self.kind = None, -1
 
-    def __call__(self, context: Any, state: Any, batch: Any, turns: Turns) -> tuple[Any, Line] | None:
-        """The state after the update and its metrics; None where the update is still to be made step by step.
+    def prepared(self, context: Any, state: Any, planned: Sequence[Planned]) -> Recorded | None:
+        """The recording of these updates in a row; None where they are still to be made in smaller steps.
 
         Raises:
-            CaptureError: it cannot be recorded; everything is as it was before.
+            CaptureError: they cannot be recorded; everything is as it was before.
         """
-        phase = self.updates.method.phase(context)
-        kind = self.kind if state is self.state else self._kind_of(state)
-        rows = self._kind_of(batch)
-        key = (phase, turns, self.updates.first_average, kind, rows)
-        recorded = self.recordings.get(key)
-        if recorded is None and (key not in self.seen or len(self.recordings) >= MOST):
+        self.kind = self.kind if state is self.state else self._kind_of(state)
+        keys = self._keys(replace(context), planned)
+        key, several = tuple(keys), len(keys) > 1
+        if key in self.recordings:
+            return self.recordings[key]
+        if several and not all((one,) in self.recordings for one in keys):
+            return None
+        made = sum(len(known) > 1 for known in self.recordings)  # pyright: ignore
+        full = made >= MOST_TOGETHER if several else len(self.recordings) - made >= MOST
+        if key not in self.seen or full:
             if len(self.seen) >= MOST_SEEN:
                 self.seen.clear()
             self.seen.add(key)
             return None
-        self._bring(context, state, kind, batch, rows)
-        if recorded is None:
-            recorded = self.recordings[key] = self._record(context, self.batches[rows], turns)
-        values = recorded.recording.replay()[0].clone()
-        return self.state, Line(recorded.names, values)
+        own = (context.data, context.given)
+        batches = replace_leaves(
+            [one.batch for one in planned], lambda x: x if any(x is y for y in own) else x.clone()
+        )
+        self.batches.setdefault(self._rows_of(planned), batches)
+        self._bring(state, planned)
+        self.recordings[key] = self._record(context, planned)
+        return self.recordings[key]
+
+    def launched(self, recorded: Recorded, state: Any, planned: Sequence[Planned]) -> tuple[Any, list[Line]]:
+        """The state after these updates, and their metrics."""
+        self._bring(state, planned)
+        values = [value.clone() for value in recorded.recording.replay()]
+        return self.state, [Line(*line) for line in zip(recorded.names, values, strict=True)]
+
+    def _keys(self, context: Any, planned: Sequence[Planned]) -> list[Hashable]:
+        """Of each update all that those of one recording share."""
+        keys, first = [], self.updates.first_average
+        for step, batch, turns in planned:
+            context.step = step
+            keys.append((self.updates.method.phase(context), turns, first, self.kind, self._kind_of(batch)))
+        return keys
+
+    def _rows_of(self, planned: Sequence[Planned]) -> tuple[int, ...]:
+        """The kinds of the batches."""
+        return tuple(self._kind_of(one.batch) for one in planned)
 
     def _kind_of(self, tree: Any) -> int:
         """A short name for what trees of one kind share."""
         return self.kinds.setdefault(shape_of(tree), len(self.kinds))
 
-    def _bring(self, context: Any, state: Any, kind: int, batch: Any, rows: int) -> None:
-        """State and batch into the memory that recordings use; all data, which stay, are used where they are."""
-        if kind not in self.states:
-            self.states[kind] = copied(state)
-        elif state is not self.states[kind]:
-            write(self.states[kind], state)
-        self.state, self.kind = self.states[kind], kind
-        if rows not in self.batches:
-            own = (context.data, context.given)
-            self.batches[rows] = replace_leaves(batch, lambda x: x if any(x is y for y in own) else x.clone())
-        else:
-            write(self.batches[rows], batch)
+    def _bring(self, state: Any, planned: Sequence[Planned]) -> None:
+        """State and batches into the memory that recordings use; all data, which stay, are used where they are."""
+        if self.kind not in self.states:
+            self.states[self.kind] = copied(state)
+        elif state is not self.states[self.kind]:
+            write(self.states[self.kind], state)
+        self.state = self.states[self.kind]
+        write(self.batches[self._rows_of(planned)], [one.batch for one in planned])
 
-    def _record(self, context: Any, batch: Any, turns: Turns) -> Recorded:
+    def _record(self, context: Any, planned: Sequence[Planned]) -> Recorded:
         state, kind, names = self.state, self.kind, []
-        frozen = replace(context)  # the number of this update, for as long as the recording is used
+        # the numbers of these updates, for as long as the recording is used
+        told = [
+            (replace(context, step=one.step), batch, one.turns)
+            for one, batch in zip(planned, self.batches[self._rows_of(planned)], strict=True)
+        ]
+        places = {t.untyped_storage().data_ptr() for t in (*self.updates.changed(), *tensors_of(state))}
 
-        def update() -> tuple[Tensor]:
-            new, averaged, latest = self.updates(frozen, state, batch, turns)
-            if self._kind_of(new) != kind:
-                raise CaptureError("cannot be recorded: the method's state changes its shape in every update")
+        def update() -> tuple[Tensor, ...]:
+            new, lines, held, join = state, [], [], lambda: None
+            try:
+                for place, one in enumerate(told):
+                    self.updates.turn_to(place)
+                    new, averaged, latest = self.updates(one[0], new, *one[1:])
+                    if self._kind_of(new) != kind:
+                        raise CaptureError(
+                            "cannot be recorded: the method's state changes its shape each time"
+                        )
+                    # what is read beside the next update is held until that is done, and what that changes copied
+                    held += [apart(averaged, places), apart(latest, places)]
+                    with aside(self.device) as join:
+                        lines.append(Line.of(*held[-2:]))
+            finally:
+                self.updates.turn_to(0)
+            join()
             write(state, new)
-            line = Line.of(averaged, latest)
-            names[:] = line.names
-            return (line.values,)
+            joined = Line.joined(lines) if len(lines) > 1 else lines
+            names[:] = [line.names for line in joined]
+            return tuple(line.values for line in joined)
 
         parts = [m for player in self.updates.players.values() for m in player.modules()]
-        for part in parts:
-            if part._forward_hooks or part._forward_pre_hooks:
-                raise CaptureError(
-                    f"cannot be recorded: {type(part).__name__} has hooks, which would not be called"
-                )
+        require_no_hooks(parts)
         before = [plain_values(part) for part in parts]
         changes = [*self.updates.changed(), *tensors_of(state)]
         others = next(iter(self.recordings.values()), None)
         graph = None if others is None else others.recording.graph
         pool = None if graph is None else graph.pool()
-        recording = record(update, self.device, changes=changes, generators=[self.rng], pool=pool)
-        for part, old in zip(parts, before, strict=True):
-            new = plain_values(part)
-            if new != old:
-                vars(part).update(old)
-                name = next(key for key in {**new, **old} if new.get(key) != old.get(key))
-                what = f"{type(part).__name__}.{name}"
-                raise CaptureError(f"cannot be recorded: it changes {what}, which is no tensor")
+        warm = WARM if len(planned) == 1 else 0  # each was made on the same stream before
+        recording = record(update, self.device, changes=changes, generators=[self.rng], pool=pool, warm=warm)
+        require_unchanged(parts, before)
         return Recorded(recording, tuple(names), update)
+
+
+def apart(metrics: Mapping[str, Tensor], places: set[int]) -> dict[str, Tensor]:
+    """The same, with copies of what lies in memory that updates change."""
+    return {k: v.clone() if v.untyped_storage().data_ptr() in places else v for k, v in metrics.items()}
+
+
+def require_no_hooks(parts: Sequence[nn.Module]) -> None:
+    """Hooks are Python, which a recording does not call."""
+    for part in parts:
+        if part._forward_hooks or part._forward_pre_hooks:
+            who = type(part).__name__
+            raise CaptureError(f"cannot be recorded: {who} has hooks, which would not be called")
+
+
+def require_unchanged(parts: Sequence[nn.Module], before: Sequence[dict[str, Any]]) -> None:
+    """Numbers and words are as they were `before`; where they are not, they are put back."""
+    for part, old in zip(parts, before, strict=True):
+        new = plain_values(part)
+        if new != old:
+            vars(part).update(old)
+            name = next(key for key in {**new, **old} if new.get(key) != old.get(key))
+            what = f"{type(part).__name__}.{name}"
+            raise CaptureError(f"cannot be recorded: it changes {what}, which is no tensor")
 
 
 def plain_values(module: nn.Module) -> dict[str, Any]:

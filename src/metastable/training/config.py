@@ -169,12 +169,13 @@ class TrainerConfig:
         energy_limit: a mean energy beyond ± this counts as exploded; times the energy's `output_scale`, where it
             has one.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
-        precision: `32-true`, `64-true` or `bf16-mixed`.
-        engine: how updates run: `eager`, operation by operation; `compile`, the same with compiled chains;
-            `captured`, every kind of update recorded once and launched as a whole; `fused`, the same with chains
-            of perceptrons moved by one kernel, which draws noise of its own; `auto`, the last of these that can
-            be and gains. On the CPU, where nothing can be recorded, `captured` runs the same code on the same
-            memory, for tests.
+        precision: `32-true`, `64-true`, or coarser products: `tf32` on a GPU, `bf16-mixed`; weights are exact for
+            the energy as it is computed.
+        engine: how updates run: `eager`, operation by operation; `compile`, the same with compiled chains, and
+            on a GPU recorded, too; `captured`, every kind of update recorded once and launched as a whole;
+            `fused`, the same with chains of perceptrons moved by one kernel, which draws noise of its own;
+            `auto`, the fastest of these that needs no compiling, can be and gains. On the CPU, where nothing can be
+            recorded, `captured` runs the same code on the same memory, for tests.
         tensorboard: also write TensorBoard event files.
     """
 

@@ -8,7 +8,7 @@ an update, and differentiated in its input, which a process wrapper around `forw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,20 +16,22 @@ from torch import Tensor, nn
 
 from metastable.core.errors import ConfigError, require_choice
 from metastable.core.method import Method
-
-PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.float32}
-"""float16 is left out: its loss scaling would have to reach through every chain."""
+from metastable.core.precision import PRECISIONS, ROUNDED, channels_last
+from metastable.core.precision import precision as computed_at
 
 ENGINES = ("auto", "eager", "compile", "captured", "fused")
 SHORT = 100
 """Updates below which recording one is not worth its time."""
+LONG = 10_000
+"""Steps of chains from which on kernels that fuse them repay the seconds that Triton takes to compile them."""
 MOMENTS = ("negatives", "loss", "advance", "turns", "rate_factor")
 
 
 class Choice(NamedTuple):
     """How updates run, `eager`, `compile` or `captured`, and why not faster, in words.
 
-    `chains` is how the chains within them do, `eager`, `compile`, `fused`, or `auto`, each as it is best for it.
+    `chains` is how the chains within them do, and the energies that weigh walkers: `eager`, `compile`, `fused`, or
+    `auto`, each as it is best for it.
 
     >>> print(Choice("captured", "", "eager", "the activation is not among silu"))
     captured; chains eager (the activation is not among silu)
@@ -60,9 +62,11 @@ def choose_engine(
 
     Chains of `energy` from rows like `x` are fused where they can be, unless something else is asked for by name.
     """
-    if wanted in ("eager", "compile"):
+    if wanted == "eager" or (wanted == "compile" and device.type != "cuda"):
         return Choice(wanted, "as asked for", wanted)
     why_not = _why_not_recorded(method)
+    if wanted == "compile":
+        return Choice("compile", why_not, wanted) if why_not else Choice("captured", "", wanted)
     free = wanted in ("auto", "fused")
     if not why_not and free and device.type != "cuda":
         why_not = f"updates are recorded on cuda devices, not on {device.type}"
@@ -76,6 +80,9 @@ def choose_engine(
         return Choice("captured", "")
     if not free or energy is None or x is None:
         return Choice("captured", "", "eager", "to move as step by step")
+    if wanted == "auto" and steps * (method.fresh_steps or 1) < LONG:
+        few = f"{steps} updates are too few for what compiling a kernel takes; engine='fused' does it"
+        return Choice("captured", "", "eager", few)
     why_not = f"the precision is {precision}" if precision != "32-true" else None
     why_not = why_not or method.why_not_fused(energy, x)
     return Choice("captured", "", "fused" if why_not is None else "eager", why_not or "")
@@ -116,7 +123,8 @@ class Engine:
     def __init__(self, device: str = "auto", precision: str = "32-true"):
         require_choice("trainer.precision", precision, PRECISIONS)
         accelerator, devices = _accelerator(device)
-        self.fabric = _fabric_class()(accelerator=accelerator, devices=devices, precision=precision)
+        own: Any = "32-true" if precision in ROUNDED else precision  # rounded here, not by Fabric
+        self.fabric = _fabric_class()(accelerator=accelerator, devices=devices, precision=own)
         self.dtype = PRECISIONS[precision]
         self.precision = precision
 
@@ -130,16 +138,26 @@ class Engine:
         return value.to(device=self.device, dtype=self.dtype)
 
     def place_module(self, module: nn.Module) -> nn.Module:
-        """A module on the device, its floating-point parameters in the working precision."""
-        return module.to(device=self.device, dtype=self.dtype)
+        """A module on the device, its floating-point parameters in the working precision.
+
+        Where products are rounded on a GPU, kernels of convolutions have their channels side by side, as tensor
+        cores take them.
+        """
+        module = module.to(device=self.device, dtype=self.dtype)
+        return channels_last(module) if self.precision in ROUNDED and self.device.type == "cuda" else module
 
     def autocast(self) -> AbstractContextManager:
         """The precision's forward context."""
-        return self.fabric.autocast()
+        return self.rounded() if self.precision in ROUNDED else self.fabric.autocast()
+
+    def rounded(self) -> AbstractContextManager:
+        """For whatever evaluates energies outside a forward pass: weights ask for the same rounding everywhere."""
+        return computed_at(self.precision, self.device) if self.precision in ROUNDED else nullcontext()
 
     def backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """Backward through the precision plugin, into `parameters` and nothing else."""
-        self.fabric.backward(loss, inputs=parameters)
+        with self.rounded() if self.precision == "tf32" else nullcontext():
+            self.fabric.backward(loss, inputs=parameters)
 
 
 def _accelerator(device: str) -> tuple[str, Any]:

@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from metastable.core.errors import CheckpointError
+from metastable.core.errors import CheckpointError, ConfigError, InputError
 from metastable.core.protocols import Following, provides
+
+from .config import TrainerConfig
+from .contract import TrainableMethod
 
 
 def offsets_of(log_det: float, power: float) -> dict[str, float]:
@@ -20,6 +24,29 @@ def offsets_of(log_det: float, power: float) -> dict[str, float]:
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     """Parameters that are not frozen."""
     return [p for p in module.parameters() if p.requires_grad]
+
+
+def optimisers_of(
+    players: Mapping[str, nn.Module], config: TrainerConfig, method: TrainableMethod
+) -> dict[str, Optimizer]:
+    """Of each player that learns its own optimiser, or one like all share, at the rate its method asks for."""
+    unknown = set(config.optimisers) - set(players)
+    if unknown:
+        known = ", ".join(players)
+        raise ConfigError(f"trainer.optimisers.{min(unknown)}", f"is no player of this run ({known})")
+    if not any(trainable(module) for module in players.values()):
+        raise InputError("energy: has no trainable parameters; there is nothing to fit")
+    found = {}
+    for name, module in players.items():
+        if parameters := trainable(module):
+            factory = config.optimisers.get(name, config.optimiser)
+            made: Any = factory(module if getattr(factory, "per_module", False) else parameters)  # pyright: ignore
+            if not isinstance(made, Optimizer):
+                raise InputError(f"optimiser: must make a torch.optim.Optimizer, got {type(made).__name__}")
+            for group in made.param_groups:
+                group["lr"] *= 1.0 if name in config.optimisers else method.rate(name)
+            found[name] = made
+    return found
 
 
 def norm_name(player: str) -> str:

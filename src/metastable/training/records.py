@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +30,11 @@ CHUNK = 1024
 
 
 class Line(NamedTuple):
-    """One update's metrics in one vector of float64, with their names in its order.
+    """Metrics of one update, or of several, a row of float64 each, with their names in the columns' order.
 
     Attributes:
         names: what each is called, and whether a line has the latest of it only.
-        values: `(metrics,)`.
+        values: `(updates, metrics)`.
     """
 
     names: tuple[tuple[str, bool], ...]
@@ -48,7 +49,13 @@ class Line(NamedTuple):
         ordered = [[pair for pair in all_ if pair[1].dtype == kind] for kind in kinds]
         parts = [torch.stack([value.detach().reshape(()) for _, value in same]).double() for same in ordered]
         names = tuple(name for same in ordered for name, _ in same)
-        return cls(names, torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64))
+        return cls(names, torch.cat(parts)[None] if parts else torch.empty((1, 0), dtype=torch.float64))
+
+    @classmethod
+    def joined(cls, lines: Sequence[Line]) -> list[Line]:
+        """Those of neighbours with the same names as one."""
+        runs = [list(run) for _, run in itertools.groupby(lines, lambda line: line.names)]
+        return [cls(run[0].names, torch.cat([line.values for line in run])) for run in runs]
 
 
 class Gather:
@@ -73,23 +80,23 @@ class Gather:
         self._counted()
 
     def add_line(self, line: Line) -> None:
-        """The same, of an update that left them in one vector."""
+        """The same, of updates that left them in rows."""
         if self.lines and self.lines[-1].names != line.names:
             self._join()
         self.lines.append(line)
-        self._counted()
+        self._counted(len(line.values))
 
-    def _counted(self) -> None:
-        self.count += 1
-        if self.count % CHUNK == 0:
+    def _counted(self, updates: int = 1) -> None:
+        self.count += updates
+        if self.count % CHUNK < updates:
             self._join()
             self.kept = {name: [_line_of(values)] for name, values in self.kept.items()}
 
     def _join(self) -> None:
-        """What was left in vectors, by name; those that wait have the same names."""
+        """What was left in rows, by name; those that wait have the same names."""
         if not self.lines:
             return
-        names, together = self.lines[0].names, torch.stack([line.values for line in self.lines])
+        names, together = self.lines[0].names, torch.cat([line.values for line in self.lines])
         self.latest = {name: together[-1, i] for i, (name, last) in enumerate(names) if last}
         for i, (name, last) in enumerate(names):
             if not last:
@@ -98,15 +105,26 @@ class Gather:
 
     def read(self) -> Row:
         """All values, in one transfer from the device; starts the next line."""
+        return self.asked()()
+
+    def asked(self) -> Callable[[], Row]:
+        """The same with all values on their way; nobody waits for them but the function that is returned."""
+        if self.lines and not self.kept:  # rows need not be taken apart
+            names, rows = self.lines[0].names, _fetched(torch.cat([line.values for line in self.lines]))
+            self.clear()
+            ordered = sorted(enumerate(names), key=lambda column: column[1][1])
+            return lambda: {name: _joined(name, rows()[-last:, i].copy()) for i, (name, last) in ordered}
         self._join()
         kept = self.kept | {name: [value.reshape(())] for name, value in self.latest.items()}
         self.clear()
         if not kept:
-            return {}
-        everything = _line_of([value for values in kept.values() for value in values]).double().cpu().numpy()
+            return dict
+        everything = _fetched(_line_of([value for values in kept.values() for value in values]).double())
         ends = np.cumsum([sum(value.numel() for value in values) for values in kept.values()])
-        lines = np.split(everything, ends[:-1])
-        return {name: _joined(name, line) for name, line in zip(kept, lines, strict=True)}
+        return lambda: {
+            name: _joined(name, line)
+            for name, line in zip(kept, np.split(everything(), ends[:-1]), strict=True)
+        }
 
     def clear(self) -> None:
         """Forget the line so far."""
@@ -128,6 +146,21 @@ class Gather:
 def _line_of(values: list[Tensor]) -> Tensor:
     """What was kept, as one tensor; whole numbers as float64, since a float32 beside them would not hold them."""
     return torch.cat([(v if v.is_floating_point() else v.double()).reshape(-1) for v in values])
+
+
+def _fetched(values: Tensor) -> Callable[[], np.ndarray]:
+    """On their way to the host; the function waits until they are there."""
+    if not values.is_cuda:
+        return values.cpu().numpy
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    here.copy_(values, non_blocking=True)
+    done = torch.cuda.current_stream(values.device).record_event()
+
+    def read() -> np.ndarray:
+        done.synchronize()
+        return here.numpy()
+
+    return read
 
 
 def _joined(name: str, line: np.ndarray) -> float:

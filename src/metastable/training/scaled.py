@@ -10,32 +10,69 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+PLACES = 16
+"""Updates whose rates are told beforehand, at most."""
+
 
 class Rates:
-    """An optimiser's learning rates where a recorded step can read them: a tensor for each of its groups.
+    """An optimiser's learning rates where a recorded step can read them: those of the next updates, for each group.
 
-    Schedules go on writing numbers into the groups; `write` brings them here, between two updates.
+    Schedules go on writing numbers into the groups; `write` brings them here, between two launches. Steps read
+    those at `place`.
     """
 
     def __init__(self, optimiser: Optimizer):
-        self.optimiser = optimiser
-        self.numbers: list[Any] = [None] * len(optimiser.param_groups)
+        self.optimiser, self.place = optimiser, 0
+        self.changed: set[int] = set()
+        self.numbers: list[list[Any]] = [[None] * PLACES for _ in optimiser.param_groups]
         homes = [group["params"][0].device for group in optimiser.param_groups]
         # the fused kernels of a GPU read rates in float32, those of the CPU in float64
         kinds = [torch.float64 if home.type == "cpu" else torch.float32 for home in homes]
-        self.tensors = [
-            torch.zeros((), dtype=kind, device=home) for kind, home in zip(kinds, homes, strict=True)
+        self.tables = [
+            torch.zeros(PLACES, dtype=kind, device=home) for kind, home in zip(kinds, homes, strict=True)
         ]
 
-    def write(self) -> None:
-        """The rates of the next update; nobody waits."""
-        for i, (group, tensor) in enumerate(zip(self.optimiser.param_groups, self.tensors, strict=True)):
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Of each group, `()`."""
+        return [table[self.place] for table in self.tables]
+
+    def scaled(self, factor: Tensor | None) -> list[Tensor]:
+        """The same times a factor, `()`."""
+        return self.tensors if factor is None else [t * factor.to(t) for t in self.tensors]
+
+    def write(self, place: int = 0) -> None:
+        """The rates of the next update, or of one after it, to be sent."""
+        for i, (group, table) in enumerate(zip(self.optimiser.param_groups, self.tables, strict=True)):
             rate = group["lr"]
             if isinstance(rate, Tensor):
-                tensor.copy_(rate)
-            elif rate != self.numbers[i]:
-                self.numbers[i] = rate
-                tensor.fill_(rate)
+                table[place].copy_(rate)
+            elif rate != self.numbers[i][place]:
+                self.numbers[i][place] = rate
+                self.changed.add(i)
+
+    def send(self) -> None:
+        """What was written, to where steps read it; nobody waits."""
+        for i in self.changed:
+            table = self.tables[i]
+            numbers = torch.tensor([rate or 0.0 for rate in self.numbers[i]], dtype=table.dtype)
+            table.copy_(numbers.pin_memory() if table.is_cuda else numbers, non_blocking=True)
+        self.changed.clear()
+
+
+def lay_out(optimiser: Optimizer) -> None:
+    """What it keeps of each weight into the weight's own order of memory, which fused steps ask for.
+
+    A checkpoint has everything in the order of its indices.
+    """
+    for weight, kept in optimiser.state.items():
+        for name, value in kept.items():
+            if (
+                isinstance(value, Tensor)
+                and value.shape == weight.shape
+                and value.stride() != weight.stride()
+            ):
+                kept[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def is_recordable(optimiser: Optimizer) -> bool:
@@ -43,12 +80,12 @@ def is_recordable(optimiser: Optimizer) -> bool:
     return all(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
 
 
-def scaled_step(optimiser: Optimizer, factor: Tensor | None, rates: Rates | None = None) -> None:
+def scaled_step(optimiser: Optimizer, factor: Tensor | None, rates: Sequence[Tensor] | None = None) -> None:
     """One step with every learning rate times `factor`, `()`; what schedules see of the rates does not change.
 
     On the CPU the factor is a number. Elsewhere the host does not wait for it: fused optimisers take rates that lie
     on the device, and of others, whose steps are in proportion to their rates, the step itself is scaled. Where
-    there are `rates`, the step reads those, and may be recorded.
+    there are `rates`, already scaled, the step reads those, and may be recorded.
 
     >>> x = torch.nn.Parameter(torch.ones(1))
     >>> x.grad = torch.ones(1)
@@ -58,8 +95,7 @@ def scaled_step(optimiser: Optimizer, factor: Tensor | None, rates: Rates | None
     """
     numbers = [group["lr"] for group in optimiser.param_groups]
     if rates is not None:
-        tensors = rates.tensors
-        with _rates(optimiser, tensors if factor is None else [t * factor.to(t) for t in tensors]):
+        with _rates(optimiser, rates):
             optimiser.step()
     elif factor is None:
         optimiser.step()

@@ -20,7 +20,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
-from metastable.core.errors import CheckpointError, ConfigError, InputError
+from metastable.core.errors import CheckpointError, ConfigError, OutOfMemoryError
+from metastable.core.memory import rows_in_words, within_memory
+from metastable.core.method import Method
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import derive, generator
 from metastable.core.types import Proposal
@@ -28,7 +30,7 @@ from metastable.core.units import Coordinates
 from metastable.core.waiting import unwatched
 
 from .batches import Batches
-from .captured import Captured, copied
+from .captured import LEAST_TOGETHER, TOGETHER, Captured, Planned, copied
 from .checkpoints import Checkpoint, CheckpointStore, on_device
 from .config import Schedule, TrainerConfig
 from .contract import Outcome, TrainableMethod
@@ -36,11 +38,11 @@ from .engine import Choice, Engine, choose_engine
 from .guard import Guard
 from .interrupts import stop_on_interrupt
 from .patience import Patience
-from .players import load_weights, offsets_of, plain_state, trainable
+from .players import load_weights, offsets_of, optimisers_of, plain_state, trainable
 from .records import Gather, Recorder, Row
 from .returned import require_players
-from .scaled import is_recordable
-from .updates import Turns, Updates
+from .scaled import is_recordable, lay_out
+from .updates import Updates
 
 OnRow = Callable[[Row], None]
 """Told of every line of metrics, e.g. a progress bar."""
@@ -50,6 +52,8 @@ LOOK_EVERY = 97
 """Updates between looks at numbers on an accelerator; a prime, so that players who take turns are all looked at."""
 LOOK_EVERY_CAPTURED = 17 * LOOK_EVERY
 """The same where updates are launched as a whole, beside which one that is looked at takes long."""
+WORTH = 1000
+"""Updates that must be left for several to be recorded together, which takes as long as these gain by it."""
 
 
 class Trainer:
@@ -116,7 +120,7 @@ class Trainer:
         for module in self.players.values():
             module.eval()
         self.trainable = {name: trainable(module) for name, module in self.players.items()}
-        self.optimisers = self._optimisers()
+        self.optimisers = optimisers_of(self.players, config, method)
         self.schedules = {name: self._schedule(name, o) for name, o in self.optimisers.items()}
         self.ema = self._averaged(config.ema)
         self.captured = self._captured()
@@ -129,6 +133,7 @@ class Trainer:
         self.evaluations = 0
         self.rollbacks = 0
         self.row: Row = {}
+        self.asked: tuple[Row, Callable[[], Row]] | None = None
         self.patience = self._patience(held_out, power)
         self.kept: int | None = None
         self._interrupted = False
@@ -141,25 +146,6 @@ class Trainer:
             return None
         assert self.config.steps is not None
         return Patience(held_out.x, power, self.config.steps, self.config.patience)
-
-    def _optimisers(self) -> dict[str, Optimizer]:
-        unknown = set(self.config.optimisers) - set(self.players)
-        if unknown:
-            known = ", ".join(self.players)
-            raise ConfigError(f"trainer.optimisers.{min(unknown)}", f"is no player of this run ({known})")
-        if not any(self.trainable.values()):
-            raise InputError("energy: has no trainable parameters; there is nothing to fit")
-        return {name: self._optimiser(name) for name, parameters in self.trainable.items() if parameters}
-
-    def _optimiser(self, name: str) -> Optimizer:
-        """The player's own optimiser, or the one that all share, at the rate its method asks for."""
-        module, factory = self.players[name], self.config.optimisers.get(name, self.config.optimiser)
-        made: Any = factory(module if getattr(factory, "per_module", False) else self.trainable[name])  # pyright: ignore
-        if not isinstance(made, Optimizer):
-            raise InputError(f"optimiser: must make a torch.optim.Optimizer, got {type(made).__name__}")
-        for group in made.param_groups:
-            group["lr"] *= 1.0 if name in self.config.optimisers else self.method.rate(name)
-        return made
 
     def _schedule(self, name: str, optimiser: Optimizer) -> LRScheduler:
         """The player's own, over as many updates as it will have a turn in."""
@@ -181,7 +167,8 @@ class Trainer:
         fixed = [n for n, o in self.optimisers.items() if not is_recordable(o)]
         if self.choice.chosen == "captured" and self.engine.device.type == "cuda" and fixed:
             why = f"the optimiser of {fixed[0]!r} is neither fused nor capturable"
-            self.choice = Choice("eager", why)
+            asked = self.config.engine == "compile"
+            self.choice = Choice("compile", why, "compile") if asked else Choice("eager", why)
             self.context.engine = self.choice.chains
         if self.config.engine in ("captured", "fused") and self.choice.chosen != "captured":
             warnings.warn(f"trainer.engine: not captured, as {self.choice.reason}", stacklevel=4)
@@ -204,19 +191,38 @@ class Trainer:
 
     def run(self, resume: bool = False) -> Outcome:
         """Train until the configured steps or seconds are spent, or a Ctrl-C; a guard error propagates."""
+        with within_memory(lambda: self.update.moment, self._held_at_once, self._sizes()):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> Outcome:
         if not (resume and self._resume()):
             self._begin()
         began = time.perf_counter() - self.seconds
         with stop_on_interrupt(self._stop), flushed():
             while not self._is_last():
-                self._update()
+                self._update(self._unseen())
                 self.seconds = time.perf_counter() - began
                 self._after_update()
-        went_back = self._keep_best()
+        if self.asked is not None:
+            self._log()
+        self.update.moment, went_back = "log Z", self._keep_best()
         if self.store is not None and (went_back or self.store.latest_step() != self.context.step):
             self._checkpoint()
         self.recorder.close()
         return self._outcome("interrupted" if self._interrupted else "finished")
+
+    def _sizes(self) -> dict[str, Any]:
+        """Settings that the memory of an update grows with."""
+        rows = len(self.context.data)
+        batch = min(self.config.batch_size or rows, rows)
+        own = self.method.sizes(batch, rows) if isinstance(self.method, Method) else {}
+        return {f"method.{name}": value for name, value in own.items()} | {"trainer.batch_size": batch}
+
+    def _held_at_once(self) -> str:
+        data = self.context.data
+        rows = data[: self.config.batch_size]
+        own = self.method.moving(len(rows), len(data)) if isinstance(self.method, Method) else 0
+        return rows_in_words(rows, f"rows of data{f' and {own} negatives' if own else ''}")
 
     def _stop(self) -> None:
         self._interrupted = True
@@ -231,41 +237,80 @@ class Trainer:
         )
         return late or spent or self._interrupted or done
 
-    def _update(self) -> None:
-        """One update: negatives, losses and optimiser steps, then the method follows; numbers are gathered."""
-        context, method = self.context, self.method
-        batch = method.takes(self.batches.at(context.step, self.config.noise_at(context.step)))
-        turns = tuple((turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context))
-        require_players(method.name, turns, self.players)
-        self.update.before()
-        if not self._launched(batch, turns):
-            shared = self.captured is not None and self.state is self.captured.state
-            state = copied(self.state) if shared else self.state  # recordings write over theirs
-            with unwatched(context.step % LOOK_EVERY != 0):
-                self.state, averaged, latest = self.update(context, state, batch, turns)
-            self.gather.add(averaged, latest)
-        self.update.after()
-        for player in self.optimisers.keys() & {name for together in turns for name in together}:
-            self.schedules[player].step()  # once in an update, however many turns the player had
-        self._count(len(batch))
-        context.step += 1
+    def _unseen(self) -> int:
+        """Updates until somebody looks: at a line of metrics, a checkpoint, held-out rows, numbers, or the end."""
+        step, config = self.context.step, self.config
+        every = [config.log_every, LOOK_EVERY_CAPTURED]
+        every += [] if self.store is None else [config.checkpoint_every]
+        every += [] if self.patience is None else [self.patience.every]
+        if step % LOOK_EVERY_CAPTURED == 0:
+            return 1
+        return min((config.steps or 0) - step, *(each - step % each for each in every))
 
-    def _launched(self, batch: Any, turns: Turns) -> bool:
-        """Whether the update was made by launching a recording."""
+    def _update(self, most: int = 1) -> None:
+        """One update, or up to `most` of them where they are launched together."""
+        count, left = min(most, TOGETHER), (self.config.steps or 0) - self.context.step
+        worth = count >= LEAST_TOGETHER and left >= WORTH and self.config.max_evaluations is None
+        if (worth and self._launched(count)) or self._launched(1):
+            return
+        (planned,) = self._planned(1)
+        shared = self.captured is not None and self.state is self.captured.state
+        state = copied(self.state) if shared else self.state  # recordings write over theirs
+        self.update.before()
+        self.update.send()
+        with unwatched(self.context.step % LOOK_EVERY != 0):
+            made = self.update(self.context, state, planned.batch, planned.turns)
+        self.state, averaged, latest = made
+        self.gather.add(averaged, latest)
+        self._move_rates(planned)
+        self._updated(planned)
+
+    def _planned(self, count: int) -> list[Planned]:
+        """What the next updates will see."""
+        context, method, planned = replace(self.context), self.method, []
+        noises = [self.config.noise_at(context.step + i) for i in range(count)]
+        for batch in self.batches.several(context.step, noises):
+            turns = tuple((turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context))
+            require_players(method.name, turns, self.players)
+            planned.append(Planned(context.step, method.takes(batch), turns))
+            context.step += 1
+        return planned
+
+    def _move_rates(self, planned: Planned) -> None:
+        """The schedules of those who had a turn go on: once in an update, however many turns the player had."""
+        for player in self.optimisers.keys() & {name for together in planned.turns for name in together}:
+            self.schedules[player].step()
+
+    def _updated(self, planned: Planned) -> None:
+        """What the host counts after an update."""
+        self.update.after()
+        self._count(len(planned.batch))
+        self.context.step += 1
+
+    def _launched(self, count: int) -> bool:
+        """Whether the next `count` updates were made by one launch: rates are told before, metrics come after."""
         if self.captured is None or self.context.step % LOOK_EVERY_CAPTURED == 0:
             return False
+        planned = self._planned(count)
         try:
-            made = self.captured(self.context, self.state, batch, turns)
-        except (CaptureError, torch.OutOfMemoryError) as error:
-            chains = "fused" if self.context.engine == "fused" else "auto"
+            recorded = self.captured.prepared(self.context, self.state, planned)
+        except (CaptureError, torch.OutOfMemoryError, OutOfMemoryError) as error:
+            chains = self.context.engine if self.context.engine in ("fused", "compile") else "auto"
             self.captured, self.choice = None, Choice("eager", f"an update {error}", chains)
             self.context.engine = chains
             warnings.warn(f"trainer.engine: goes on step by step, as an update {error}", stacklevel=4)
             return False
-        if made is None:
+        if recorded is None:
             return False
-        self.state, line = made
-        self.gather.add_line(line)
+        for place, one in enumerate(planned):
+            self.update.before(place)
+            self._move_rates(one)
+        self.update.send()
+        self.state, lines = self.captured.launched(recorded, self.state, planned)
+        for line in lines:
+            self.gather.add_line(line)
+        for one in planned:
+            self._updated(one)
         return True
 
     def _count(self, batch: int) -> None:
@@ -277,28 +322,38 @@ class Trainer:
 
     def _after_update(self) -> None:
         step, config = self.context.step, self.config
+        if self.asked is not None and not self._log():
+            return
         if self.patience is not None and self.patience.due(step):
             self._look_at_held_out()
         last = self._is_last()
         save = self.store is not None and (step % config.checkpoint_every == 0 or last)
-        if (step % config.log_every == 0 or save or last) and not self._log():
-            return
+        if step % config.log_every == 0 or save or last:
+            self._ask()
+            # recorded updates go on while a line comes from the device
+            if (save or last or self.captured is None) and not self._log():
+                return
         if save:
             self._checkpoint()
 
+    def _ask(self) -> None:
+        """A line of metrics of now, whose values are on their way."""
+        shown = self.optimisers.get("energy") or next(iter(self.optimisers.values()))
+        row = {
+            "step": self.context.step,
+            "seconds": self.seconds,
+            "learning_rate": shown.param_groups[0]["lr"],
+            "evaluations": self.evaluations,
+        }
+        self.asked = row, self.gather.asked()
+
     def _log(self) -> bool:
-        """Write a line; False when the guard rolled training back."""
-        values = self.gather.read()
+        """Write the line that was asked for; False when the guard rolled training back."""
+        assert self.asked is not None
+        (row, coming), self.asked = self.asked, None
+        values = coming()
         if values:
-            shown = self.optimisers.get("energy") or next(iter(self.optimisers.values()))
-            rate = shown.param_groups[0]["lr"]
-            self.row = {
-                "step": self.context.step,
-                "seconds": self.seconds,
-                "learning_rate": rate,
-                "evaluations": self.evaluations,
-                **{name: value + self.offsets.get(name, 0.0) for name, value in values.items()},
-            }
+            self.row = row | {name: value + self.offsets.get(name, 0.0) for name, value in values.items()}
             reason = self.guard.reason(self.row)
             if reason is not None:
                 self._diverged(reason)
@@ -313,7 +368,9 @@ class Trainer:
     def _look_at_held_out(self) -> None:
         """Score the held-out rows, and remember everything where they have never been as likely."""
         assert self.patience is not None
-        z = self.method.log_partition(self.context, self.state)
+        self.update.moment = "log Z"
+        with self.engine.rounded():
+            z = self.method.log_partition(self.context, self.state)
         if z is None:  # a method that does not know log Z cannot say when likelihood stops to grow
             self.patience = None
         elif z.std_error < MOST_ERROR and self.patience.better(self.energy, z.value, self.context.step):
@@ -334,7 +391,7 @@ class Trainer:
     # ---- divergence
 
     def _diverged(self, reason: str) -> None:
-        step = self.context.step
+        step = int(self.row["step"])
         good = None if self.store is None else self.store.latest_step()
         path = None if self.store is None or good is None else self.store.folder / f"step-{good:08d}"
         may_roll_back = self.config.on_divergence == "rollback" and self.rollbacks < self.config.max_rollbacks
@@ -365,7 +422,8 @@ class Trainer:
             )
         if self.recorder.path is not None:
             self.recorder.rewind(-1)
-        self.state = self.method.start(self.context)
+        with self.engine.rounded():
+            self.state = self.method.start(self.context)
         if self.store is not None:
             self._checkpoint()
 
@@ -408,6 +466,7 @@ class Trainer:
             self.ema.load_state_dict(dict(checkpoint.weights["ema"]))
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(tree["optimisers"][name])
+            lay_out(optimiser)
             self.schedules[name].load_state_dict(tree["schedules"][name])
         self.context.rng.set_state(tree["rng"])
         self.context.step = checkpoint.step
@@ -443,13 +502,16 @@ class Trainer:
                 module.load_state_dict(left[name])
 
     def _outcome(self, status: str) -> Outcome:
+        with self.engine.rounded():
+            walkers = self.method.current_walkers(self.context, self.state)
+            log_partition = self.method.log_partition(self.context, self.state)
         return Outcome(
             status=status,
             step=self.context.step,
             seconds=self.seconds,
             history=self.recorder.history,
-            walkers=self.method.current_walkers(self.context, self.state),
-            log_partition=self.method.log_partition(self.context, self.state),
+            walkers=walkers,
+            log_partition=log_partition,
             ema=None if self.ema is None else self.ema.module,
             state=self.state,
             kept=self.kept,

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from metastable.core.capture import aside
+
 from .engine import Engine
 from .players import followers, norm_name, trainable
 from .records import LINE_MEANS
@@ -56,6 +58,7 @@ class Updates:
     ):
         self.method, self.players, self.optimisers, self.engine = method, players, optimisers, engine
         self.ema, self.clip = ema, clip
+        self.moment = "start"  # for whoever must say where an update ended
         self.average = None if decay is None else get_ema_multi_avg_fn(decay)
         self.trainable = {name: trainable(module) for name, module in players.items()}
         self.follow = {name: followers(module) for name, module in players.items()}
@@ -68,11 +71,11 @@ class Updates:
 
     def __call__(self, context: Any, state: Any, batch: Any, turns: Turns) -> Updated:
         """One update of `state` on `batch`, in which the players have these turns."""
-        method = self.method
+        method, self.moment = self.method, "negatives"
         with self.engine.autocast():
             made = method.negatives(context, state, batch)
         negatives, state, metrics = returned(method.name, "negatives", made)
-        averaged = dict(metrics)
+        averaged, self.moment = dict(metrics), "loss"
         for together in turns:
             with self.engine.autocast():
                 made = method.loss(context, state, together[0], batch, negatives)
@@ -81,15 +84,27 @@ class Updates:
             averaged |= self._descend(state, together, loss)
         if self.ema is not None:
             self._average()
-        # outside autocast: log-weights add up energy differences, which half precision would not keep
-        state, latest = returned(method.name, "advance", method.advance(context, state))
+        self.moment = "advance"
+        with self.engine.rounded():  # energies enter weights as they entered the losses and the moves
+            made = method.advance(context, state)
+        state, latest = returned(method.name, "advance", made)
         averaged |= {k: v for k, v in latest.items() if k in LINE_MEANS}
         return Updated(state, averaged, {k: v for k, v in latest.items() if k not in LINE_MEANS})
 
-    def before(self) -> None:
-        """What changes between two updates by the host's hand: learning rates."""
+    def before(self, place: int = 0) -> None:
+        """What changes between two updates by the host's hand: learning rates, each of a launch in its place."""
         for rates in self.rates.values():
-            rates.write()
+            rates.write(place)
+
+    def send(self) -> None:
+        """Learning rates to where steps read them."""
+        for rates in self.rates.values():
+            rates.send()
+
+    def turn_to(self, place: int) -> None:
+        """Learning rates are read there from now on."""
+        for rates in self.rates.values():
+            rates.place = place
 
     def after(self) -> None:
         """What the host counts: how many weights the average is of."""
@@ -114,16 +129,22 @@ class Updates:
         parameters = [p for player in stepped for p in self.trainable[player]]
         for parameter in parameters:
             parameter.grad = None
+        factors, rates = {}, {}
+        with aside(self.engine.device) as join:  # the gradient does not ask for them
+            for player in stepped:
+                factors[player] = self.method.rate_factor(state) if player == "energy" else None
+                if player in self.rates:
+                    rates[player] = self.rates[player].scaled(factors[player])
         if parameters:
             require_gradient(self.method.name, loss)
             self.engine.backward(loss, parameters)
-        return {norm_name(player): self._step(state, player) for player in stepped}
+        join()
+        return {norm_name(p): self._step(p, factors[p], rates.get(p)) for p in stepped}
 
-    def _step(self, state: Any, player: str) -> Tensor:
+    def _step(self, player: str, factor: Tensor | None, rates: list[Tensor] | None) -> Tensor:
         """The player's optimiser step; returns the norm of its gradient."""
         norm = self._clip(self.trainable[player])
-        factor = self.method.rate_factor(state) if player == "energy" else None
-        scaled_step(self.optimisers[player], factor, self.rates.get(player))
+        scaled_step(self.optimisers[player], factor, rates)
         for follow in self.follow[player]:
             follow()
         return norm

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.capture import CaptureError, is_recording, record
-from metastable.core.errors import UnsupportedError, require, require_count
+from metastable.core.errors import OutOfMemoryError, UnsupportedError, require, require_count
 from metastable.core.random import normal_like
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, Proposal, Walkers, per_row
@@ -151,7 +151,7 @@ def _changes(
         try:
             kept = [t for t in reads(parts, device).tensors.values() if not isinstance(t, nn.Parameter)]
             recording = record(launch, device, changes=[*own, *kept], generators=(rng,))
-        except (CaptureError, UnwatchedError, torch.OutOfMemoryError) as error:
+        except (CaptureError, UnwatchedError, torch.OutOfMemoryError, OutOfMemoryError) as error:
             warnings.warn(
                 f"log Z: temperature by temperature, as a step {error}", RuntimeWarning, stacklevel=4
             )

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.memory import rows_at_once
 from metastable.core.parts import home_of
+from metastable.core.precision import unrounded
 from metastable.core.protocols import StepwiseSolved, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
@@ -58,12 +60,14 @@ def importance_walkers(energy: Energy, proposal: Proposal, n: int, seed: int = 0
 def _weighted(energy: Energy, proposal: Any, n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draws, always the same ones for a seed, and their log-weights, in float64."""
     rng = generator(derive(seed, "importance"), home_of(proposal).device)
-    if provides(proposal, StepwiseSolved):  # one ODE instead of two
-        x, log_q = proposal.sample_and_log_prob(n, rng)
-    else:
-        x = proposal.sample(n, rng)
-        log_q = torch.cat([proposal.log_prob(part) for part in x.split(AT_ONCE)])
-    return x, torch.cat([-energy(part) for part in x.split(AT_ONCE)]).double() - log_q.double()
+    with unrounded(home_of(proposal)):
+        if provides(proposal, StepwiseSolved):  # one ODE instead of two
+            x, log_q = proposal.sample_and_log_prob(n, rng)
+        else:
+            x = proposal.sample(n, rng)
+            log_q = torch.cat([proposal.log_prob(part) for part in x.split(AT_ONCE)])
+    parts = x.split(rows_at_once(energy, x, AT_ONCE))
+    return x, torch.cat([-energy(part) for part in parts]).double() - log_q.double()
 
 
 class OdeShift(NamedTuple):

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.precision import laid_out
 from metastable.core.protocols import Sweeping, provides
 from metastable.core.random import normal_like
-from metastable.core.types import Energy, Walkers, energy_and_grad
+from metastable.core.types import Energy, Walkers, energy_and_grad, precise
 from metastable.kernels import ULA, ChainResult, Gibbs, Kernel, run_chain
-from metastable.kernels.engine import OneKernel, weighing_energy
+from metastable.kernels.engine import CompiledEnergy, OneKernel, weighing_energy
 
 from .population import Population
 
@@ -73,6 +74,7 @@ def langevin_step(
     asks for v, which costs a few energies where every walker moves.
     """
     X, A, U_k, dU_k = walkers.take(rows)
+    X = laid_out(X, energy)
     ξ = normal_like(X, rng)
     Y = kernel.move(X, dU_k, ξ)  # line 9
     U_next, dU_next = energy_and_grad(energy, Y)
@@ -80,13 +82,13 @@ def langevin_step(
     v = None
     with torch.no_grad():  # walkers that stand still need no gradient
         if theta_moved and rows is not None:
-            U_all = energy(walkers.x)
+            U_all = precise(energy(walkers.x))
             v = shift_of(walkers.log_weight, U_all - walkers.energy) if probe else None
             walkers = walkers.reweigh(U_all)  # line 14
         elif probe:
             n = min(PROBES, len(X))
             some = slice(0, n * (len(X) // n), len(X) // n)
-            v = shift_of(walkers.log_weight[some], energy(X[some]) - U_k[some])
+            v = shift_of(walkers.log_weight[some], precise(energy(X[some])) - U_k[some])
     every = max(1, len(X) // WATCHED)
     moved = (Y[::every] - X[::every]).flatten(1).square().sum(1)
     return walkers.put(rows, Y, A, U_next, dU_next), Move(moved, torch.ones_like(moved), v)
@@ -116,11 +118,14 @@ def reweigh_then_move(
     """
     known = keeps_energy(kernel, energy)
     own = weighing_energy(kernel, energy, walkers.x, rng, engine)
-    made = _launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
+    made = launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
     if made is None:
-        begin = kernel.init(energy, walkers.take(rows)[0])
+        X = laid_out(walkers.take(rows)[0], energy)
+        if isinstance(own, CompiledEnergy):
+            energy, engine = own, "eager"
+        begin = kernel.init(energy, X)
         with torch.no_grad():
-            U = begin.energy if known and rows is None else energy(walkers.x)
+            U = begin.energy if known and rows is None else precise(energy(walkers.x))
         # a fused chain would end with energies of another rounding than those it is weighed with
         engine = "eager" if engine in ("auto", "fused") else engine
         made = U, run_chain(kernel, energy, begin, steps, rng, engine=engine, step_size=step_size)
@@ -129,12 +134,12 @@ def reweigh_then_move(
     walkers = walkers.reweigh(U)
     if not known:
         with torch.no_grad():
-            U_new = energy(Y)
+            U_new = precise(energy(Y))
     A = walkers.take(rows)[1]
     return walkers.put(rows, Y, A, U_new, walkers.grad[:0]), Move(steps * info.moved, info.acceptance, v)
 
 
-def _launched(
+def launched(
     energy: OneKernel,
     kernel: Kernel,
     walkers: Population,
@@ -150,7 +155,7 @@ def _launched(
     made = energy.adjusted(kernel, walkers.x, steps if rows is None else 0, step_size)
     if rows is None or made is None:
         return made
-    moved = energy.adjusted(kernel, walkers.take(rows)[0], steps, step_size)
+    moved = energy.adjusted(kernel, walkers.x.index_select(0, rows), steps, step_size)
     return None if moved is None else (made[0], moved[1])
 
 

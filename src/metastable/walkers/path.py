@@ -15,6 +15,7 @@ from torch import Tensor
 
 from metastable.core.errors import UnsupportedError
 from metastable.core.perceptron import Perceptron
+from metastable.core.precision import unrounded
 from metastable.core.protocols import (
     ClosedForm,
     Gaussianlike,
@@ -23,7 +24,7 @@ from metastable.core.protocols import (
     provides,
     reference_of,
 )
-from metastable.core.types import Energy, EnergyGrad, Proposal, energy_and_grad, is_discrete
+from metastable.core.types import Energy, EnergyGrad, Proposal, energy_and_grad, is_discrete, precise
 from metastable.kernels import ChainState, Kernel
 from metastable.proposals.signs import Signs
 
@@ -70,7 +71,7 @@ class Tempered:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Energies, `(B,)`."""
-        return self.beta * self.energy(x) + self.rest * self.reference(x)
+        return self.beta * precise(self.energy(x)) + self.rest * self.reference(x)
 
     def value_and_grad(self, x: Tensor) -> EnergyGrad:
         """Both ends' values and gradients, mixed."""
@@ -99,12 +100,14 @@ class ReferenceEnergy:
 
     def __call__(self, x: Tensor) -> Tensor:
         """−log q(x), `(B,)`."""
-        return -self.reference.log_prob(x)
+        with unrounded(x):  # it is normalised as it is
+            return -self.reference.log_prob(x)
 
     def value_and_grad(self, x: Tensor) -> EnergyGrad:
         """The reference's own closed form where it has one, else automatic differentiation."""
         if provides(self.reference, ClosedForm):
-            return EnergyGrad(*self.reference.value_and_grad(x))  # pyright: ignore
+            with unrounded(x):
+                return EnergyGrad(*self.reference.value_and_grad(x))  # pyright: ignore
         with torch.enable_grad():
             y = x.detach().requires_grad_(True)
             values = self(y)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import require_choice
+from metastable.core.precision import unrounded
 from metastable.core.resampling import draw_rows
 from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp, log_mean_exp_and_ess
 
@@ -189,13 +190,14 @@ def principal_scores(x: Tensor, p: Tensor, iterations: int = 12) -> Tensor:
     side by side before stratified or systematic resampling.
     """
     p = p.to(x.dtype)[..., None]
-    centred = x - p.mT @ x
-    weighted = p * centred
-    if x.shape[2] <= MAX_COVARIANCE:
-        direction = _top_of_covariance(centred.mT @ weighted, iterations)
-    else:
-        direction = _top_of_positions(centred, weighted, iterations)
-    return (centred @ direction)[..., 0]
+    with unrounded(x):
+        centred = x - p.mT @ x
+        weighted = p * centred
+        if x.shape[2] <= MAX_COVARIANCE:
+            direction = _top_of_covariance(centred.mT @ weighted, iterations)
+        else:
+            direction = _top_of_positions(centred, weighted, iterations)
+        return (centred @ direction)[..., 0]
 
 
 def _top_of_covariance(covariance: Tensor, iterations: int) -> Tensor:
@@ -214,9 +216,16 @@ def _top_of_covariance(covariance: Tensor, iterations: int) -> Tensor:
 
 
 def _top_of_positions(centred: Tensor, weighted: Tensor, iterations: int) -> Tensor:
-    """The same without forming a covariance, for events of many dimensions."""
-    v = (weighted * centred).sum(1).sqrt()[..., None]
-    for _ in range(iterations):
+    """The same without forming a covariance, for events of many dimensions.
+
+    Where launches cost more than arithmetic a norm is taken in every fourth iteration, and between them the trace
+    keeps v in range.
+    """
+    variance = (weighted * centred).sum(1)
+    v, every = variance.sqrt()[..., None], 1 if centred.device.type == "cpu" else 4
+    total = variance.sum(1)[:, None, None].clamp(min=1e-30)
+    for i in range(1, iterations + 1):
         v = weighted.mT @ (centred @ v)
-        v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        last = i % every == 0 or i == iterations
+        v = v / (v.norm(dim=1, keepdim=True).clamp(min=1e-30) if last else total)
     return v

@@ -1,0 +1,217 @@
+"""What `metastable evaluate` asks and says about samples that are pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from metastable.core.errors import InputError, require, require_count
+from metastable.core.types import Walkers
+from metastable.data import Dataset
+from metastable.data.image_files import data_folder
+from metastable.data.images import image_source
+from metastable.evaluation.frechet import Statistics
+from metastable.evaluation.image_features import Pictures, Progress, as_pictures, open_network, scale_of
+from metastable.evaluation.image_measures import ImageQuestion, Labelled
+from metastable.report.sections.images import copying_lines, measure_rows, share_lines
+from metastable.runs.run import Run
+from metastable.summary.samples import kept_walkers
+from metastable.training.engine import Engine
+
+from .console import console, say, table
+from .runs import rows_for, training_set
+from .sample import draw
+from .settings import data_of
+
+NETWORK_VARIABLE = "METASTABLE_INCEPTION"
+"""Names the network where images are asked about and no option does."""
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """The options about images, as they were given."""
+
+    inception: Path | None = None
+    images: int | None = None
+    samples: str | None = None
+    log_weight: Path | None = None
+    reference: str | None = None
+    fid_statistics: Path | None = None
+    class_shares: bool = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether any was."""
+        return self != ImageOptions()
+
+
+def run_question(
+    run: Run, dataset: Dataset, name: str, asked: ImageOptions, seed: int, progress: Progress | None
+) -> ImageQuestion:
+    """Samples of a run against the images it was trained on; rows that it held out are the floor.
+
+    Args:
+        run: the run.
+        dataset: the rows that it is judged by.
+        name: what those are.
+        asked: the options.
+        seed: of samples that are drawn.
+        progress: is told of batches.
+    """
+    if run.conditional or len(run.event_shape) not in (2, 3):
+        kind = "conditional" if run.conditional else f"on events of shape {run.event_shape}"
+        raise InputError(f"images: needs a run on pictures, (C, H, W), without contexts; this one is {kind}")
+    reference = rows_for(run, asked.reference, "reference")[0] if asked.reference else training_set(run)
+    if asked.samples is not None:
+        samples, origin = read_samples(asked, reference), asked.samples
+    else:
+        kept, origin = kept_walkers(run)
+        if kept is None or (asked.images is not None and asked.images > len(kept)):
+            require_count("images", 0 if asked.images is None else asked.images, 2)
+            assert asked.images is not None
+            kept, origin = draw(run, asked.images, None, None, seed)
+        samples = kept
+    fresh = None if name.endswith("the rows it was trained on") else dataset
+    noise = 0.0 if asked.samples else noise_of(run)
+    if noise:
+        origin += f", which still have the noise of their training, {noise:g}"
+    return question_of(asked, samples, origin, reference, fresh, str(run._home.device), noise, progress)
+
+
+def set_question(
+    asked: ImageOptions, data: str | None, device: str, progress: Progress | None
+) -> ImageQuestion:
+    """Images of a file or a set, without any run: `--reference` are compared with them, `--data` are the floor."""
+    if asked.samples is None:
+        raise InputError("run: give the folder of a run, or --samples with the images that are to be judged")
+    if asked.reference is None and asked.fid_statistics is None:
+        raise InputError(
+            "reference: give the images to compare with, --reference, or --fid-statistics FILE.npz"
+        )
+    reference = None if asked.reference is None else data_of(asked.reference)[0]
+    fresh = None if data is None else data_of(data)[0]
+    samples = read_samples(asked, reference)
+    where = str(Engine(device).device)
+    return question_of(asked, samples, asked.samples, reference, fresh, where, 0.0, progress)
+
+
+def noise_of(run: Run) -> float:
+    """Standard deviation of the noise that the images of a run had in its last updates."""
+    trainer = run.config.get("trainer", {})
+    last = trainer.get("data_noise_final")
+    return float((trainer.get("data_noise") or 0.0) if last is None else last)
+
+
+def question_of(
+    asked: ImageOptions,
+    samples: Walkers,
+    origin: str,
+    reference: Dataset | None,
+    fresh: Dataset | None,
+    device: str,
+    noise: float,
+    progress: Progress | None,
+) -> ImageQuestion:
+    """Everything that is measured, with the network opened and the pictures as bytes."""
+    if asked.images is not None:
+        require_count("images", asked.images, 2)
+    path = asked.inception or os.environ.get(NETWORK_VARIABLE)
+    require(
+        path is not None or asked.fid_statistics is None, "fid_statistics", "given with --inception", path
+    )
+    data, held_out = (None if rows is None else pictures_of(rows) for rows in (reference, fresh))
+    return ImageQuestion(
+        samples,
+        data,
+        held_out,
+        None if path is None else open_network(path, device),
+        None if asked.fid_statistics is None else Statistics.load(asked.fid_statistics),
+        data_folder() / "features",
+        labelled_of(reference, fresh, noise, device) if asked.class_shares else None,
+        asked.images,
+        origin,
+        progress,
+    )
+
+
+def pictures_of(dataset: Dataset) -> Pictures:
+    """Rows of a set as pictures. Image sets are on [−1, 1] whatever noise their settings add."""
+    return as_pictures(dataset.x, dataset.name, (-1.0, 1.0) if image_source(dataset.name) else None)
+
+
+def read_samples(asked: ImageOptions, reference: Dataset | None) -> Walkers:
+    """Images of `--samples` with the weights of `--log-weight`, on the scale of the reference."""
+    dataset, _ = data_of(asked.samples)
+    x, scale = dataset.x, scale_of(dataset.x)
+    if reference is not None and scale is not None:
+        low, high = pictures_of(reference).scale
+        x = (x - scale[0]) * ((high - low) / (scale[1] - scale[0])) + low
+    if asked.log_weight is None:
+        if Path(str(asked.samples)).with_suffix(".log_weight.npy").is_file():
+            say(
+                f"warning: {asked.samples} has weights beside it that are not used: give them with --log-weight"
+            )
+        return Walkers.equal(x)
+    weights = torch.from_numpy(np.load(asked.log_weight, allow_pickle=False)).double()
+    require(weights.shape == x.shape[:1], "log_weight", f"{len(x)} log-weights", tuple(weights.shape))
+    return Walkers(x, weights)
+
+
+def labelled_of(reference: Dataset | None, fresh: Dataset | None, noise: float, device: str) -> Labelled:
+    """Labelled images for a classifier, and others for its accuracy: the fresh ones, else a tenth."""
+    if reference is None or reference.labels is None:
+        raise InputError(
+            "class_shares: needs labelled images to train a classifier on, --reference mnist:FOLDER"
+        )
+    if fresh is None or fresh.labels is None:
+        reference, fresh = reference.split(0.1)
+    assert reference.labels is not None
+    assert fresh.labels is not None
+    test = fresh.x, fresh.labels
+    return Labelled(reference.x, reference.labels, test, reference.classes, noise, device)
+
+
+@contextmanager
+def batch_bar() -> Iterator[Progress | None]:
+    """A bar for each set of images that goes through the network; none where nobody looks."""
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
+        yield None
+        return
+    columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()
+    with Bars(*columns, TextColumn("left"), TimeRemainingColumn(), console=screen, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done)
+
+        yield show
+
+
+def say_images(found: dict[str, Any] | None) -> None:
+    """Every measure beside its floor, and in words what could not be measured."""
+    if found is None:
+        return
+    rows = measure_rows(found)
+    clipped = (
+        f", {found['clipped_share']:.1%} of their values clipped" if found["clipped_share"] > 0.001 else ""
+    )
+    caption = f"{found['samples']} samples, worth {found['ess']:.0f} ({found['samples_from']}){clipped}"
+    if rows:
+        head = ["as pictures", "value", "95 % interval", "images", "floor: fresh data"]
+        console().print(table(head, rows, "", caption))
+    else:
+        say(caption)
+    say(*copying_lines(found), *share_lines(found), *found["notes"])

@@ -1,0 +1,284 @@
+"""What images are worth: every measure of them against data, each with its number of images, interval and floor.
+
+The floor is what fresh data have at the same number of images: no model can be told from data below it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.random import derive, generator
+from ..core.types import Walkers
+from .copying import copying, nearest_rows
+from .distances import without_copies
+from .frechet import Statistics, needed, statistics_of
+from .image_classifier import class_shares, train_classifier
+from .image_distances import frechet, inception_score, kid, precision_recall
+from .image_features import FeatureNetwork, Features, Pictures, Progress, as_pictures
+
+PAIRS = 10_000
+"""Images of either kind behind KID, precision and recall, whose cost grows with the square."""
+COMPARED = 1000
+"""Samples whose nearest images are looked for."""
+SHOWN, BESIDE = 8, 5
+"""Samples in the picture of nearest images, and how many images beside each."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """The features of a set of data: those of at most `PAIRS` images, and the statistics of all."""
+
+    features: Tensor
+    statistics: Statistics
+    images: int
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images of known classes, for a classifier that tells the classes of samples.
+
+    Attributes:
+        x: images in the units of the samples, `(N, C, H, W)`.
+        labels: their classes, `(N,)`.
+        test: others with their labels, for the accuracy.
+        classes: names of the classes by label, where they have any.
+        noise: that the samples have beyond the images' own.
+        device: where the classifier is trained.
+    """
+
+    x: Tensor
+    labels: Tensor
+    test: tuple[Tensor, Tensor]
+    classes: tuple[str, ...] = ()
+    noise: float = 0.0
+    device: torch.device | str = "cpu"
+
+
+@dataclass(frozen=True)
+class ImageQuestion:
+    """What is to be measured.
+
+    Attributes:
+        samples: images of the model with their weights, `(N, C, H, W)`, on the scale of the data.
+        data: images that the samples are compared with, those of training; None where `statistics` are all
+            there is.
+        held_out: fresh images of the same law, for the floors and for copying.
+        network: gives features; without one nothing is measured but distances between pixels.
+        statistics: stand for `data` in the Fréchet distance.
+        cache: a folder in which features of data are kept; None keeps none.
+        labelled: images of known classes, where shares of classes are asked for.
+        most: samples that are looked at, at most.
+        samples_from: in words, where they came from.
+        progress: is told of every batch of images.
+    """
+
+    samples: Walkers
+    data: Pictures | None = None
+    held_out: Pictures | None = None
+    network: FeatureNetwork | None = None
+    statistics: Statistics | None = None
+    cache: Path | None = None
+    labelled: Labelled | None = None
+    most: int | None = None
+    samples_from: str = ""
+    progress: Progress | None = None
+
+
+def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All measures as `evaluation.json` holds them, and the arrays behind their pictures.
+
+    Fewer walkers than there are (`most`) are drawn in proportion to their weights and stand for all, none twice.
+    """
+    walkers, data, held_out = asked.samples, asked.data, asked.held_out
+    if asked.most is not None:
+        walkers = without_copies(walkers, asked.most, derive(seed, "images"))
+    shown = as_pictures(walkers.x, "samples", None if data is None else data.scale)
+    for pictures in (data, held_out):
+        if pictures is not None and pictures.event_shape != shown.event_shape:
+            raise InputError(
+                f"{pictures.name}: pictures must be {_shape(shown)} as the samples are, got "
+                f"{_shape(pictures)}; shrink a set with ?size=SIDE, and compare grey pictures with grey ones"
+            )
+    worth = min(asked.samples.ess, walkers.ess)
+    numbers: dict[str, Any] = {
+        "samples": len(walkers),
+        "samples_from": asked.samples_from,
+        "ess": worth,
+        "clipped_share": shown.clipped,
+        "data": None if data is None else data.name,
+        "data_images": 0 if data is None else len(data),
+        "held_out": None if held_out is None else held_out.name,
+        "held_out_images": 0 if held_out is None else len(held_out),
+    }
+    notes = [] if held_out is not None else ["no floors and no look at copying: there are no held-out images"]
+    compared, arrays = nearest_images(asked, shown, walkers.log_weight, seed)
+    if asked.network is None:
+        notes.append("no FID, KID, precision and recall: no network was named (--inception FILE)")
+    else:
+        features = asked.network(shown, asked.progress)
+        found, copied, more = feature_measures(
+            asked, features, replace(walkers, x=features.values), worth, seed
+        )
+        numbers, compared, notes = numbers | found, compared | copied, notes + more
+    if asked.labelled is not None:
+        numbers["class_shares"] = shares_beside_data(asked.labelled, asked.samples, seed)
+    return numbers | {"notes": notes, "copying": compared}, arrays
+
+
+def _shape(pictures: Pictures) -> str:
+    return " × ".join(map(str, pictures.event_shape))
+
+
+def shares_beside_data(labelled: Labelled, samples: Walkers, seed: int) -> dict[str, Any]:
+    """Shares of classes among samples beside those of the data, by a classifier whose accuracy is told."""
+    classifier = train_classifier(
+        labelled.x, labelled.labels, labelled.test, noise=labelled.noise, seed=seed, device=labelled.device
+    )
+    found = class_shares(samples, classifier)
+    data = torch.bincount(labelled.labels.cpu(), minlength=classifier.classes).double() / len(labelled.labels)
+    there = [i for i in range(classifier.classes) if data[i] > 0 or found.shares[i] > 0]
+    return {
+        "classes": [labelled.classes[i] if labelled.classes else str(i) for i in there],
+        "data": data[there].tolist(),
+        "samples": found.shares[there].tolist(),
+        "std_error": found.std_error[there].tolist(),
+        "ess": found.ess,
+        "confidence": found.confidence,
+        "accuracy": classifier.accuracy,
+        "accuracy_se": classifier.accuracy_se,
+        "test_images": classifier.test_images,
+        "noise": classifier.noise,
+    }
+
+
+def describe(
+    network: FeatureNetwork, pictures: Pictures, cache: Path | None = None, progress: Progress | None = None
+) -> Described:
+    """Features of data, from the cache where they were asked for before."""
+    kept = None if cache is None else cache / f"{network.digest}-{pictures.digest}.npz"
+    if kept is not None and kept.is_file():
+        with np.load(kept, allow_pickle=False) as file:
+            return Described(torch.from_numpy(file["features"]), Statistics.load(kept), int(file["count"]))
+    features = network(pictures, progress).values
+    statistics = statistics_of(features.to(network.device)).to("cpu")
+    # some of all, not the first ones: sets may be sorted by class
+    chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:PAIRS]
+    found = Described(features[chosen], statistics, len(features))
+    if kept is not None:
+        part = kept.with_suffix(f".{hashlib.sha256(str(kept).encode()).hexdigest()[:8]}.npz")
+        statistics.save(part, features=found.features.numpy(), count=len(features))
+        part.replace(kept)  # a cache that was cut short is none
+    return found
+
+
+def feature_measures(
+    asked: ImageQuestion, features: Features, samples: Walkers, worth: float, seed: int
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Measures of features with their floors, whether samples are copies by them, and what could not be measured.
+
+    Args:
+        asked: the network, the data, and statistics that stand for them.
+        features: of the samples, as the network gave them.
+        samples: their values with weights, `(N, D)`.
+        worth: effective number of samples.
+        seed: of resamples and of the rows behind floors.
+    """
+    network = asked.network
+    assert network is not None
+    device, log_weight = network.device, samples.log_weight.cpu()
+    data, held_out = (
+        None if pictures is None else describe(network, pictures, asked.cache, asked.progress)
+        for pictures in (
+            # statistics that are known leave only pairs to be looked at
+            asked.data if asked.data is None or asked.statistics is None else asked.data.some(PAIRS),
+            asked.held_out,
+        )
+    )
+    size = min(round(worth), len(held_out.features)) if held_out else 0
+    fresh = held_out.features[:size].to(device) if held_out else features.values[:0].to(device)
+    kind = {"name": network.name, "features": network.width, "is_inception": network.is_inception}
+    found: dict[str, Any] = {"network": kind | {"classes": network.classes}}
+    reference = asked.statistics or (None if data is None else data.statistics)
+    assert reference is not None
+    measured, notes = frechet_beside_floor(network, samples, reference, fresh, worth, seed)
+    found, copied = found | measured, {}
+    if data is not None:
+        rows, pairs = data.features.to(device), without_copies(samples, PAIRS, derive(seed, "pairs"))
+        few, settings = (
+            pairs.x.to(device),
+            {"log_weight": pairs.log_weight.cpu(), "seed": seed, "worth": worth},
+        )
+        values = [kid(few, rows, **settings), *precision_recall(few, rows, **settings)]
+        floors = [kid(fresh, rows, seed=seed), *precision_recall(fresh, rows, seed=seed)] if size > 3 else []
+        for i, (name, value) in enumerate(zip(("kid", "precision", "recall"), values, strict=True)):
+            floor = floors[i].as_json() if floors else None
+            found[name] = value.as_json() | {"reference_images": len(rows), "floor": floor}
+        if held_out is not None:
+            some = _some(len(samples), seed)
+            near = copying(
+                features.values[some], data.features, held_out.features, log_weight[some], seed=seed
+            )
+            copied = {"features": near.as_json()}
+    if features.log_p is None:
+        notes.append(f"no Inception Score: {network.name} ends at its features and has no class head")
+    else:
+        found["inception_score"] = inception_score(
+            features.log_p, log_weight, seed=seed, worth=worth
+        ).as_json()
+    return found, copied, notes
+
+
+def frechet_beside_floor(
+    network: FeatureNetwork, samples: Walkers, reference: Statistics, fresh: Tensor, worth: float, seed: int
+) -> tuple[dict[str, Any], list[str]]:
+    """The Fréchet distance of samples, called FID where the network is Inception, or why there is none."""
+    name, least = "FID" if network.is_inception else "Fréchet distance", needed(network.width)
+    behind = reference.images
+    if min(worth, behind if math.isfinite(behind) else worth) < least - 0.5:
+        words = (
+            f"no {name}: {network.width} features need {least} images or more, and there are {worth:.0f} effective "
+            f"samples{f' and {behind:.0f} images of data' if behind < least else ''}; KID is unbiased at any number"
+        )
+        return {}, [words]
+    value = frechet(samples.x.to(network.device), samples.log_weight, reference, seed=seed, worth=worth)
+    floor = None
+    if len(fresh) >= least:
+        floor = frechet(fresh, torch.zeros(len(fresh)), reference, seed=seed).as_json()
+    key = "fid" if network.is_inception else "frechet_distance"
+    known = behind if math.isfinite(behind) else None
+    return {key: value.as_json() | {"reference_images": known, "floor": floor}}, []
+
+
+def nearest_images(
+    asked: ImageQuestion, samples: Pictures, log_weight: Tensor, seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The nearest training images of some samples, and whether samples are copies, both by pixels."""
+    if asked.data is None:
+        return {}, {}
+    log_weight = log_weight.cpu()
+    device = torch.device("cpu") if asked.network is None else asked.network.device
+    x, training = (pictures.bytes.to(device).float() / 255 for pictures in (samples, asked.data))
+    some = _some(len(x), seed)
+    first = x[some[log_weight[some].topk(min(SHOWN, len(some))).indices].to(device)]
+    near = nearest_rows(first, training, BESIDE)
+    sheet = torch.cat([first[:, None], training[near.index]], 1)
+    arrays = {"nearest_images": sheet.cpu().numpy(), "nearest_distance": near.distance.cpu().numpy()}
+    if asked.held_out is None:
+        return {}, arrays
+    held_out = asked.held_out.bytes.to(device).float() / 255
+    found = copying(x[some.to(device)], training, held_out, log_weight[some], seed=seed)
+    return {"pixels": found.as_json()}, arrays
+
+
+def _some(n: int, seed: int) -> Tensor:
+    """Samples whose nearest images are looked for."""
+    return torch.randperm(n, generator=generator(derive(seed, "nearest")))[:COMPARED]

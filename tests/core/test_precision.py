@@ -1,0 +1,139 @@
+"""Precisions are in force where they are asked for and nowhere else; images lie as convolutions want them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import metastable as ms
+from metastable.core.errors import ConfigError
+from metastable.core.precision import channels_last, laid_out, on_tensor_cores, unrounded
+from metastable.energies import ConvNet, Tilted
+from metastable.energies.networks import dense_conv
+from metastable.methods import Context, PersistentCD
+from metastable.proposals import fit_gaussian
+from metastable.training.config import SGD, Adam, TrainerConfig
+from metastable.training.engine import Engine, choose_engine
+from metastable.training.trainer import Trainer
+
+
+def flags() -> tuple:
+    """What a precision may change of the process."""
+    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, autocast
+
+
+PLACES = [("32-true", "cuda"), ("tf32", "cpu"), ("tf32", "cuda"), ("bf16-mixed", "cpu")]
+
+
+@pytest.mark.parametrize(("name", "device"), PLACES)
+def test_a_precision_ends_where_it_ends(name, device, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    before, inside = flags(), []
+
+    def fail() -> None:
+        with ms.precision(name, device):
+            inside.append(flags())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    coarse = (name, device) == ("tf32", "cuda")
+    assert inside == [("high", True, False) if coarse else (*before[:2], name == "bf16-mixed")]
+    assert flags() == before
+
+
+def test_a_precision_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="precision"), ms.precision("64-true"):
+        pass
+
+
+def test_training_in_tf32_leaves_the_process_as_it_was():
+    before, home = flags(), Engine("cpu", "tf32")
+    with home.autocast(), home.rounded():
+        pass
+    assert flags() == before
+    assert home.dtype == torch.float32
+
+
+def test_what_must_not_be_rounded_is_not():
+    x = torch.full((1, 1), 1.003)
+    with ms.precision("bf16-mixed", "cpu"), unrounded(x):
+        assert (x @ torch.ones(1, 1)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_convolution_as_one_product_is_the_convolution(channels):
+    layer = nn.Conv2d(channels, 4, 5, stride=2, padding=4)
+    x = torch.randn((3, channels, 9, 9), generator=torch.Generator().manual_seed(0), requires_grad=True)
+    dense, plain = dense_conv(layer, x), layer(x)
+    torch.testing.assert_close(dense, plain)
+    rows = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1))
+    grads = [torch.autograd.grad((y * rows).sum(), [x, *layer.parameters()]) for y in (dense, plain)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert dense.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_only_rounded_products_are_for_tensor_cores():
+    x = torch.zeros(1)
+    assert not on_tensor_cores(x)
+    with ms.precision("bf16-mixed", "cpu"):
+        assert on_tensor_cores(x)
+    with ms.precision("tf32", "cuda"):
+        assert on_tensor_cores(x)
+
+
+def test_images_lie_as_the_kernels_do_and_only_on_a_gpu():
+    x, energy = torch.zeros(2, 3, 4, 4), nn.Sequential(nn.Conv2d(3, 5, 2), nn.Conv2d(5, 1, 3))
+    values = [p.clone() for p in energy.parameters()]
+    assert laid_out(x, channels_last(energy)) is x
+    assert all(m.weight.is_contiguous(memory_format=torch.channels_last) for m in energy)
+    assert all(torch.equal(a, b) for a, b in zip(energy.parameters(), values, strict=True))
+    placed = Engine("cpu", "bf16-mixed").place_module(nn.Conv2d(3, 5, 2))
+    assert placed.weight.is_contiguous()
+
+
+def images(folder, steps: int) -> Trainer:
+    """A small training on images, with channels side by side as on a GPU."""
+    x = torch.randn((400, 2, 6, 6), generator=torch.Generator().manual_seed(0))
+    energy = channels_last(Tilted(fit_gaussian(x), ConvNet((2, 6, 6))))
+    config = TrainerConfig(steps=steps, optimiser=Adam(1e-2), checkpoint_every=2, batch_size=4)
+    folder.mkdir(exist_ok=True)
+    noise, players = fit_gaussian(x), {"energy": energy}
+    given = {"noise": noise, "engine": Engine("cpu"), "make_context": Context, "folder": folder}
+    return Trainer(energy, players, x, PersistentCD(walkers=4), config, **given)
+
+
+def test_a_training_on_images_resumes_bit_for_bit(tmp_path):
+    whole, first = images(tmp_path / "whole", 6), images(tmp_path / "parts", 2)
+    whole.run()
+    first.run()
+    rest = images(tmp_path / "parts", 6)
+    rest.run(resume=True)
+    for a, b in zip(whole.energy.parameters(), rest.energy.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for weight, kept in rest.optimisers["energy"].state.items():
+        assert kept["exp_avg"].stride() == weight.stride()
+
+
+def test_compiled_updates_are_recorded_on_a_gpu():
+    method, gpu = PersistentCD(walkers=4), torch.device("cuda")
+    assert choose_engine("compile", gpu, method, 10)[:3] == ("captured", "", "compile")
+    assert choose_engine("compile", torch.device("cpu"), method, 10)[::2] == ("compile", "compile")
+
+
+def test_an_optimiser_that_cannot_be_recorded_keeps_compiled_chains(monkeypatch):
+    x = torch.randn((12, 2), generator=torch.Generator().manual_seed(0))
+    energy = Tilted(fit_gaussian(x), nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)))
+    config = TrainerConfig(steps=2, optimiser=SGD(1e-2), engine="compile")
+    home = Engine("cpu")
+    monkeypatch.setattr(Engine, "device", torch.device("cuda"))
+    monkeypatch.setattr(
+        "metastable.training.trainer.choose_engine",
+        lambda wanted, device, *rest: choose_engine(wanted, torch.device("cuda"), *rest),
+    )
+    given = {"noise": fit_gaussian(x), "engine": home, "make_context": Context}
+    made = Trainer(energy, {"energy": energy}, x, PersistentCD(walkers=4), config, **given)
+    assert (made.choice.chosen, made.context.engine, made.captured) == ("compile", "compile", None)

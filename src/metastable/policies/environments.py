@@ -54,11 +54,15 @@ class Environments:
     def box(self) -> tuple[Tensor, Tensor]:
         """The least and the greatest action, `(A,)` each."""
         space = self.each[0].action_space
-        if getattr(space, "low", None) is None or len(space.shape) != 1:
+        try:
+            low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+        except AttributeError:
+            low = high = torch.empty(0, 0)
+        if low.dim() != 1:
             raise InputError(
                 f"{self.name}: actions must be a vector of numbers, a Box of shape (A,), got {space}"
             )
-        return torch.as_tensor(space.low), torch.as_tensor(space.high)
+        return low, high
 
     def reset(self) -> dict[str, Tensor]:
         """Every environment at its start; what is seen there, by name, `(B, …)`."""

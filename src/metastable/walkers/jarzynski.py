@@ -75,18 +75,18 @@ def langevin_step(
     X, A, U_k, dU_k = walkers.take(rows)
     ξ = normal_like(X, rng)
     Y = kernel.move(X, dU_k, ξ)  # line 9
-    U_next, dU_next = energy_and_grad(energy, Y)
+    U_next, dU_next = energy_and_grad(walkers.energy_at(energy, rows), Y)
     A = A + kernel.log_weight_increment(ξ, U_k, dU_k, U_next, dU_next)  # line 10: α_k(X, Y) − α_{k+1}(Y, X)
     v = None
     with torch.no_grad():  # walkers that stand still need no gradient
         if theta_moved and rows is not None:
-            U_all = energy(walkers.x)
+            U_all = walkers.energy_at(energy)(walkers.x)
             v = shift_of(walkers.log_weight, U_all - walkers.energy) if probe else None
             walkers = walkers.reweigh(U_all)  # line 14
         elif probe:
             n = min(PROBES, len(X))
             some = slice(0, n * (len(X) // n), len(X) // n)
-            v = shift_of(walkers.log_weight[some], energy(X[some]) - U_k[some])
+            v = shift_of(walkers.log_weight[some], walkers.energy_at(energy, some)(X[some]) - U_k[some])
     every = max(1, len(X) // WATCHED)
     moved = (Y[::every] - X[::every]).flatten(1).square().sum(1)
     return walkers.put(rows, Y, A, U_next, dU_next), Move(moved, torch.ones_like(moved), v)
@@ -118,18 +118,19 @@ def reweigh_then_move(
     own = weighing_energy(kernel, energy, walkers.x, rng, engine)
     made = _launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
     if made is None:
-        begin = kernel.init(energy, walkers.take(rows)[0])
+        moving = walkers.energy_at(energy, rows)
+        begin = kernel.init(moving, walkers.take(rows)[0])
         with torch.no_grad():
-            U = begin.energy if known and rows is None else energy(walkers.x)
+            U = begin.energy if known and rows is None else walkers.energy_at(energy)(walkers.x)
         # a fused chain would end with energies of another rounding than those it is weighed with
         engine = "eager" if engine in ("auto", "fused") else engine
-        made = U, run_chain(kernel, energy, begin, steps, rng, engine=engine, step_size=step_size)
+        made = U, run_chain(kernel, moving, begin, steps, rng, engine=engine, step_size=step_size)
     U, ((Y, U_new, _), info, *_) = made
     v = shift_of(walkers.log_weight, U - walkers.energy) if probe else None
     walkers = walkers.reweigh(U)
     if not known:
         with torch.no_grad():
-            U_new = energy(Y)
+            U_new = walkers.energy_at(energy, rows)(Y)
     A = walkers.take(rows)[1]
     return walkers.put(rows, Y, A, U_new, walkers.grad[:0]), Move(steps * info.moved, info.acceptance, v)
 

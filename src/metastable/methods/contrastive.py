@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.augment import augmented, require_changes, require_images
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.by_class import of_labels
 from metastable.core.errors import InputError, require, require_choice, require_count
@@ -219,6 +220,11 @@ class PersistentCD(UnadjustedChains[PersistentState]):
         rejuvenation: share of chains that begin afresh from noise at each update.
         noise: what noise is: `gaussian`, with the data's mean and covariance, or `uniform`, between the data's
             least and greatest values (of each coordinate, or of all pixels of images together).
+        augment: ways in which pictures that are read from the buffer are changed before they move: `flip`, `crop`,
+            `rescale`, `colour`, `blur` (`core.augment`). It is what the paper's Table 1 means by PCD with data
+            augmentation: jumps that help chains to mix, of Y. Du and others, 2021. They are no moves of the model,
+            so that chains start off their law and have to find back, and the density that is learned is not quite
+            the data's. Data are augmented by the trainer's own `augment`.
 
     Deviations: an update first moves the chains and then takes the gradient at their new positions, both under
     the current parameters; Algorithm 4 takes the gradient first. The sequence of moves and gradients is the
@@ -230,6 +236,7 @@ class PersistentCD(UnadjustedChains[PersistentState]):
     start_at: str = "data"
     rejuvenation: float = 0.0
     noise: str = "gaussian"
+    augment: tuple[str, ...] = ()
 
     name: ClassVar[str] = "pcd"
     title: ClassVar[str] = "persistent contrastive divergence"
@@ -245,6 +252,7 @@ class PersistentCD(UnadjustedChains[PersistentState]):
         require_choice("pcd.start_at", self.start_at, ("data", "noise", "model"))
         require(0 <= self.rejuvenation <= 1, "pcd.rejuvenation", "between 0 and 1", self.rejuvenation)
         require_choice("pcd.noise", self.noise, ("gaussian", "uniform"))
+        object.__setattr__(self, "augment", require_changes("pcd.augment", self.augment))
 
     def stored(self, batch: int, rows: int) -> int:
         """The buffer."""
@@ -260,6 +268,8 @@ class PersistentCD(UnadjustedChains[PersistentState]):
 
     def start(self, context: Context) -> PersistentState:
         """Line 2."""
+        if self.augment:
+            require_images("pcd.augment", context.data.shape[1:])
         N = self.stored(0, len(context.data))
         if self.noise == "uniform":
             rule = "must be 'gaussian' for units coded −1 and +1: their noise is random signs"
@@ -283,10 +293,11 @@ class PersistentCD(UnadjustedChains[PersistentState]):
     def negatives(
         self, context: Context, state: PersistentState, batch: Rows
     ) -> tuple[Negatives, PersistentState, Metrics]:
-        """Read, rejuvenate, move."""
+        """Read, rejuvenate, augment, move."""
         buffer, fresh = ReplayBuffer(state.buffer), _fresh(context, state.box)
         reading = buffer.read(self.chains(context, len(batch)), context.rng, self.rejuvenation, fresh)
-        chains = Batch(reading.x, None if state.given is None else state.given[reading.rows])
+        start = augmented(reading.x, self.augment, context.rng)
+        chains = Batch(start, None if state.given is None else state.given[reading.rows])
         x, metrics = move(self, context, chains, state.log_step)
         log_step = self.after_probe(context, chains.with_events(x), state.log_step)
         made = Negatives(x, given=chains.given)

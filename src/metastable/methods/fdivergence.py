@@ -81,12 +81,13 @@ class Scored(NamedTuple):
     """An update's data and negatives in one batch, with their energies, evaluated once for all players."""
 
     drawn: Negatives
-    rows: Batch
+    x: Tensor
     E: Tensor
+    labels: Tensor | None = None
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """One value per row as those of data and those of negatives."""
-        data = len(self.rows) - len(self.drawn.x)
+        data = len(self.x) - len(self.drawn.x)
         return values[:data], values[data:]
 
 
@@ -210,7 +211,8 @@ class FDivergence(Objective[State]):
         """Line 5; the energy, which stays as it is until its own turn, is evaluated here for both players."""
         drawn, state, metrics = super().negatives(context, state, batch)
         rows = together(as_batch(batch), drawn)
-        return Scored(drawn, rows, of_labels(context.energy, rows.given)(rows.x)), state, metrics
+        E = of_labels(context.energy, rows.given)(rows.x)
+        return Scored(drawn, rows.x, E, rows.given), state, metrics
 
     def drawn(self, negatives: Scored) -> tuple[Negatives, ...]:
         """Those that were scored."""
@@ -222,8 +224,8 @@ class FDivergence(Objective[State]):
         """Minus the bound for H (line 6), Theorem 3's surrogate for E (line 8)."""
         scored: Scored = negatives
         E = scored.E if player == "energy" else scored.E.detach()
-        labels = () if scored.rows.given is None else (scored.rows.given,)
-        exponent = self._clipped(context.players["ratio"](scored.rows.x, E, *labels))
+        labels = () if scored.labels is None else (scored.labels,)  # a ratio of one's own may take none
+        exponent = self._clipped(context.players["ratio"](scored.x, E, *labels))
         x_data, x_model = scored.split(exponent)
         f, mean = self.divergence, scored.drawn.mean
         if player == "ratio":

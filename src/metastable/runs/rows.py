@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metastable.core.augment import augmented, require_images
 from metastable.core.batch import Batch, Beside
 from metastable.core.errors import InputError, UnsupportedError, require
-from metastable.core.random import derive, generator, normal_like
+from metastable.core.random import derive, generator, normal_like, with_normal
 from metastable.core.types import Proposal, is_discrete
 from metastable.core.units import Coordinates, Units, default_kind, rounded
 from metastable.data import Dataset
@@ -127,9 +127,11 @@ def as_seen(
     x = rows.x
     if augment:
         x = augmented(x, augment, generator(derive(seed, "seen augment"), rows.device))
-    if noise:
-        drawn = normal_like(x, generator(derive(seed, "seen noise"), rows.device))
-        x = x + noise * (drawn if coordinates is None else coordinates.events.turn(drawn))
+    rng = generator(derive(seed, "seen noise"), rows.device)
+    if noise and coordinates is None:
+        x = with_normal(x, noise, rng)
+    elif noise and coordinates is not None:
+        x = x + noise * coordinates.events.turn(normal_like(x, rng))
     return rows if x is rows.x else rows.with_events(x)
 
 

@@ -64,11 +64,11 @@ class ClassEnergy(nn.Module):
         shape = event_shape or event_shape_of(network) or event_shape_of(reference)
         if shape is not None:
             self.event_shape = tuple(shape)
-        shares = torch.ones(classes) if shares is None else shares.cpu().double()
-        if shares.shape != (classes,) or not bool((shares > 0).all()):
-            raise InputError(f"shares: must be {classes} numbers above 0, got {shares.tolist()}")
+        pi = torch.ones(classes) if shares is None else shares.cpu().double()
+        if pi.shape != (classes,) or not bool((pi > 0).all()):
+            raise InputError(f"shares: must be {classes} numbers above 0, got {pi.tolist()}")
         home = next(iter(network.parameters()), torch.empty(0))
-        self.register_buffer("log_shares", (shares / shares.sum()).log().to(home.dtype))
+        self.register_buffer("log_shares", (pi / pi.sum()).log().to(home.dtype))
         if reference is not None and zero_start:
             zero_last_layer(network)
 

@@ -39,7 +39,7 @@ def test_any_side_from_eight_on(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("shape", [(1, 7, 8), (3, 32), (5,)])
 def test_smaller_sides_are_refused_by_name(shape: tuple[int, ...]) -> None:
     for make in (ShortRunNet, AdaNCENet, FEBMNet):
-        with pytest.raises(InputError, match="event_shape: must be .*sides of 8 or more.*got"):
+        with pytest.raises(InputError, match=r"event_shape: must be .*sides of 8 or more.*got"):
             make(shape)
 
 

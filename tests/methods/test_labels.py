@@ -367,6 +367,10 @@ def test_a_run_is_trained_resumed_read_back_and_sampled_by_class(method: Any, tm
     assert torch.equal(read.walkers.labels, whole.walkers.labels)  # pyright: ignore
     drawn = read.sample(10, label=1, steps=2)
     assert drawn.x.shape == (10, 2)
+    if "ratio" in read.players:
+        assert read.corrected(drawn).log_weight.tolist() == pytest.approx(read.log_ratio(drawn.x, 1).tolist())
+        with pytest.raises(InputError, match="labels: give the class of each row"):
+            read.log_ratio(drawn.x)
     assert drawn.info["start_ess"] <= int((read.walkers.labels == 1).sum())  # pyright: ignore
 
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .protocols import is_discrete
 from .types import Energy
-
-
-class ByClass(Protocol):
-    """An energy of events with classes, p(x, y) ∝ exp(−E(x, y)), whose E(x) is that of x alone."""
-
-    def class_energies(self, x: Tensor) -> Tensor:
-        """E(x, y) for every class, `(B, *event)` to `(B, C)`."""
-        ...
 
 
 class OfLabels:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.batch import Batch, Beside
-from metastable.core.by_class import ByClass
 from metastable.core.configure import build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest, require_choice
 from metastable.core.powered import without_rounding
 from metastable.core.protocols import (
+    ByClass,
     Classifier,
     Counted,
     Encoding,

@@ -72,7 +72,7 @@ class ShortRunNet(nn.Module):
                 layers += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.LeakyReLU(LEAK)]
                 sides = _smaller((sides[0], sides[1]), 4, 2, 1)
             self.body = nn.Sequential(*layers)
-            self.head = nn.Conv2d(8 * filters, outputs or 1, tuple(sides))
+            self.head = nn.Conv2d(8 * filters, outputs or 1, (sides[0], sides[1]))
 
     def forward(self, x: Tensor) -> Tensor:
         """Energies `(B,)`, or logits `(B, outputs)`."""

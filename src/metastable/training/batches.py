@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from metastable.core.augment import augmented
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.units import Units
@@ -15,12 +16,19 @@ class Batches:
     """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None.
 
     Events are shuffled with what they are given, and noise is added to the events only: in the data's units, where
-    `units` are others.
+    `units` are others. Pictures are changed at random in the ways that `augment` names, before the noise.
     """
 
-    def __init__(self, data: Rows, size: int | None, seed: int, units: Units | None = None):
+    def __init__(
+        self,
+        data: Rows,
+        size: int | None,
+        seed: int,
+        units: Units | None = None,
+        augment: Sequence[str] = (),
+    ):
         self.data = data = as_batch(data)
-        self.units = units
+        self.units, self.augment = units, augment
         self.device = data.device
         self.size = len(data) if size is None else min(size, len(data))
         self.seed = seed
@@ -29,8 +37,12 @@ class Batches:
         self._order = torch.arange(len(data), device=self.device)
 
     def at(self, step: int, noise: float = 0.0) -> Batch:
-        """The rows of update `step`, with fresh normal noise of standard deviation `noise`."""
-        return self._noisy(self._rows(step), step, noise) if noise else self._rows(step)
+        """The rows of update `step`, augmented, with fresh normal noise of standard deviation `noise`."""
+        batch = self._rows(step)
+        if self.augment:
+            rng = generator(derive(self.seed, "augment", step), self.device)
+            batch = batch.with_events(augmented(batch.x, self.augment, rng))
+        return self._noisy(batch, step, noise) if noise else batch
 
     def several(self, step: int, noises: Sequence[float]) -> list[Batch]:
         """Those of as many updates from `step` on as there are `noises`; rows of one epoch are gathered at once."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from metastable.core.augment import require_changes
 from metastable.core.errors import require, require_choice, require_count, require_positive
 
 from .defaults import default_learning_rate, default_steps
@@ -147,6 +148,9 @@ class TrainerConfig:
         data_noise: standard deviation of fresh normal noise on the rows of every update; it makes a density of data
             that have none, such as pixels, and smooths the one that is learned.
         data_noise_final: where the noise ends, in a straight line over `steps`; None keeps it constant.
+        augment: ways in which the pictures of every update are changed at random, each on its own: `flip`
+            (mirrored), `crop` (shifted by up to an eighth), `rescale`, `colour`, `blur`; see `core.augment`. The
+            density that is learned is then one of such pictures.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
             `per_module = True` is given the module instead, to make parameter groups. None for Adam at a rate that
             rows and columns ask for (`training.defaults`), which falls to zero along a cosine.
@@ -182,6 +186,7 @@ class TrainerConfig:
     batch_size: int | None = 512
     data_noise: float = 0.0
     data_noise_final: float | None = None
+    augment: tuple[str, ...] = field(default=(), kw_only=True)
     optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
     schedule: Schedule | ScheduleFactory | None = None
@@ -211,6 +216,7 @@ class TrainerConfig:
         for name in ("data_noise", "data_noise_final"):
             value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
+        object.__setattr__(self, "augment", require_changes("trainer.augment", self.augment))
         for name in ("log_every", "checkpoint_every", "keep"):
             require_count(f"trainer.{name}", vars(self)[name])
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)

@@ -29,7 +29,7 @@ from metastable.core.random import derive, generator
 from metastable.core.resampling import resample_indices
 from metastable.core.types import Energy, Proposal
 from metastable.core.units import Units
-from metastable.energies.build import EnergyConfig
+from metastable.energies.network_configs import EnergyConfig
 from metastable.kernels import MALA, run_chain
 from metastable.methods import Method
 from metastable.proposals import Gaussian, ScaleMixture, fit_gaussian

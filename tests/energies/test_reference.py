@@ -8,7 +8,7 @@ from torch import Tensor
 
 import metastable as ms
 from metastable.core.errors import ConfigError
-from metastable.energies.build import MIXTURE_COLUMNS, MIXTURE_ROWS, ConvConfig, MLPConfig
+from metastable.energies.network_configs import MIXTURE_COLUMNS, MIXTURE_ROWS, ConvConfig, MLPConfig
 from metastable.proposals import Gaussian, ScaleMixture, fit_gaussian
 
 

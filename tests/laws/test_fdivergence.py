@@ -420,7 +420,6 @@ def test_clipping_is_a_choice():
         (lambda: FDivergence(f="alpha"), "f-ebm.alpha"),
         (lambda: FDivergence(f=lambda u: u**2), "f-ebm.f"),
         (lambda: FDivergence("js"), "f-ebm.source"),
-        (lambda: FDivergence(source=PersistentCD(energy_l2=0.1)), "f-ebm.source.energy_l2"),
         (lambda: FDivergence(ratio_steps=0), "f-ebm.ratio_steps"),
         (lambda: FDivergence(energy_rate=0.0), "f-ebm.energy_rate"),
         (lambda: FDivergence(estimator="theorem2"), "f-ebm.estimator"),

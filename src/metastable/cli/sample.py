@@ -115,7 +115,9 @@ def draw(run: Run, n: int, steps: int | None, label: int | None, seed: int) -> t
     if kept is None and not affordable(run.learned_energy, torch.empty(1, *run.event_shape)):
         return chains_from_noise(run, n, steps, label, seed)
     run.walkers, origin = (kept, origin) if kept is not None else model_walkers(run, seed=seed)
-    origin = origin if label is None else f"{origin}, weighed by p(y = {label} | x)"
+    if label is not None:
+        known = run.walkers is not None and run.walkers.labels is not None
+        origin += f", those of class {label}" if known else f", weighed by p(y = {label} | x)"
     return run.sample(n, steps=steps, label=label, seed=seed), origin
 
 

@@ -23,7 +23,7 @@ from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
 from metastable.methods import Method
-from metastable.runs.resolve import energy_config, on_mixture, resolve_method
+from metastable.runs.resolve import beside_of, energy_config, on_mixture, resolve_method
 from metastable.training.config import OPTIMISERS, RATE_NAMES, Schedule, TrainerConfig
 
 from .own import own_energy
@@ -182,7 +182,7 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
     dataset, notes = data_of(settings.get("data"))
     needs = "" if method.needs == "given?" and dataset.given is None else method.needs.rstrip("?")
-    energy = energy_of(settings.get("energy"), dataset.event_shape, needs, method.timed)
+    energy = energy_of(settings.get("energy"), dataset.event_shape, beside_of(method, needs), method.timed)
     mixture = on_mixture(energy, dataset, method)
     trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel(), mixture)
     notes += _still_pixels(dataset, energy)

@@ -71,11 +71,13 @@ class Negatives(NamedTuple):
         x: positions, `(N, *event)`.
         log_weight: raw log-weights `(N,)`, or None for equal weights.
         log_prob: log-density `(N,)` of the noise that drew them, where a method needs it.
+        given: the label of each, int64 `(N,)`, where chains carry one.
     """
 
     x: Tensor
     log_weight: Tensor | None = None
     log_prob: Tensor | None = None
+    given: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
         """The average of one value per negative, `(N,)`, under their weights."""
@@ -101,6 +103,8 @@ class Method(Generic[State]):
     """What settings, logs and tables call it."""
     needs: ClassVar[str] = ""
     """`labels` or `given` (contexts) where events must come with those, `given?` where they may have contexts."""
+    classifies: ClassVar[bool] = False
+    """Whether its labels teach a classifier, rather than say which of an energy's classes an event is of."""
     timed: ClassVar[bool] = False
     """Whether its energies have a time as well, E(x, given, t)."""
     title: ClassVar[str] = ""

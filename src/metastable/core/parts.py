@@ -32,6 +32,22 @@ def energies_of(energy: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return in_parts(energy, x).double()
 
 
+def column_moments(x: Tensor, columns: int = 256) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (of the rows as they are) of every number of an event, float64 `(d,)`.
+
+    So many columns at a time: rows of images in double precision can be more than the memory holds.
+
+    >>> column_moments(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))[1]
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    mean, std = [], []
+    for part in x.flatten(1).split(columns, 1):
+        wide = part.double()
+        mean.append(wide.mean(0))
+        std.append(wide.std(0, correction=0))
+    return torch.cat(mean), torch.cat(std)
+
+
 def home_of(module: Any) -> Tensor:
     """A tensor with the dtype and device that a module works in; an empty one of the defaults for anything else."""
     tensors = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []

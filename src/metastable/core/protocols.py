@@ -94,6 +94,14 @@ class Classifier(Protocol):
         ...
 
 
+class ByClass(Protocol):
+    """An energy of events with classes, p(x, y) ∝ exp(−E(x, y)), whose E(x) is that of x alone."""
+
+    def class_energies(self, x: Tensor) -> Tensor:
+        """E(x, y) for every class, `(B, *event)` to `(B, C)`, which chains with labels need."""
+        ...
+
+
 class Scaled(Protocol):
     """An energy whose numbers are in units of its own."""
 

@@ -211,12 +211,14 @@ class Walkers:
         info: diagnostics by name; `populations`, where there, lists the sizes of independent groups of rows, and
             `start_ess` the effective size of the walkers that these are copies of, however far they moved since.
         trace: positions over time where they were recorded, `(draws, N, *event)`.
+        labels: the class of each, int64 `(N,)`, where chains carry one.
     """
 
     x: Tensor
     log_weight: Tensor
     info: dict[str, Any] = field(default_factory=dict)
     trace: Tensor | None = None
+    labels: Tensor | None = None
 
     @classmethod
     def equal(cls, x: Tensor, **kwargs: Any) -> Walkers:
@@ -242,6 +244,15 @@ class Walkers:
         own = float(ess_fraction(require_weight(self.log_weight)).sum()) * self.log_weight.shape[-1]
         return own * min(1.0, self.info.get("start_ess", math.inf) / self.log_weight.numel())
 
+    def of_class(self, label: int) -> Walkers:
+        """Those of one class, where walkers carry their labels."""
+        rows = None if self.labels is None else (self.labels == label).nonzero()[:, 0]
+        if rows is None or not len(rows):
+            raise InputError(f"label: there are no walkers of class {label}")
+        spoken = ("populations", "drawn_from", "ess_fraction")  # which speak of all rows
+        kept = {name: value for name, value in self.info.items() if name not in spoken}
+        return Walkers(self.x[rows], self.log_weight[rows], kept, labels=rows.new_full((len(rows),), label))
+
     def resampled(self, n: int | None = None, *, seed: int = 0, scheme: str = "systematic") -> Walkers:
         """`n` walkers of equal weight, drawn in proportion to the weights; worth no more than these were."""
         if self.log_weight.dim() > 1:
@@ -252,7 +263,8 @@ class Walkers:
         rows = resample_indices(self.log_weight, n or len(self), scheme=scheme, rng=rng)
         moved = ("populations", "drawn_from")  # which speak of rows
         kept = {name: value for name, value in self.info.items() if name not in moved}
-        return Walkers.equal(self.x[rows], info={**kept, "start_ess": self.ess})
+        labels = None if self.labels is None else self.labels[rows]
+        return Walkers.equal(self.x[rows], info={**kept, "start_ess": self.ess}, labels=labels)
 
     def to_arviz(self, name: str = "x") -> Any:
         """The recorded trace as an ArviZ `InferenceData`, one chain per walker.

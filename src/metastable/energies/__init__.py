@@ -1,9 +1,11 @@
 """Energies: analytic targets with exact log Z, networks, and the check that any callable goes through."""
 
 from .analytic import Banana, DoubleWell, Funnel, Gaussian, GaussianMixture, two_modes
+from .by_class import ClassEnergy
 from .check import check_conditional, check_energy, inside_walls
 from .conditional import ConditionalNet
 from .discrete import RBM, BoltzmannMachine, DiscreteEnergy, Hopfield
+from .image_nets import AdaNCENet, FEBMNet, ShortRunNet
 from .joint import JointEnergy
 from .networks import MLP, ConvNet, Tilted, on_reference, zero_last_layer
 from .normalised import AsEnergy, as_energy
@@ -14,19 +16,23 @@ from .wide_resnet import WideResNet
 __all__ = [
     "MLP",
     "RBM",
+    "AdaNCENet",
     "AsEnergy",
     "Banana",
     "BoltzmannMachine",
+    "ClassEnergy",
     "ConditionalNet",
     "ConvNet",
     "DiscreteEnergy",
     "DoubleWell",
+    "FEBMNet",
     "Funnel",
     "Gaussian",
     "GaussianMixture",
     "Hopfield",
     "JointEnergy",
     "OnProposal",
+    "ShortRunNet",
     "SpectralNorm",
     "Tilted",
     "WideResNet",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,127 +11,25 @@ from torch import Tensor, nn
 from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import ConfigError, require, require_choice, require_count, require_positive
 from metastable.core.random import derive
-from metastable.proposals import fit_gaussian, fit_reference, fit_signs
+from metastable.proposals import fit_signs
 
 from .analytic import GaussianMixture
 from .conditional import ConditionalNet
 from .densities import DENSITIES
 from .discrete import RBM, BoltzmannMachine
 from .joint import OUTPUT_SCALE, JointEnergy
-from .networks import MLP, ConvNet, Tilted
+from .network_configs import (
+    AdaNCEConfig,
+    AdaNCELargeConfig,
+    ConvConfig,
+    FEBMConfig,
+    MLPConfig,
+    ShortRunConfig,
+    WideResNetConfig,
+)
+from .networks import MLP, ConvNet
 from .on_proposal import OnProposal
-from .spectral import spectral_norm as normalise
 from .wide_resnet import WideResNet
-
-REFERENCES = ("auto", "gaussian", "mixture", "none")
-MIXTURE_ROWS = 2000
-"""Up to so many rows a mixture chosen by cross-validation knows more of them than a network learns."""
-MIXTURE_COLUMNS = 64
-INFLATE = 1.2
-"""A single Gaussian is made so much wider than the data, so that it reaches around all of them."""
-
-
-@dataclass(frozen=True)
-class EnergyConfig:
-    """Base: a network on top of a reference that is fitted to the data.
-
-    Attributes:
-        reference: `gaussian` gives E = −log q + f with q fitted to the data and f zero at the start, so that
-            the first walkers and log Z₀ are exact; `mixture` the same with a mixture of Gaussians that
-            cross-validation chooses, see `fit_reference`; `none` gives the bare network. `auto` is a mixture for at
-            most `MIXTURE_ROWS` vectors of at most `MIXTURE_COLUMNS` numbers, of which a network would learn less,
-            and else a Gaussian.
-        inflate: the standard deviations of a Gaussian are the data's times this, 1.2 by default. A mixture has its
-            own.
-        spectral_norm: divide every layer of the network by its largest singular value (see `spectral_norm`).
-        scale: what a spectrally normalised network is multiplied with; learned where none is given.
-    """
-
-    reference: str = "auto"
-    inflate: float | None = None
-    spectral_norm: bool = False
-    scale: float | None = None
-
-    name: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        require_choice("energy.reference", self.reference, REFERENCES)
-        if self.inflate is not None:
-            require_positive("energy.inflate", self.inflate)
-            rule = "left out for a mixture, whose widths are chosen by cross-validation"
-            require(self.reference != "mixture", "energy.inflate", rule, self.inflate)
-        if self.scale is not None:
-            require_positive("energy.scale", self.scale)
-            require(self.spectral_norm, "energy.scale", "left out unless spectral_norm is on", self.scale)
-            rule = "'none' beside a given scale: a network on a reference starts at zero, by a learned scale"
-            require(self.reference == "none", "energy.reference", rule, self.reference)
-
-    def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
-        """The network f."""
-        raise NotImplementedError
-
-    def settled(self, data: Tensor) -> EnergyConfig:
-        """These settings with what was left to the data decided, as a run records them."""
-        reference = self.reference
-        if reference == "auto":
-            few = data.dim() == 2 and len(data) <= MIXTURE_ROWS and data.shape[1] <= MIXTURE_COLUMNS
-            # a width that was asked for is one of a single Gaussian
-            reference = "mixture" if few and self.inflate is None else "gaussian"
-        inflate = None if reference == "mixture" else self.inflate or INFLATE
-        return replace(self, reference=reference, inflate=inflate)
-
-    def build(self, data: Tensor, seed: int) -> nn.Module:
-        """The energy for this data."""
-        config = self.settled(data)
-        network = self.network(tuple(data.shape[1:]), derive(seed, "energy"))
-        if self.spectral_norm:
-            network = normalise(network, self.scale or 1.0, self.scale is None, derive(seed, "spectral"))
-        if config.reference == "none":
-            return network
-        if config.reference == "mixture":
-            rule = "'gaussian', 'none' or 'auto' for events that are no vectors"
-            require(data.dim() == 2, "energy.reference", rule, "mixture")
-            return Tilted(fit_reference(data, derive(seed, "reference")), network)
-        return Tilted(fit_gaussian(data, inflate=config.inflate or INFLATE), network)
-
-
-@dataclass(frozen=True)
-class MLPConfig(EnergyConfig):
-    """A multilayer perceptron."""
-
-    hidden: tuple[int, ...] = (128, 128)
-    activation: str = "silu"
-
-    name: ClassVar[str] = "mlp"
-
-    def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
-        """See `MLP`."""
-        return MLP(event_shape, tuple(self.hidden), self.activation, seed)
-
-
-@dataclass(frozen=True)
-class ConvConfig(EnergyConfig):
-    """The small convolutional network, for `(C, H, W)` images."""
-
-    name: ClassVar[str] = "conv"
-
-    def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
-        """See `ConvNet`."""
-        return ConvNet(event_shape, seed)
-
-
-@dataclass(frozen=True)
-class WideResNetConfig(EnergyConfig):
-    """WRN-depth-width without normalisation, for `(C, H, W)` images."""
-
-    depth: int = 10
-    width: int = 1
-
-    name: ClassVar[str] = "wrn"
-
-    def network(self, event_shape: tuple[int, ...], seed: int) -> nn.Module:
-        """See `WideResNet`."""
-        return WideResNet(event_shape, self.depth, self.width, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -352,6 +250,10 @@ ENERGIES: dict[str, type] = {
         MLPConfig,
         ConvConfig,
         WideResNetConfig,
+        ShortRunConfig,
+        AdaNCEConfig,
+        AdaNCELargeConfig,
+        FEBMConfig,
         JointMLPConfig,
         JointConvConfig,
         JointWRNConfig,

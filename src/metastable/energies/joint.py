@@ -83,6 +83,11 @@ class JointEnergy(nn.Module):
         log_p = torch.log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         return self.marginal(logits) - log_p
 
+    def class_energies(self, x: Tensor) -> Tensor:
+        """E(x, y) of (41) for every class, `(B, *event)` to `(B, C)`."""
+        h = self.logits(x)
+        return self.marginal(h)[:, None] - torch.log_softmax(h, -1)
+
     def forward(self, x: Tensor, given: Any = None) -> Tensor:
         """E(x), `(B,)`; with labels `given` the joint energy E(x, y), which is one of p(x | y) too.
 

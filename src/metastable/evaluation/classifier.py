@@ -125,7 +125,7 @@ def given_label(energy: Any, walkers: Walkers, label: Any) -> tuple[Bound, Walke
 
     Args:
         energy: of p(x), with `logits(x)`, `(B, C)`, and `given(label)`, an energy of p(x | y).
-        walkers: weighted samples of p(x).
+        walkers: weighted samples of p(x), or of p(x, y) where they carry labels: then those of this one.
         label: the class, an integer.
     """
     if not provides(energy, Classifier):
@@ -136,6 +136,8 @@ def given_label(energy: Any, walkers: Walkers, label: Any) -> tuple[Bound, Walke
     target: Bound = energy.given(label)  # refuses a label that there is not
     if len(target.given) != 1:
         raise InputError(f"label: must be one class, got {len(target.given)} labels")
+    if walkers.labels is not None:  # chains of p(x | label) already
+        return target, walkers.of_class(int(target.given))
     log_p = torch.log_softmax(in_parts(energy.logits, walkers.x).double(), 1)[:, int(target.given)]
     return target, replace(walkers, log_weight=walkers.log_weight.to(log_p) + log_p)
 

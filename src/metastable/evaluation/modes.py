@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, require_count
+from ..core.parts import in_parts
 from ..core.random import generator
 from ..core.types import Walkers
 from ..core.weights import ess_fraction, require_weight
@@ -92,11 +93,12 @@ def nearest_center(x: Tensor, centers: Tensor) -> Tensor:
         raise InputError(
             f"centers: events must have the shape of x, {tuple(x.shape[1:])}, got {tuple(centers.shape[1:])}"
         )
-    points, centers = x.flatten(1).double(), centers.flatten(1).to(x.device).double()
+    centers = centers.flatten(1).to(x.device).double()
     # |x − c|² up to |x|², which is the same for every centre; centred so that digits are not lost
     origin = centers.mean(0)
     centers = centers - origin
-    return (centers.square().sum(1) - 2 * (points - origin) @ centers.T).argmin(1)
+    size = centers.square().sum(1)
+    return in_parts(lambda part: (size - 2 * (part.flatten(1).double() - origin) @ centers.T).argmin(1), x)
 
 
 def _log_weight(x: Tensor, log_weight: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.parts import energies_of
+from metastable.core.parts import column_moments, energies_of, in_parts
 from metastable.core.protocols import Classifier, is_normalised, provides
 from metastable.core.random import generator
 from metastable.proposals.basic import column_scales
@@ -103,8 +103,7 @@ def holds_density(energy: Any, x: Tensor, *, rays: int = RAYS, seed: int = 0) ->
 
 def spread_of(x: Tensor) -> Tensor:
     """Standard deviations of the columns of vectors, `(d,)`, each in its own units; of other events one for all."""
-    flat = x.flatten(1).double()
-    mean, std = flat.mean(0), flat.std(0, correction=0)
+    mean, std = column_moments(x)
     if x.dim() == 2:
         return column_scales(mean, std).to(x.dtype)
     return std.square().mean().sqrt().clamp(min=1e-12).to(x.dtype)
@@ -112,10 +111,10 @@ def spread_of(x: Tensor) -> Tensor:
 
 def radii(x: Tensor, data: Tensor) -> Tensor:
     """Distances of rows from the data's centre, `(B,)`, float64, in root mean square ones of the data."""
-    centre = data.flatten(1).double().mean(0)
+    centre, _ = column_moments(data)
     scale = spread_of(data).double().expand(data.shape[1:]).flatten()
-    away = (x.flatten(1).double() - centre) / scale
-    return away.norm(dim=1) / math.sqrt(len(centre))
+    away = in_parts(lambda part: ((part.flatten(1).double() - centre) / scale).norm(dim=1), x)
+    return away / math.sqrt(len(centre))
 
 
 def far_share(x: Tensor, data: Tensor) -> float:

@@ -20,16 +20,26 @@ import copy
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import require, require_count
-from metastable.core.parts import energies_of
-from metastable.core.types import LogPartition, Proposal, Walkers, precise
+from metastable.core.types import LogPartition, Proposal, Walkers
 
-from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics, without_log_z
+from .base import (
+    ChainMethod,
+    Context,
+    Metrics,
+    Negatives,
+    Objective,
+    State,
+    energies_at,
+    energies_of_walkers,
+    gap_metrics,
+    without_log_z,
+)
 from .bregman import Bregman, as_bregman
 from .contrastive import PersistentCD
 
@@ -102,13 +112,13 @@ class AdaptiveNCE(Objective[State]):
         return replace(context.seeing(context.players["frozen"]), slopes=True)
 
     def loss(
-        self, context: Context, state: State, player: str, batch: Tensor, negatives: Negatives
+        self, context: Context, state: State, player: str, batch: Any, negatives: Negatives
     ) -> tuple[Tensor, Metrics]:
         """Line 4, as (4.10)."""
-        E_data, E_model = precise(context.energy(batch)), precise(context.energy(negatives.x))
+        E_data, E_model = (energies_at(context.energy, rows) for rows in (batch, negatives))
         with torch.no_grad():
             frozen = context.players["frozen"]
-            frozen_data, frozen_model = precise(frozen(batch)), precise(frozen(negatives.x))
+            frozen_data, frozen_model = (energies_at(frozen, rows) for rows in (batch, negatives))
         P = self.power(context.step) if self.tempered else 1.0
         log_g_data, log_g_model = P * (frozen_data - E_data), P * (frozen_model - E_model)
         S0, S1 = self.bregman.S0, self.bregman.S1
@@ -147,7 +157,9 @@ class AdaptiveNCE(Objective[State]):
         walkers = super().current_walkers(context, state)
         if walkers is None:
             return None
-        frozen, energy = (energies_of(E, walkers.x) for E in (context.players["frozen"], context.energy))
+        frozen, energy = (
+            energies_of_walkers(E, walkers) for E in (context.players["frozen"], context.energy)
+        )
         log_g = self.power(context.step) * (frozen - energy)
         return replace(walkers, log_weight=walkers.log_weight + log_g.to(walkers.log_weight))
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Batch, Rows, as_batch
+from metastable.core.by_class import of_labels
 from metastable.core.errors import ConfigError, require
 from metastable.core.method import Context, Method, Metrics, Negatives, State
 from metastable.core.method import Nothing as Nothing
+from metastable.core.parts import NUMBERS, in_parts
 from metastable.core.types import Energy, LogPartition, Walkers, precise
 from metastable.kernels import ULA, Kernel, follow_acceptance, fused
 from metastable.kernels.base import require_kernel
@@ -30,12 +33,16 @@ class ChainMethod(Method[State]):
         steps: kernel steps per update.
         energy_l2: adds `energy_l2`·(E(x⁺)² + E(x⁻)²) to the loss, which keeps energies near zero and changes
             the objective; off by default.
+        labels: learn p(x | y) from data with labels: every chain carries a label that stays, and an energy by class
+            (`ClassEnergy`, which every built-in network becomes) is lowered at data and raised at negatives under
+            the label of each.
     """
 
     step_size: float | None = None
     kernel: Kernel | None = None
     steps: int = 1
     energy_l2: float = 0.0
+    labels: bool = field(default=False, kw_only=True)
 
     first_step_size: ClassVar[float] = 0.05
     """h of the first update where it tunes itself, in units of the data's mean variance."""
@@ -60,6 +67,11 @@ class ChainMethod(Method[State]):
             require_kernel(f"{self.name}.kernel", self.kernel)
         require(self.energy_l2 >= 0, f"{self.name}.energy_l2", "at least 0", self.energy_l2)
         _ = self.moves
+
+    @property
+    def needs(self) -> str:  # pyright: ignore
+        """Labels, where chains carry them."""
+        return "labels" if self.labels else ""
 
     @cached_property
     def moves(self) -> Kernel:
@@ -131,7 +143,7 @@ class ChainMethod(Method[State]):
         """Negatives of one update, where a method says so: the chains that moved, unless it says otherwise."""
         return self.chains(context, batch)
 
-    def negatives(self, context: Context, state: State, batch: Tensor) -> tuple[Negatives, State, Metrics]:
+    def negatives(self, context: Context, state: State, batch: Any) -> tuple[Negatives, State, Metrics]:
         """The weighted negatives of this update."""
         raise NotImplementedError
 
@@ -140,7 +152,7 @@ class ChainMethod(Method[State]):
         return (negatives,)
 
     def loss(
-        self, context: Context, state: State, player: str, batch: Tensor, negatives: Any
+        self, context: Context, state: State, player: str, batch: Any, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Mean energy of data minus weighted mean energy of negatives."""
         return contrast(context.energy, batch, negatives, self.energy_l2)
@@ -165,6 +177,11 @@ class Objective(Method[State]):
     """
 
     source: ChainMethod
+
+    @property
+    def needs(self) -> str:  # pyright: ignore
+        """What the source needs."""
+        return self.source.needs
 
     @property
     def sources(self) -> tuple[Method, ...]:  # pyright: ignore
@@ -259,17 +276,41 @@ def _mean_variance(context: Context) -> float:
     return context.data_scale**2 / math.prod(context.data.shape[1:])
 
 
+def energies_at(energy: Energy, rows: Rows | Negatives) -> Tensor:
+    """E of every row, `(B,)`, under its label where there are labels, in single precision at least."""
+    rows = as_batch(rows) if isinstance(rows, Tensor) else rows
+    return precise(of_labels(energy, rows.given)(rows.x))
+
+
+def together(data: Batch, negatives: Negatives) -> Batch:
+    """Data and negatives in one batch, with their labels where they have any."""
+    given = (data.given, negatives.given)
+    labels = None if given[0] is None or given[1] is None else torch.cat(given)  # pyright: ignore
+    return Batch(torch.cat([data.x, negatives.x]), labels, data.kind)
+
+
+def energies_of_both(energy: Energy, data: Rows, negatives: Negatives) -> tuple[Tensor, Tensor]:
+    """E of data and of negatives, in one pass where that gains."""
+    data = as_batch(data)
+    if data.device.type == "cpu":  # where a product of more rows may round differently, and gains nothing
+        return energies_at(energy, data), energies_at(energy, negatives)
+    both = energies_at(energy, together(data, negatives))
+    return both[: len(data)], both[len(data) :]
+
+
+def energies_of_walkers(energy: Any, walkers: Walkers, numbers: int = NUMBERS) -> Tensor:
+    """E of every walker, `(N,)` in float64, under its label where it has one, so many `numbers` at a time."""
+    if walkers.labels is None:
+        return in_parts(energy, walkers.x, numbers).double()
+    every = in_parts(energy.class_energies, walkers.x, numbers)
+    return every.gather(1, walkers.labels[:, None]).squeeze(1).double()
+
+
 def contrast(
-    energy: Energy, positives: Tensor, negatives: Negatives, energy_l2: float = 0.0
+    energy: Energy, positives: Rows, negatives: Negatives, energy_l2: float = 0.0
 ) -> tuple[Tensor, Metrics]:
     """E(x⁺) averaged minus E(x⁻) averaged with the negatives' weights: its gradient is (11), sign reversed."""
-    if (
-        positives.device.type == "cpu"
-    ):  # where a product of more rows may round differently, and gains nothing
-        E_data, E_model = precise(energy(positives)), precise(energy(negatives.x))
-    else:
-        both = precise(energy(torch.cat([positives, negatives.x])))
-        E_data, E_model = both.split([len(positives), len(negatives.x)])
+    E_data, E_model = energies_of_both(energy, positives, negatives)
     mean_data, mean_model = E_data.mean(), negatives.mean(E_model)
     loss = mean_data - mean_model
     if energy_l2:

@@ -13,12 +13,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.augment import augmented, require_changes, require_images
+from metastable.core.batch import Batch, Rows, as_batch
+from metastable.core.by_class import of_labels
 from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.protocols import Sampled, provides
 from metastable.core.types import Walkers
 from metastable.kernels import MALA, Kernel, run_chain, unadjusted_target
 from metastable.walkers.space import space_of
-from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_data, from_noise
+from metastable.walkers.starts import Box, ReplayBuffer, Starts, from_batch, from_noise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Nothing, State, chain_metrics
 from .exact_start import start_populations
@@ -30,14 +33,17 @@ PROBES = 128
 
 
 def move(
-    method: ChainMethod, context: Context, x: Tensor, log_step: Tensor | None = None
+    method: ChainMethod, context: Context, start: Rows, log_step: Tensor | None = None
 ) -> tuple[Tensor, Metrics]:
-    """`method.steps` kernel steps from `x` under the current energy, of the kernel's size or of exp(`log_step`)."""
-    kernel = method.moves
+    """`method.steps` kernel steps from `start` under the current energy, each chain with the label it is given.
+
+    Steps are of the kernel's size, or of exp(`log_step`).
+    """
+    kernel, start = method.moves, as_batch(start)
     result = run_chain(
         kernel,
-        context.energy,
-        x,
+        of_labels(context.energy, start.given),
+        start.x,
         method.steps,
         context.rng,
         engine=context.engine,
@@ -70,15 +76,16 @@ class UnadjustedChains(ChainMethod[State]):
         """Whether the step is looked at."""
         return self.probe_due(context)
 
-    def after_probe(self, context: Context, x: Tensor, log_step: Tensor | None) -> Tensor | None:
+    def after_probe(self, context: Context, chains: Rows, log_step: Tensor | None) -> Tensor | None:
         """log h of the next update, from where chains stand in this one."""
         if log_step is None or not self.probe_due(context):
             return log_step
-        some, kernel = x[:PROBES], MALA()
-        state, h = kernel.init(context.energy, some), log_step.exp().to(some)
+        some, kernel = as_batch(chains)[:PROBES], MALA()
+        energy, x = of_labels(context.energy, some.given), some.x
+        state, h = kernel.init(energy, x), log_step.exp().to(x)
         with torch.no_grad():
-            _, info = kernel.step(context.energy, state, kernel.draw(some, context.rng), h)
-        target = unadjusted_target(some[0].numel())
+            _, info = kernel.step(energy, state, kernel.draw(x, context.rng), h)
+        target = unadjusted_target(x[0].numel())
         return self.next_log_step(context, log_step, info.acceptance.mean(), target, gain=0.5)
 
     def evaluations(self, context: Context, batch: int) -> int | None:
@@ -115,8 +122,8 @@ class FreshChains(UnadjustedChains[Stepping]):
         """All of them."""
         return self.steps
 
-    def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
-        """Where `n` chains begin, `(n, *event)`."""
+    def begin(self, context: Context, batch: Rows, n: int) -> Rows:
+        """Where `n` chains begin, `(n, *event)`, and with which labels where they carry any."""
         raise NotImplementedError
 
     def start(self, context: Context) -> Stepping:
@@ -124,12 +131,13 @@ class FreshChains(UnadjustedChains[Stepping]):
         return Stepping(self.first_log_step(context))
 
     def negatives(
-        self, context: Context, state: Stepping, batch: Tensor
+        self, context: Context, state: Stepping, batch: Rows
     ) -> tuple[Negatives, Stepping, Metrics]:
         """Begin, then move."""
-        x = self.begin(context, batch, self.chains(context, len(batch)))
-        x, metrics = move(self, context, x, state.log_step)
-        return Negatives(x), Stepping(self.after_probe(context, x, state.log_step)), metrics
+        chains = as_batch(self.begin(context, batch, self.chains(context, len(batch))))
+        x, metrics = move(self, context, chains, state.log_step)
+        log_step = self.after_probe(context, chains.with_events(x), state.log_step)
+        return Negatives(x, given=chains.given), Stepping(log_step), metrics
 
     def chains(self, context: Context, batch: int) -> int:
         """As many as `walkers` says, or one for each row."""
@@ -160,9 +168,9 @@ class ContrastiveDivergence(FreshChains):
     title: ClassVar[str] = "contrastive divergence"
     sees_mode_weights: ClassVar[bool] = False
 
-    def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
+    def begin(self, context: Context, batch: Rows, n: int) -> Batch:
         """Line 4: rows of the data."""
-        return from_data(batch, n, context.rng)
+        return from_batch(as_batch(batch), n, context.rng)
 
 
 @dataclass(frozen=True)
@@ -179,19 +187,25 @@ class ShortRun(FreshChains):
     title: ClassVar[str] = "short-run training"
     sees_mode_weights: ClassVar[bool] = False
 
-    def begin(self, context: Context, batch: Tensor, n: int) -> Tensor:
-        """Fresh noise."""
-        return from_noise(context.noise, n, context.rng).to(batch.dtype)
+    def begin(self, context: Context, batch: Rows, n: int) -> Batch:
+        """Fresh noise, with labels of the data."""
+        rows = as_batch(batch)
+        x = from_noise(context.noise, n, context.rng).to(rows.x.dtype)
+        return Batch(x) if rows.given is None else from_batch(rows, n, context.rng).with_events(x)
 
 
 class PersistentState(NamedTuple):
-    """The buffer, chains in flight with their rows, the ends `(2, *event)` of uniform noise, and log h, `()`."""
+    """The buffer, chains in flight with their rows, the ends `(2, *event)` of uniform noise, and log h, `()`.
+
+    `given` are the labels of the buffer's chains, where they carry any; each keeps its own.
+    """
 
     buffer: Tensor
     x: Tensor
     rows: Tensor
     box: Tensor | None = None
     log_step: Tensor | None = None
+    given: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +220,11 @@ class PersistentCD(UnadjustedChains[PersistentState]):
         rejuvenation: share of chains that begin afresh from noise at each update.
         noise: what noise is: `gaussian`, with the data's mean and covariance, or `uniform`, between the data's
             least and greatest values (of each coordinate, or of all pixels of images together).
+        augment: ways in which pictures that are read from the buffer are changed before they move: `flip`, `crop`,
+            `rescale`, `colour`, `blur` (`core.augment`). It is what the paper's Table 1 means by PCD with data
+            augmentation: jumps that help chains to mix, of Y. Du and others, 2021. They are no moves of the model,
+            so that chains start off their law and have to find back, and the density that is learned is not quite
+            the data's. Data are augmented by the trainer's own `augment`.
 
     Deviations: an update first moves the chains and then takes the gradient at their new positions, both under
     the current parameters; Algorithm 4 takes the gradient first. The sequence of moves and gradients is the
@@ -217,6 +236,7 @@ class PersistentCD(UnadjustedChains[PersistentState]):
     start_at: str = "data"
     rejuvenation: float = 0.0
     noise: str = "gaussian"
+    augment: tuple[str, ...] = ()
 
     name: ClassVar[str] = "pcd"
     title: ClassVar[str] = "persistent contrastive divergence"
@@ -232,6 +252,7 @@ class PersistentCD(UnadjustedChains[PersistentState]):
         require_choice("pcd.start_at", self.start_at, ("data", "noise", "model"))
         require(0 <= self.rejuvenation <= 1, "pcd.rejuvenation", "between 0 and 1", self.rejuvenation)
         require_choice("pcd.noise", self.noise, ("gaussian", "uniform"))
+        object.__setattr__(self, "augment", require_changes("pcd.augment", self.augment))
 
     def stored(self, batch: int, rows: int) -> int:
         """The buffer."""
@@ -247,28 +268,40 @@ class PersistentCD(UnadjustedChains[PersistentState]):
 
     def start(self, context: Context) -> PersistentState:
         """Line 2."""
+        if self.augment:
+            require_images("pcd.augment", context.data.shape[1:])
         N = self.stored(0, len(context.data))
         if self.noise == "uniform":
             rule = "must be 'gaussian' for units coded −1 and +1: their noise is random signs"
             space_of(context.energy).require_volume("pcd.noise", rule)
         box = torch.stack(Box.around(context.data)) if self.noise == "uniform" else None
+        chains = self._first(context, box, N)
+        x, given = chains.x, chains.given
+        return PersistentState(x, x[:0], x.new_empty(0).long(), box, self.first_log_step(context), given)
+
+    def _first(self, context: Context, box: Tensor | None, n: int) -> Batch:
+        """Where the chains begin, with labels in the data's shares where they carry any."""
+        if self.start_at == "model":
+            walkers = start_populations(context, n, 0, 1, self.labels)[0]
+            return Batch(walkers.x, walkers.given)
+        data = Batch(context.data, context.given if self.labels else None)
         if self.start_at == "data":
-            x = from_data(context.data, N, context.rng)
-        elif self.start_at == "model":
-            x = start_populations(context, N, 0, 1)[0].x
-        else:
-            x = from_noise(_fresh(context, box), N, context.rng).to(context.data.dtype)
-        return PersistentState(x, x[:0], x.new_empty(0).long(), box, self.first_log_step(context))
+            return from_batch(data, n, context.rng)
+        x = from_noise(_fresh(context, box), n, context.rng).to(context.data.dtype)
+        return from_batch(data, n, context.rng).with_events(x) if self.labels else Batch(x)
 
     def negatives(
-        self, context: Context, state: PersistentState, batch: Tensor
+        self, context: Context, state: PersistentState, batch: Rows
     ) -> tuple[Negatives, PersistentState, Metrics]:
-        """Read, rejuvenate, move."""
+        """Read, rejuvenate, augment, move."""
         buffer, fresh = ReplayBuffer(state.buffer), _fresh(context, state.box)
         reading = buffer.read(self.chains(context, len(batch)), context.rng, self.rejuvenation, fresh)
-        x, metrics = move(self, context, reading.x, state.log_step)
-        log_step = self.after_probe(context, x, state.log_step)
-        return Negatives(x), state._replace(x=x, rows=reading.rows, log_step=log_step), metrics
+        start = augmented(reading.x, self.augment, context.rng)
+        chains = Batch(start, None if state.given is None else state.given[reading.rows])
+        x, metrics = move(self, context, chains, state.log_step)
+        log_step = self.after_probe(context, chains.with_events(x), state.log_step)
+        made = Negatives(x, given=chains.given)
+        return made, state._replace(x=x, rows=reading.rows, log_step=log_step), metrics
 
     def advance(self, context: Context, state: PersistentState) -> tuple[PersistentState, Metrics]:
         """Write the chains back to the rows they were read from; where all of them moved, they are the buffer."""
@@ -279,7 +312,12 @@ class PersistentCD(UnadjustedChains[PersistentState]):
 
     def current_walkers(self, context: Context, state: PersistentState) -> Walkers:
         """The buffer, with equal weights."""
-        return Walkers.equal(state.buffer)
+        return Walkers.equal(state.buffer, labels=state.given)
+
+    def save(self, state: PersistentState) -> dict[str, Any]:
+        """As a tree; labels where chains carry any."""
+        tree = state._asdict()
+        return tree if state.given is not None else {k: v for k, v in tree.items() if k != "given"}
 
     def load(self, tree: dict[str, Any]) -> PersistentState:
         """From a checkpoint."""
@@ -311,6 +349,7 @@ class ExactDraws(ChainMethod[Nothing]):
         super().__post_init__()
         for setting in ("step_size", "kernel"):
             require(vars(self)[setting] is None, f"exact.{setting}", "left out: nothing moves", "a value")
+        require(not self.labels, "exact.labels", "left out: draws are of events alone", self.labels)
         if self.walkers is not None:
             require_count("exact.walkers", self.walkers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from metastable.core.by_class import Summed, draw_labels, of_labels
 from metastable.core.protocols import ExactlyStarted, Normalisable, Sampled, is_enumerable, provides
 from metastable.core.types import energy_and_grad, precise
 from metastable.core.weights import log_mean_exp
@@ -16,9 +17,11 @@ from .base import Context
 
 
 def start_populations(
-    context: Context, steering: int, following: int, groups: int
+    context: Context, steering: int, following: int, groups: int, labelled: bool = False
 ) -> tuple[Population, Population | None]:
     """Walkers of the current model: `steering` in one population, `following` in `groups`.
+
+    Walkers of an energy by class, `labelled`, carry a label each, drawn from p(y | x) as the model has it.
 
     Exact where the energy says how (`exact_start`, or `sample` with `log_partition`). Otherwise every
     population comes from its own run of sequential Monte Carlo from `context.noise` and carries its own
@@ -27,11 +30,11 @@ def start_populations(
     exact = _exact(context, steering + following)
     if exact is not None:
         x, log_z0 = exact
-        first = _population(context, x[:steering], log_z0.expand(1))
-        rest = _population(context, x[steering:], log_z0.expand(groups)) if following else None
+        first = _population(context, x[:steering], log_z0.expand(1), labelled)
+        rest = _population(context, x[steering:], log_z0.expand(groups), labelled) if following else None
         return first, rest
-    first = _by_smc(context, steering, 1)
-    return first, _by_smc(context, following, groups) if following else None
+    first = _by_smc(context, steering, 1, labelled)
+    return first, _by_smc(context, following, groups, labelled) if following else None
 
 
 def _exact(context: Context, n: int) -> tuple[Tensor, Tensor] | None:
@@ -48,19 +51,22 @@ def _exact(context: Context, n: int) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _by_smc(context: Context, n: int, groups: int) -> Population:
+def _by_smc(context: Context, n: int, groups: int, labelled: bool) -> Population:
     """Weighted walkers of the first model; their raw log-weights carry each population's own log Z₀."""
-    start = smc(context.energy, context.noise, groups, n // groups, context.rng)
+    energy = Summed(context.energy) if labelled else context.energy
+    start = smc(energy, context.noise, groups, n // groups, context.rng)
     nothing_yet = torch.zeros(groups, dtype=torch.float64, device=context.data.device)
-    population = _population(context, start.x.to(context.data.dtype), nothing_yet)
+    population = _population(context, start.x.to(context.data.dtype), nothing_yet, labelled)
     log_z0 = log_mean_exp(population.by_group(start.log_weight))
     noise = log_z0.var().expand(groups) if groups > 1 else population.past_noise
     return population._replace(log_weight=start.log_weight, past_noise=noise)
 
 
-def _population(context: Context, x: Tensor, log_z: Tensor) -> Population:
+def _population(context: Context, x: Tensor, log_z: Tensor, labelled: bool) -> Population:
+    given = draw_labels(context.energy, x, context.rng) if labelled else None
+    energy = of_labels(context.energy, given)
     if not space_of(context.energy).has_volume:
         with torch.no_grad():
-            return Population.start(x, precise(context.energy(x)), x[:0], log_z)
-    U, dU = energy_and_grad(context.energy, x)
-    return Population.start(x, U, dU, log_z)
+            return Population.start(x, precise(energy(x)), x[:0], log_z, given)
+    U, dU = energy_and_grad(energy, x)
+    return Population.start(x, U, dU, log_z, given)

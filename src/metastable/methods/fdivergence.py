@@ -29,11 +29,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from metastable.core.batch import Batch, Rows, as_batch
+from metastable.core.by_class import of_labels
 from metastable.core.errors import InputError, require, require_choice, require_count, require_positive
 from metastable.core.random import uniform_rows
 from metastable.core.types import Proposal, precise
 
-from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics
+from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics, together
 from .contrastive import PersistentCD
 from .divergences import Divergence, divergence_of
 
@@ -81,6 +83,7 @@ class Scored(NamedTuple):
     drawn: Negatives
     x: Tensor
     E: Tensor
+    labels: Tensor | None = None
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """One value per row as those of data and those of negatives."""
@@ -89,21 +92,21 @@ class Scored(NamedTuple):
 
 
 class Opposite(nn.Module):
-    """−E(x) of a module of its own."""
+    """−E(x) of a module of its own, or −E(x, y) where rows have labels."""
 
     def __init__(self, energy: nn.Module):
         super().__init__()
         self.energy = energy
 
-    def forward(self, x: Tensor) -> Tensor:
-        return -self.energy(x)
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        return -of_labels(self.energy, labels)(x)
 
 
 class LogRatio(nn.Module):
     """The exponent log p/q: H(x) + E(x), or R(x) alone for Theorem 1.
 
     Attributes:
-        network: H or R, `(B, *event)` to `(B,)`.
+        network: H or R, `(B, *event)` to `(B,)`; where rows have labels, a function of x and those.
         first: where R starts from zero, the energy that it is measured against, which is not trained.
         with_energy: whether the energy in training is added.
     """
@@ -112,11 +115,11 @@ class LogRatio(nn.Module):
         super().__init__()
         self.network, self.with_energy, self.first = network, with_energy, first
 
-    def forward(self, x: Tensor, E: Tensor) -> Tensor:
-        """The exponent at `x`, whose energies are `E`."""
-        H = self.network(x)
+    def forward(self, x: Tensor, E: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The exponent at `x`, whose energies are `E`, under `labels` where rows have those."""
+        H = self.network(x) if labels is None else self.network(x, labels)
         if self.first is not None:
-            H = H + self.first(x)
+            H = H + of_labels(self.first, labels)(x)
         return precise(H + E if self.with_energy else H)
 
 
@@ -126,12 +129,15 @@ class FDivergence(Objective[State]):
 
     Attributes:
         source: where the model's samples come from (line 5); persistent chains by default, with weights where
-            the source gives them.
+            the source gives them. With `labels=True` there, everything is of events and their labels, H too, and
+            the divergence is that of p(x, y): of p(x | y), averaged over classes. Its `energy_l2` is added to the
+            loss of E.
         f: a name (`kl`, `reverse-kl`, `js`, `hellinger`, `pearson`, `neyman`, `alpha`), any strictly convex
             function of a tensor with f(1) = 0, or a `Divergence`.
         alpha: of the α-divergence, with `f="alpha"`.
-        ratio: the network H, `(B, *event)` to `(B,)`; a copy of it is trained. By default minus a copy of the
-            energy as it is at the start, so that the ratio e^{H+E} begins at exactly 1.
+        ratio: the network H, `(B, *event)` to `(B,)`, of labels `(B,)` too where there are any; a copy of it is
+            trained. By default minus a copy of the energy as it is at the start, so that the ratio e^{H+E} begins
+            at exactly 1.
         ratio_steps: steps of H for one of E; the paper makes one.
         energy_rate: what the learning rate is multiplied with for E, while H has all of it. H must keep up with
             log p/q: at equal rates the default H and E take the same steps, the ratio stays where it is, and a
@@ -167,7 +173,6 @@ class FDivergence(Objective[State]):
 
     def __post_init__(self) -> None:
         require(isinstance(self.source, ChainMethod), "f-ebm.source", "a method with chains", self.source)
-        require(self.source.energy_l2 == 0, "f-ebm.source.energy_l2", "0 here", self.source.energy_l2)
         require_choice("f-ebm.estimator", self.estimator, ESTIMATORS)
         require_count("f-ebm.ratio_steps", self.ratio_steps)
         require_positive("f-ebm.energy_rate", self.energy_rate)
@@ -180,15 +185,15 @@ class FDivergence(Objective[State]):
         """f as training uses it."""
         return divergence_of(self.f, self.alpha)
 
-    def companions(self, energy: nn.Module, data: Tensor, noise: Proposal, seed: int) -> dict[str, nn.Module]:
+    def companions(self, energy: nn.Module, data: Rows, noise: Proposal, seed: int) -> dict[str, nn.Module]:
         """The source's own, and H."""
         own = self.source.companions(energy, data, noise, seed)
-        return own | {"ratio": self._log_ratio(energy, data)}
+        return own | {"ratio": self._log_ratio(energy, as_batch(data))}
 
-    def _log_ratio(self, energy: nn.Module, data: Tensor) -> LogRatio:
+    def _log_ratio(self, energy: nn.Module, data: Batch) -> LogRatio:
         with_energy = self.estimator == "theorem3"
         if self.ratio is not None:
-            network = copy.deepcopy(self.ratio).to(data)
+            network = copy.deepcopy(self.ratio).to(data.x)
             _check_network(network, data)
             return LogRatio(network, with_energy)
         first = None if with_energy else copy.deepcopy(energy).requires_grad_(False)
@@ -202,23 +207,25 @@ class FDivergence(Objective[State]):
         """Lines 7 and 9."""
         return ("ratio",) * self.ratio_steps + ("energy",)
 
-    def negatives(self, context: Context, state: State, batch: Tensor) -> tuple[Any, State, Metrics]:
+    def negatives(self, context: Context, state: State, batch: Rows) -> tuple[Any, State, Metrics]:
         """Line 5; the energy, which stays as it is until its own turn, is evaluated here for both players."""
         drawn, state, metrics = super().negatives(context, state, batch)
-        x = torch.cat([batch, drawn.x])
-        return Scored(drawn, x, context.energy(x)), state, metrics
+        rows = together(as_batch(batch), drawn)
+        E = of_labels(context.energy, rows.given)(rows.x)
+        return Scored(drawn, rows.x, E, rows.given), state, metrics
 
     def drawn(self, negatives: Scored) -> tuple[Negatives, ...]:
         """Those that were scored."""
         return super().drawn(negatives.drawn)
 
     def loss(
-        self, context: Context, state: State, player: str, batch: Tensor, negatives: Any
+        self, context: Context, state: State, player: str, batch: Rows, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Minus the bound for H (line 6), Theorem 3's surrogate for E (line 8)."""
         scored: Scored = negatives
         E = scored.E if player == "energy" else scored.E.detach()
-        exponent = self._clipped(context.players["ratio"](scored.x, E))
+        labels = () if scored.labels is None else (scored.labels,)  # a ratio of one's own may take none
+        exponent = self._clipped(context.players["ratio"](scored.x, E, *labels))
         x_data, x_model = scored.split(exponent)
         f, mean = self.divergence, scored.drawn.mean
         if player == "ratio":
@@ -227,8 +234,12 @@ class FDivergence(Objective[State]):
         E_data, E_model = scored.split(E)
         metrics = gap_metrics(E_data.mean(), mean(E_model))
         if self.estimator == "theorem1":
-            return theorem1(f.conjugate(x_model), E_model, mean), metrics
-        return theorem3(f, x_data, x_model, E_model, mean), metrics
+            loss = theorem1(f.conjugate(x_model), E_model, mean)
+        else:
+            loss = theorem3(f, x_data, x_model, E_model, mean)
+        if self.source.energy_l2:
+            loss = loss + self.source.energy_l2 * (E_data.square().mean() + E_model.square().mean())
+        return loss, metrics
 
     def _clipped(self, exponent: Tensor) -> Tensor:
         c = self.clip_exponent
@@ -240,14 +251,15 @@ def _ratio_metrics(bound: Tensor, exponent: Tensor) -> Metrics:
     return {"divergence": bound.detach(), "exponent_min": low, "exponent_max": high}
 
 
-def _check_network(network: nn.Module, data: Tensor) -> None:
+def _check_network(network: nn.Module, data: Batch) -> None:
+    some = data[:3]
     try:
         with torch.no_grad():
-            shape = tuple(network(data[:3]).shape)
+            shape = tuple(network(some.x, *(() if some.given is None else (some.given,))).shape)
     except RuntimeError as error:
-        raise InputError(f"f-ebm.ratio: fails on rows of shape {tuple(data.shape[1:])}: {error}") from error
-    if shape != (len(data[:3]),):
-        raise InputError(f"f-ebm.ratio: must map (B, *event) to (B,), got {shape} for {len(data[:3])} rows")
+        raise InputError(f"f-ebm.ratio: fails on rows of shape {data.event_shape}: {error}") from error
+    if shape != (len(some),):
+        raise InputError(f"f-ebm.ratio: must map (B, *event) to (B,), got {shape} for {len(some)} rows")
 
 
 class Accepted(NamedTuple):

@@ -23,16 +23,17 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Rows
 from metastable.core.capture import aside, together_again
 from metastable.core.errors import UnsupportedError, require, require_choice, require_count, require_positive
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import LogPartition, Walkers, energy_and_grad
-from metastable.core.weights import ess_fraction, log_mean_exp
+from metastable.core.weights import log_mean_exp
 from metastable.kernels import MALA, ULA, Kernel
 from metastable.kernels.engine import weighing_energy
 from metastable.walkers.held_out import HeldOut, held_out_log_partition
 from metastable.walkers.jarzynski import PROBES, Move, keeps_energy, langevin_step, paced, reweigh_then_move
-from metastable.walkers.population import ORDERS, Population
+from metastable.walkers.population import ORDERS, Population, walkers_of
 from metastable.walkers.settled import Following, Rules, settled
 from metastable.walkers.starts import random_rows
 
@@ -193,7 +194,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
     def start(self, context: Context) -> JarzynskiState:
         """Line 2, with walkers that follow the first model exactly or carry the error of their start."""
-        populations = start_populations(context, *self.counts, self.populations)
+        populations = start_populations(context, *self.counts, self.populations, self.labels)
         log_factor = None
         if self.pace is not None:
             first = math.log(FIRST_FACTOR)
@@ -205,7 +206,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         return None if state.log_factor is None else state.log_factor.exp()
 
     def negatives(
-        self, context: Context, state: JarzynskiState, batch: Tensor
+        self, context: Context, state: JarzynskiState, batch: Rows
     ) -> tuple[Negatives, JarzynskiState, Metrics]:
         """Line 4: walkers and their weights. In a mini-batched run the rows are drawn here, at θ_k (line 7)."""
         if self.batch is not None:
@@ -214,8 +215,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             if state.following is not None:
                 following, rows = self._mini_batch(context, state.following, True)
                 state = state._replace(following=following, following_rows=rows)
-        x, log_weight, _, _ = state.steering.take(state.rows if self.gradient == "batch" else None)
-        return Negatives(x, log_weight), state, {}
+        rows = state.rows if self.gradient == "batch" else None
+        x, log_weight, _, _ = state.steering.take(rows)
+        return Negatives(x, log_weight, given=state.steering.labels_of(rows)), state, {}
 
     def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:
         """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs; `later` if only `advance` does."""
@@ -223,11 +225,12 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         with aside(walkers.x.device, later and not unadjusted):
             rows = random_rows(n, min(self.batch or n, n), context.rng, walkers.x.device)
         if unadjusted:
-            walkers = walkers._replace(grad=energy_and_grad(context.energy, walkers.x[rows]).grad)
+            energy = walkers.energy_at(context.energy, rows)
+            walkers = walkers._replace(grad=energy_and_grad(energy, walkers.x[rows]).grad)
         return walkers, rows
 
     def loss(
-        self, context: Context, state: JarzynskiState, player: str, batch: Tensor, negatives: Any
+        self, context: Context, state: JarzynskiState, player: str, batch: Rows, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k."""
         with aside(state.steering.x.device) as join:
@@ -369,10 +372,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         parts = [state.steering]
         if state.following is not None and HeldOut.of(state.following).agree:
             parts.append(state.following)
-        x = torch.cat([p.x for p in parts])
-        log_weight = torch.cat([p.comparable_log_weight() for p in parts])
-        sizes = [len(p.x) // p.groups for p in parts for _ in range(p.groups)]
-        return Walkers(x, log_weight, {"ess_fraction": float(ess_fraction(log_weight)), "populations": sizes})
+        return walkers_of(parts)
 
     def log_partition(self, context: Context, state: JarzynskiState) -> LogPartition:
         """log Z of the current model, with the spread of the held-out populations as its error."""

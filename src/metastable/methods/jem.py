@@ -92,12 +92,15 @@ class JEM(Objective[Any]):
     generative: float | None = None
 
     name: ClassVar[str] = "jem"
-    needs: ClassVar[str] = "labels"
+    needs: ClassVar[str] = "labels"  # pyright: ignore
+    classifies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         kind = type(self.source)
         ok = issubclass(kind, (ChainMethod, Objective)) and not issubclass(kind, (JEM, FDivergence))
         require(ok, "jem.source", "a method with chains, robust or adance", self.source)
+        rule = "one whose chains have no labels: they sample p(x), of all classes together"
+        require(not self.source.needs, "jem.source", rule, self.source)
         if self.generative is not None:
             require(
                 0 <= self.generative < math.inf,

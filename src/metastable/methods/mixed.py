@@ -49,7 +49,7 @@ class Mixed(ChainMethod[States]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", tuple(self.sources))
-        _check_sources(self.sources)
+        _check_sources(self.sources, self.labels)
         for setting in ("step_size", "kernel"):
             given = vars(self)[setting]
             require(given is None, f"mixed.{setting}", "left out here and given to the sources", given)
@@ -108,13 +108,14 @@ class Mixed(ChainMethod[States]):
         """Each source's."""
         return tuple(source.start(context) for source in self.sources)
 
-    def negatives(self, context: Context, state: States, batch: Tensor) -> tuple[Negatives, States, Metrics]:
+    def negatives(self, context: Context, state: States, batch: Any) -> tuple[Negatives, States, Metrics]:
         """Each source's, one after the other."""
         made = [s.negatives(context, own, batch) for s, own in zip(self.sources, state, strict=True)]
         drawn = [negatives for negatives, _, _ in made]
-        x = torch.cat([negatives.x for negatives in drawn])
+        x, labels = torch.cat([n.x for n in drawn]), [n.given for n in drawn if n.given is not None]
         log_weight = self._together([n.log_weight for n in drawn], [len(n.x) for n in drawn])
-        return Negatives(x, log_weight), tuple(s for _, s, _ in made), mean_metrics([m for _, _, m in made])
+        negatives = Negatives(x, log_weight, given=torch.cat(labels) if labels else None)
+        return negatives, tuple(s for _, s, _ in made), mean_metrics([m for _, _, m in made])
 
     def _together(self, log_weights: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
         """Log-weights under which each source counts for its share; None where all weights are equal."""
@@ -154,7 +155,10 @@ class Mixed(ChainMethod[States]):
             return kept[0] if kept else None
         log_weight = self._together([w.log_weight for w in kept], [len(w) for w in kept])
         assert log_weight is not None
-        return Walkers(torch.cat([w.x for w in kept]), log_weight)
+        labels = [w.labels for w in kept if w.labels is not None]
+        return Walkers(
+            torch.cat([w.x for w in kept]), log_weight, labels=torch.cat(labels) if labels else None
+        )
 
     def log_partition(self, context: Context, state: States) -> LogPartition | None:
         """That of the first source that gives one."""
@@ -170,7 +174,7 @@ class Mixed(ChainMethod[States]):
         return load_each(self.sources, tree)
 
 
-def _check_sources(sources: tuple[ChainMethod, ...]) -> None:
+def _check_sources(sources: tuple[ChainMethod, ...], labels: bool) -> None:
     if not sources:
         raise ConfigError(
             "mixed.sources", "must name at least one chain method: without one there are no negatives"
@@ -179,6 +183,8 @@ def _check_sources(sources: tuple[ChainMethod, ...]) -> None:
         require(isinstance(source, ChainMethod), f"mixed.sources.{i}", "a method with chains", source)
         penalty = source.energy_l2
         require(penalty == 0, f"mixed.sources.{i}.energy_l2", "0; give it to the mixture", penalty)
+        rule = "as the mixture and all sources have it"
+        require(source.labels == labels, f"mixed.sources.{i}.labels", rule, source.labels)
     temperatures = {source.temperature for source in sources}
     if len(temperatures) > 1:
         shown = ", ".join(f"{source.name} {source.temperature:.3g}" for source in sources)

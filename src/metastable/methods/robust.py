@@ -29,16 +29,20 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, require, require_choice, require_count
-from metastable.core.parts import in_parts
-from metastable.core.types import (
-    Energy,
-    LogPartition,
-    Walkers,
-    precise,
-)
+from metastable.core.types import Energy, LogPartition, Walkers
 from metastable.core.weights import ess_fraction
 
-from .base import ChainMethod, Context, Metrics, Negatives, Objective, gap_metrics, without_log_z
+from .base import (
+    ChainMethod,
+    Context,
+    Metrics,
+    Negatives,
+    Objective,
+    energies_at,
+    energies_of_walkers,
+    gap_metrics,
+    without_log_z,
+)
 from .beta_objective import VARIANTS, robust_loss, watch
 from .contrastive import ExactDraws, ShortRun
 from .mixed import Mixed, States, least, load_each, mean_metrics, save_each
@@ -225,7 +229,7 @@ class Robust(Objective[States]):
         """One state of the source for each β."""
         return tuple(self.source.start(seen) for seen in self._sampled(context, context.step))
 
-    def negatives(self, context: Context, state: States, batch: Tensor) -> tuple[Any, States, Metrics]:
+    def negatives(self, context: Context, state: States, batch: Any) -> tuple[Any, States, Metrics]:
         """Samples of (1 − β)E, `Negatives` for each β."""
         each = zip(self._sampled(context, context.step), state, strict=True)
         drawn, states, metrics = zip(*(self.source.negatives(c, own, batch) for c, own in each), strict=True)
@@ -236,12 +240,12 @@ class Robust(Objective[States]):
         return tuple(part for own in negatives for part in self.source.drawn(own))
 
     def loss(
-        self, context: Context, state: States, player: str, batch: Tensor, negatives: Any
+        self, context: Context, state: States, player: str, batch: Any, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Algorithm 1, averaged over β."""
         drawn: Sequence[Negatives] = negatives
-        x = drawn[0].x if len(drawn) == 1 else torch.cat([n.x for n in drawn])
-        E_data, E_model = precise(context.energy(batch)), precise(context.energy(x))
+        E_data = energies_at(context.energy, batch)
+        E_model = energies_at(context.energy, _together(drawn))
         parts = E_model.split([len(n.x) for n in drawn])
         losses, watched = [], []
         for (_, b), n, E in zip(self.powers(context.step), drawn, parts, strict=True):
@@ -283,7 +287,7 @@ class Robust(Objective[States]):
         walkers = self.source.current_walkers(tempered(context, a), state[k])
         if walkers is None or b == 0:
             return walkers
-        E = in_parts(context.energy, walkers.x, PART).to(walkers.log_weight)
+        E = energies_of_walkers(context.energy, walkers, PART)
         log_weight = walkers.log_weight - b * E
         info = walkers.info | {"ess_fraction": float(ess_fraction(log_weight))}
         return replace(walkers, log_weight=log_weight, info=info)
@@ -301,6 +305,13 @@ class Robust(Objective[States]):
     def load(self, tree: dict[str, Any]) -> States:
         """From a checkpoint."""
         return load_each([self.source] * len(tree), tree)
+
+
+def _together(drawn: Sequence[Negatives]) -> Negatives:
+    """Several sets of negatives as one, without their weights."""
+    labels = [n.given for n in drawn if n.given is not None]
+    x = drawn[0].x if len(drawn) == 1 else torch.cat([n.x for n in drawn])
+    return Negatives(x, given=torch.cat(labels) if labels else None)
 
 
 UPSIDE_DOWN = (

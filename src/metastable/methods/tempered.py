@@ -26,6 +26,10 @@ class Tempered:
         """a·E(x), `(B,)`."""
         return self.scale * self.energy(x)
 
+    def class_energies(self, x: Tensor) -> Tensor:
+        """a·E(x, y) of an energy by class, `(B, C)`."""
+        return self.scale * self.energy.class_energies(x)  # pyright: ignore
+
 
 class TemperedClosed(Tempered):
     """a·E of an energy that brings its own gradient."""

@@ -165,7 +165,7 @@ def fit_gaussian(x: Tensor, log_weight: Tensor | None = None, inflate: float = 1
     p = torch.softmax(log_weight if log_weight is not None else x.new_zeros(len(x)), 0).to(x.dtype)
     flat = x.flatten(1)
     mean = p @ flat
-    variance = p @ (flat - mean).square()
+    variance = p @ (flat - mean).square_()  # in place: images can fill half of the memory
     floor = FLOOR * variance.mean().clamp(min=1e-12)
     scale = inflate * (variance + floor).sqrt()
     return Gaussian(mean.view(x.shape[1:]), scale.view(x.shape[1:]))

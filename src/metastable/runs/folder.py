@@ -25,7 +25,7 @@ def open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
             then = before.get(key, "none" if key == "units" else None)
             # rows are told by what they are, wherever they come from
             same = key == "data" and then is not None and then.get("sha256") == settings["data"]["sha256"]
-            if then != settings[key] and not same:
+            if not same and not _alike(then, settings[key]):
                 raise InputError(
                     f"resume: {key} differs from the run in {folder}: it was {before.get(key)!r}, "
                     f"now {settings[key]!r}"
@@ -34,6 +34,17 @@ def open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
         raise InputError(f"out: {folder} is not empty and not a run; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(config, settings)
+
+
+def _alike(then: Any, now: Any) -> bool:
+    """Whether settings are the same; one that there was not yet, and that is off, says nothing new."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return then.keys() <= now.keys() and all(
+            _alike(then[k], v) if k in then else not v for k, v in now.items()
+        )
+    if isinstance(then, list) and isinstance(now, list):
+        return len(then) == len(now) and all(map(_alike, then, now))
+    return then == now
 
 
 def require_run_folder(folder: str | Path) -> Path:

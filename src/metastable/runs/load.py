@@ -13,6 +13,7 @@ from torch import nn
 from metastable.core.batch import Batch, Beside
 from metastable.core.configure import build_tagged
 from metastable.core.errors import ConfigError, InputError
+from metastable.core.protocols import Counted, provides
 from metastable.core.random import derive, generator
 from metastable.core.units import Coordinates
 from metastable.data import Dataset
@@ -144,6 +145,8 @@ def _rebuilt_energy(config: dict[str, Any], folder: Path) -> nn.Module:
             "load_run(folder, energy=...)"
         )
     settings = build_tagged(ENERGIES, config["energy"], "energy")
+    if "classes" in config and provides(settings, Counted) and settings.classes is None:
+        settings = dataclasses.replace(settings, classes=max(config["classes"], 2))
     return built(settings, _probe(config), config["seed"])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metastable.core.by_class import of_labels
 from metastable.core.errors import InputError, options_of, require_options
 from metastable.core.memory import within_memory
 from metastable.core.parts import home_of, in_parts
@@ -171,7 +172,9 @@ class Model:
             start = replace(start, x=self.coordinates.events.forward(start.x).to(self.home))
         if label is not None:
             energy, start = given_label(energy, start, label)
-        return continue_sampling(energy, start, n, steps=steps, step_size=step_size, seed=seed)
+        walkers = continue_sampling(energy, start, n, steps=steps, step_size=step_size, seed=seed)
+        of_class = None if label is None else torch.full((n,), label, device=walkers.x.device)
+        return replace(walkers, labels=of_class)
 
     def _sample_given(self, n: int, given: Tensor, seed: int, options: dict[str, Any]) -> Walkers:
         rng = generator(derive(seed, "sample given"), given.device)
@@ -183,16 +186,25 @@ class Model:
         require_options(options, options_of(sample_from_proposal))
         return sample_conditional(players, n, given, rng, **options)
 
-    def log_ratio(self, x: Any) -> Tensor:
-        """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one."""
+    def log_ratio(self, x: Any, labels: Any = None) -> Tensor:
+        """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.
+
+        Of a method with labels it is that of x and its class: `labels` are `(B,)`, or one for all rows.
+        """
         ratio = self.players.get("ratio")
         if ratio is None:
             raise InputError(
                 f"ratio: a run of {self.method_name!r} learns no density ratio; train with 'f-ebm'"
             )
         x, _ = self.enter(x)
+        if (self.method is not None and self.method.needs == "labels") != (labels is not None):
+            words = "give the class of each row" if labels is None else "leave them out, the run has none"
+            raise InputError(f"labels: {words}: log_ratio(x{', labels' if labels is None else ''})")
         with torch.no_grad():
-            return ratio(x, self.energy(x))
+            if labels is None:
+                return ratio(x, self.energy(x))
+            given = self.energy.encode(labels).to(x.device).expand(len(x))
+            return ratio(x, of_labels(self.energy, given)(x), given)
 
     def importance_weights(self, x: Any) -> Tensor:
         """Weights `(B,)`, with sum 1, that turn averages over samples of the model into averages over the data."""

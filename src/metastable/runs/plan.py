@@ -32,6 +32,7 @@ from .resolve import check_discrete, check_fits, on_mixture, power_of, resolve_e
 from .rows import (
     as_seen,
     beside_settings,
+    check_augmented,
     coordinates_for,
     needed_beside,
     smoothed_rows,
@@ -149,7 +150,8 @@ def make_plan(
     rows = training_rows(train, method, engine, coordinates, seed)
     if smoothing:
         rows = smoothed_rows(rows, smoothing, seed)
-    seen = as_seen(rows, trainer.noise_at(0), coordinates, seed)
+    check_augmented(trainer.augment, dataset.event_shape, coordinates)
+    seen = as_seen(rows, trainer.noise_at(0), coordinates, seed, trainer.augment)
     power = power_of(method, trainer.steps or 0)
     module, energy_settings = resolve_energy(
         energy, seen, seed, method, dataset, coordinates, power, reference

@@ -7,19 +7,29 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from metastable.core.batch import Batch, Beside
 from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, UnsupportedError, nearest, require_choice
+from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest, require_choice
 from metastable.core.powered import without_rounding
-from metastable.core.protocols import Classifier, Counted, OnReference, Settling, provides, reference_of
+from metastable.core.protocols import (
+    ByClass,
+    Classifier,
+    Counted,
+    Encoding,
+    OnReference,
+    Settling,
+    provides,
+    reference_of,
+)
 from metastable.core.random import generator
 from metastable.core.types import is_discrete
 from metastable.core.units import Coordinates
 from metastable.data import Dataset
 from metastable.energies import AsEnergy, as_energy, check_conditional, check_energy
 from metastable.energies.build import ENERGIES, default_config
+from metastable.energies.by_class import ClassEnergy, as_class_energy
 from metastable.energies.in_units import in_training_units
 from metastable.energies.joint import JointEnergy, as_joint
 from metastable.energies.networks import Tilted, on_reference
@@ -48,6 +58,18 @@ def check_fits(energy: Any, method: Method, rows: Batch) -> None:
         check_conditional(energy, rows)
     else:
         check_energy(energy, rows.x)
+    if rows.kind is Beside.LABELS and not method.classifies:
+        _check_classes(energy, rows.conditions)
+
+
+def _check_classes(energy: Any, labels: Tensor) -> None:
+    """Refuse an energy that has no classes, and a label that is none of them."""
+    if not provides(energy, ByClass) or not provides(energy, Encoding):
+        raise InputError(
+            f"energy: {type(energy).__name__} is no energy by class, which chains with labels need; make one of a "
+            "module (B, *event) → (B, classes) with ms.energies.ClassEnergy, or name a built-in one"
+        )
+    energy.encode(labels)
 
 
 def trainer_config(
@@ -131,14 +153,17 @@ def resolve_energy(
     reference: str | None,
 ) -> tuple[Any, Any]:
     """The energy as training sees it, and its description: settings for a built-in one, a name for any other."""
-    config = energy_config(energy, rows.event_shape, rows.kind, method.timed)
+    config = energy_config(energy, rows.event_shape, beside_of(method, rows.kind), method.timed)
     if config is not None:
         if reference is not None:
             config = _with_reference(config, reference)
         config = settled(config, rows)
         return built(with_classes(config, method, dataset), rows, seed), describe(config)
     # a density or, where the method needs labels, a classifier is made an energy
-    module = as_joint(energy, rows.x) if method.needs == "labels" else as_energy(energy)
+    if rows.kind is Beside.LABELS:
+        module = as_joint(energy, rows.x) if method.classifies else as_class_energy(energy, rows)
+    else:
+        module = as_energy(energy)
     settings = {"name": "custom", "class": type(energy).__qualname__} | _wrapping(module, energy)
     if reference is not None:
         module = _on_reference(module, reference, rows, coordinates)
@@ -146,6 +171,11 @@ def resolve_energy(
     if isinstance(module, nn.Module):
         module = in_training_units(module, coordinates, power)
     return module, settings
+
+
+def beside_of(method: Method, beside: str) -> str:
+    """What a default energy has to know of: classes of an energy by class it is told apart (`with_classes`)."""
+    return "" if beside == "labels" and not method.classifies else beside
 
 
 def energy_config(energy: Any, event_shape: tuple[int, ...], beside: str, timed: bool) -> Any:
@@ -189,7 +219,8 @@ def reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:
     if kept and not provides(energy, Classifier):
         return JointEnergy(energy, event_shape=tuple(config["event_shape"]), **kept)
     if method.needs == "labels":
-        return energy
+        by_class = config["energy"].get("by_class")
+        return ClassEnergy(energy, by_class, event_shape=tuple(config["event_shape"])) if by_class else energy
     energy = as_energy(energy)
     coordinates = Coordinates.from_json(config.get("coordinates"))
     if config["energy"]["name"] != "custom" or not isinstance(energy, nn.Module):
@@ -202,6 +233,8 @@ def reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:
 
 def _wrapping(module: Any, energy: Any) -> dict[str, Any]:
     """What a run's settings keep of a classifier that was made an energy."""
+    if module is not energy and isinstance(module, ClassEnergy):
+        return {"by_class": module.classes}
     if module is energy or not isinstance(module, JointEnergy):
         return {}
     return {"joint": {"output_scale": module.output_scale, "classes": module.classes}}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from metastable.core.augment import augmented, require_images
 from metastable.core.batch import Batch, Beside
 from metastable.core.errors import InputError, UnsupportedError, require
-from metastable.core.random import derive, generator, normal_like
+from metastable.core.random import derive, generator, normal_like, with_normal
 from metastable.core.types import Proposal, is_discrete
 from metastable.core.units import Coordinates, Units, default_kind, rounded
 from metastable.data import Dataset
@@ -119,13 +120,30 @@ def smoothed_rows(rows: Batch, smoothing: float, seed: int) -> Batch:
     return Batch(smoothed(rows.x, smoothing, derive(seed, "smoothing")))
 
 
-def as_seen(rows: Batch, noise: float, coordinates: Coordinates | None, seed: int) -> Batch:
-    """The rows with the noise of the first update, for whatever is fitted to them."""
-    if not noise:
-        return rows
-    drawn = normal_like(rows.x, generator(derive(seed, "seen noise"), rows.device))
-    turned = drawn if coordinates is None else coordinates.events.turn(drawn)
-    return rows.with_events(rows.x + noise * turned)
+def as_seen(
+    rows: Batch, noise: float, coordinates: Coordinates | None, seed: int, augment: Sequence[str] = ()
+) -> Batch:
+    """The rows as the first update sees them, augmented and with its noise, for whatever is fitted to them."""
+    x = rows.x
+    if augment:
+        x = augmented(x, augment, generator(derive(seed, "seen augment"), rows.device))
+    rng = generator(derive(seed, "seen noise"), rows.device)
+    if noise and coordinates is None:
+        x = with_normal(x, noise, rng)
+    elif noise and coordinates is not None:
+        x = x + noise * coordinates.events.turn(normal_like(x, rng))
+    return rows if x is rows.x else rows.with_events(x)
+
+
+def check_augmented(
+    names: Sequence[str], event_shape: tuple[int, ...], coordinates: Coordinates | None
+) -> None:
+    """Refuse to augment what is no picture, or no longer one in the units of training."""
+    if not names:
+        return
+    require_images("trainer.augment", event_shape)
+    if coordinates is not None:
+        raise UnsupportedError("trainer.augment: is for pictures as they are; use units='none'")
 
 
 def needed_beside(dataset: Dataset, method: Method) -> Tensor | None:

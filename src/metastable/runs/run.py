@@ -247,14 +247,14 @@ class Run:
         density = self.model.importance_density()
         return density if self.coordinates is None else DensityInDataUnits(density, self.coordinates)
 
-    def log_ratio(self, x: Any) -> Tensor:
+    def log_ratio(self, x: Any, labels: Any = None) -> Tensor:
         """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.
 
         For f-EBM it is H(x) + E(x), which at the optimum is log p/q exactly, log Z included: nothing is left to
         normalise. How near to that it is can be seen from the mean of e^{log_ratio} over the model, which should
-        be 1.
+        be 1. Where chains carried labels it is that of x and its class, which `labels` says.
         """
-        return self.model.log_ratio(x)
+        return self.model.log_ratio(x, labels)
 
     def importance_weights(self, x: Any) -> Tensor:
         """Weights `(B,)`, with sum 1, that turn averages over samples of the model into averages over the data."""
@@ -262,7 +262,8 @@ class Run:
 
     def corrected(self, walkers: Walkers) -> Walkers:
         """Walkers of the model, weighted by the density ratio so that they stand for the data."""
-        log_ratio = self.log_ratio(walkers.x).to(walkers.log_weight)
+        labels = walkers.labels if "ratio" in self.players and self.trained_with.needs == "labels" else None
+        log_ratio = self.log_ratio(walkers.x, labels).to(walkers.log_weight)
         return replace(walkers, log_weight=walkers.log_weight + log_ratio)
 
     def report(self) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from metastable.core.augment import augmented
 from metastable.core.batch import Batch, Beside, Rows, as_batch
 from metastable.core.errors import ConfigError
 from metastable.core.random import derive, generator, normal_like
@@ -17,8 +18,9 @@ from metastable.core.units import Coordinates
 class Batches:
     """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None.
 
-    Events are shuffled with what they are given. Noise is added to the events, and `given_noise` times as much to
-    the contexts: in the data's units, where `coordinates` are others.
+    Events are shuffled with what they are given. Pictures are changed at random in the ways that `augment` names.
+    Noise is added to the events, and `given_noise` times as much to the contexts: in the data's units, where
+    `coordinates` are others.
     """
 
     def __init__(
@@ -27,12 +29,13 @@ class Batches:
         size: int | None,
         seed: int,
         coordinates: Coordinates | None = None,
+        augment: Sequence[str] = (),
         given_noise: float | tuple[float, ...] = 0.0,
     ):
         self.data = data = as_batch(data)
         self.units = None if coordinates is None else coordinates.events
         self.given_units = None if coordinates is None else coordinates.given
-        self.given_noise = _given_noise(given_noise, data)
+        self.given_noise, self.augment = _given_noise(given_noise, data), augment
         self.device = data.device
         self.size = len(data) if size is None else min(size, len(data))
         self.seed = seed
@@ -41,8 +44,12 @@ class Batches:
         self._order = torch.arange(len(data), device=self.device)
 
     def at(self, step: int, noise: float = 0.0) -> Batch:
-        """The rows of update `step`, with fresh normal noise of standard deviation `noise`."""
-        return self._noisy(self._rows(step), step, noise) if noise else self._rows(step)
+        """The rows of update `step`, augmented, with fresh normal noise of standard deviation `noise`."""
+        batch = self._rows(step)
+        if self.augment:
+            rng = generator(derive(self.seed, "augment", step), self.device)
+            batch = batch.with_events(augmented(batch.x, self.augment, rng))
+        return self._noisy(batch, step, noise) if noise else batch
 
     def several(self, step: int, noises: Sequence[float]) -> list[Batch]:
         """Those of as many updates from `step` on as there are `noises`; rows of one epoch are gathered at once."""

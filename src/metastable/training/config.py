@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from metastable.core.augment import require_changes
 from metastable.core.errors import require, require_choice, require_count, require_positive
 
 from .defaults import default_learning_rate, default_steps
@@ -150,6 +151,9 @@ class TrainerConfig:
         data_noise_until: share of `steps` after which it is there, and is held.
         given_noise: what the noise is multiplied with on contexts: a number, or one for each number of a context; 0
             leaves them as they are.
+        augment: ways in which the pictures of every update are changed at random, each on its own: `flip`
+            (mirrored), `crop` (shifted by up to an eighth), `rescale`, `colour`, `blur`; see `core.augment`. The
+            density that is learned is then one of such pictures.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
             `per_module = True` is given the module instead, to make parameter groups. None for Adam at a rate that
             rows and columns ask for (`training.defaults`), which falls to zero along a cosine.
@@ -185,8 +189,9 @@ class TrainerConfig:
     batch_size: int | None = 512
     data_noise: float = 0.0
     data_noise_final: float | None = None
-    data_noise_until: float = 1.0
-    given_noise: float | tuple[float, ...] = 0.0
+    data_noise_until: float = field(default=1.0, kw_only=True)
+    given_noise: float | tuple[float, ...] = field(default=0.0, kw_only=True)
+    augment: tuple[str, ...] = field(default=(), kw_only=True)
     optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
     schedule: Schedule | ScheduleFactory | None = None
@@ -220,6 +225,7 @@ class TrainerConfig:
         require(0 < until <= 1, "trainer.data_noise_until", "above 0 and at most 1", until)
         if not isinstance(self.given_noise, (int, float)):
             object.__setattr__(self, "given_noise", tuple(self.given_noise))
+        object.__setattr__(self, "augment", require_changes("trainer.augment", self.augment))
         for name in ("log_every", "checkpoint_every", "keep"):
             require_count(f"trainer.{name}", vars(self)[name])
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)

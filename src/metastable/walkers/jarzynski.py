@@ -77,18 +77,19 @@ def langevin_step(
     X = laid_out(X, energy)
     ξ = normal_like(X, rng)
     Y = kernel.move(X, dU_k, ξ)  # line 9
-    U_next, dU_next = energy_and_grad(energy, Y)
+    U_next, dU_next = energy_and_grad(walkers.energy_at(energy, rows), Y)
     A = A + kernel.log_weight_increment(ξ, U_k, dU_k, U_next, dU_next)  # line 10: α_k(X, Y) − α_{k+1}(Y, X)
     v = None
     with torch.no_grad():  # walkers that stand still need no gradient
         if theta_moved and rows is not None:
-            U_all = precise(energy(walkers.x))
+            U_all = precise(walkers.energy_at(energy)(walkers.x))
             v = shift_of(walkers.log_weight, U_all - walkers.energy) if probe else None
             walkers = walkers.reweigh(U_all)  # line 14
         elif probe:
             n = min(PROBES, len(X))
             some = slice(0, n * (len(X) // n), len(X) // n)
-            v = shift_of(walkers.log_weight[some], precise(energy(X[some])) - U_k[some])
+            U_some = precise(walkers.energy_at(energy, some)(X[some]))
+            v = shift_of(walkers.log_weight[some], U_some - U_k[some])
     every = max(1, len(X) // WATCHED)
     moved = (Y[::every] - X[::every]).flatten(1).square().sum(1)
     return walkers.put(rows, Y, A, U_next, dU_next), Move(moved, torch.ones_like(moved), v)
@@ -117,24 +118,25 @@ def reweigh_then_move(
     is not the kernel's own, must not depend on what happens here; `probe` asks for v.
     """
     known = keeps_energy(kernel, energy)
-    own = weighing_energy(kernel, energy, walkers.x, rng, engine)
+    own = energy if walkers.given is not None else weighing_energy(kernel, energy, walkers.x, rng, engine)
     made = launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
     if made is None:
         X = laid_out(walkers.take(rows)[0], energy)
         if isinstance(own, CompiledEnergy):
             energy, engine = own, "eager"
-        begin = kernel.init(energy, X)
+        moving = walkers.energy_at(energy, rows)
+        begin = kernel.init(moving, X)
         with torch.no_grad():
-            U = begin.energy if known and rows is None else precise(energy(walkers.x))
+            U = begin.energy if known and rows is None else precise(walkers.energy_at(energy)(walkers.x))
         # a fused chain would end with energies of another rounding than those it is weighed with
         engine = "eager" if engine in ("auto", "fused") else engine
-        made = U, run_chain(kernel, energy, begin, steps, rng, engine=engine, step_size=step_size)
+        made = U, run_chain(kernel, moving, begin, steps, rng, engine=engine, step_size=step_size)
     U, ((Y, U_new, _), info, *_) = made
     v = shift_of(walkers.log_weight, U - walkers.energy) if probe else None
     walkers = walkers.reweigh(U)
     if not known:
         with torch.no_grad():
-            U_new = precise(energy(Y))
+            U_new = precise(walkers.energy_at(energy, rows)(Y))
     A = walkers.take(rows)[1]
     return walkers.put(rows, Y, A, U_new, walkers.grad[:0]), Move(steps * info.moved, info.acceptance, v)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from metastable.core.by_class import of_labels
 from metastable.core.errors import require_choice
 from metastable.core.precision import unrounded
 from metastable.core.resampling import draw_rows
+from metastable.core.types import Energy, Walkers
 from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp, log_mean_exp_and_ess
 
 ORDERS = ("none", "principal", "energy")
@@ -30,6 +33,10 @@ class Population(NamedTuple):
         resamplings: how often each population was resampled, `(G,)`.
         ancestor: which of the first walkers each one descends from, by its row then, int64 `(G·n,)`.
         past_noise: what the weights of all resamplings so far add to the variance of each log Z, `(G,)`, float64.
+        given: the label of each walker, int64 `(G·n,)`, where walkers are of an energy by class. Labels never
+            change, and go with their walkers: walkers of all classes are weighed and resampled together, as samples
+            of p(x, y), so that averages are right in expectation for classes as for everything else. In order of
+            their classes, stratified and systematic resampling leave each class its weight to within one walker.
     """
 
     x: Tensor
@@ -40,14 +47,18 @@ class Population(NamedTuple):
     resamplings: Tensor
     ancestor: Tensor
     past_noise: Tensor
+    given: Tensor | None = None
 
     @classmethod
-    def start(cls, x: Tensor, energy: Tensor, grad: Tensor, log_z: Tensor) -> Population:
+    def start(
+        cls, x: Tensor, energy: Tensor, grad: Tensor, log_z: Tensor, given: Tensor | None = None
+    ) -> Population:
         """Walkers of equal weight; `log_z` is `(G,)` and says how many populations there are."""
         A = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         count = torch.zeros(len(log_z), dtype=torch.int64, device=x.device)
         first = torch.arange(len(x), device=x.device)
-        return cls(x, A, energy, grad, log_z.double(), count, first, torch.zeros_like(log_z.double()))
+        noise = torch.zeros_like(log_z.double())
+        return cls(x, A, energy, grad, log_z.double(), count, first, noise, given)
 
     @property
     def groups(self) -> int:
@@ -57,6 +68,14 @@ class Population(NamedTuple):
     def by_group(self, values: Tensor) -> Tensor:
         """`(G·n, …)` viewed as `(G, n, …)`."""
         return values.view(self.groups, -1, *values.shape[1:])
+
+    def labels_of(self, rows: Tensor | slice | None) -> Tensor | None:
+        """Labels of the walkers in `rows`, or of all, where they have any."""
+        return self.given if self.given is None or rows is None else self.given[rows]
+
+    def energy_at(self, energy: Energy, rows: Tensor | slice | None = None) -> Energy:
+        """E as the walkers in `rows` see it, or all of them: under their labels where they have any."""
+        return of_labels(energy, self.labels_of(rows))
 
     def take(self, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`x`, `log_weight`, `energy` and `grad` of the walkers that move: all, or those in `rows`.
@@ -149,6 +168,7 @@ class Population(NamedTuple):
             resamplings=self.resamplings + need,
             ancestor=self.ancestor.index_select(0, rows),
             past_noise=torch.where(need, self.noise(ess), self.past_noise),
+            given=None if self.given is None else self.given.index_select(0, rows),
         )
 
     def _rows(self, need: Tensor, scheme: str, order: str, rng: torch.Generator) -> Tensor:
@@ -167,16 +187,33 @@ class Population(NamedTuple):
         return (local + n * torch.arange(G, device=A.device)[:, None]).flatten()
 
     def _order(self, order: str, p: Tensor, marked: Tensor | None) -> Tensor | None:
+        """Walkers side by side: class after class, and in each along their main axis or by energy."""
         require_choice("order", order, ORDERS)
         if order == "none":
             return None
         if order == "energy":
-            return _take(self.by_group(self.energy), marked).argsort(-1)
-        return principal_scores(_take(self.by_group(self.x.flatten(1)), marked), p).argsort(-1)
+            sorted_ = _take(self.by_group(self.energy), marked).argsort(-1)
+        else:
+            sorted_ = principal_scores(_take(self.by_group(self.x.flatten(1)), marked), p).argsort(-1)
+        if self.given is None:
+            return sorted_
+        labels = _take(self.by_group(self.given), marked).gather(-1, sorted_)
+        return sorted_.gather(-1, labels.argsort(dim=-1, stable=True))
 
     def save(self) -> dict[str, Any]:
-        """As a tree of tensors."""
-        return self._asdict()
+        """As a tree of tensors; labels where there are any."""
+        tree = self._asdict()
+        return tree if self.given is not None else {k: v for k, v in tree.items() if k != "given"}
+
+
+def walkers_of(parts: Sequence[Population]) -> Walkers:
+    """All walkers of several populations, with weights that are comparable between them."""
+    x = torch.cat([p.x for p in parts])
+    log_weight = torch.cat([p.comparable_log_weight() for p in parts])
+    labels = [p.given for p in parts if p.given is not None]
+    sizes = [len(p.x) // p.groups for p in parts for _ in range(p.groups)]
+    info = {"ess_fraction": float(ess_fraction(log_weight)), "populations": sizes}
+    return Walkers(x, log_weight, info, labels=torch.cat(labels) if labels else None)
 
 
 def _take(values: Tensor, marked: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from metastable.core.batch import Batch
 from metastable.core.random import generator
 from metastable.core.types import per_row
 
@@ -66,6 +67,11 @@ def some_rows(rows: Tensor, most: int, seed: int = 0) -> Tensor:
 def from_data(data: Tensor, n: int, rng: torch.Generator) -> Tensor:
     """`n` rows of the data, `(n, *event)`: all of them, in order, when n is their number."""
     return data[random_rows(len(data), n, rng, data.device)].clone()
+
+
+def from_batch(data: Batch, n: int, rng: torch.Generator) -> Batch:
+    """`n` rows of the data with what they are given."""
+    return data[random_rows(len(data), n, rng, data.device)]
 
 
 class Reading(NamedTuple):

@@ -1,0 +1,97 @@
+"""Pictures changed a little, at random: mirrored, shifted, zoomed, with paler colours, blurred.
+
+Every change works on whole batches, `(B, C, H, W)`, where they are, with random numbers of each picture's own, and
+keeps the shape and the range of its values. Nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .errors import UnsupportedError, require_choice
+from .random import uniform_rows
+from .types import per_row
+
+Change = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def flip(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Left and right change places in half of the pictures."""
+    return torch.where(per_row(uniform_rows(x, rng) < 0.5, x), x.flip(-1), x)
+
+
+def crop(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Shifted by up to an eighth of the side each way; what comes in is what the edge mirrors.
+
+    The same as a margin of mirrored pixels, four of them at 32 × 32, and a random cut of the old size.
+    """
+    for dim in (2, 3):
+        side = x.shape[dim]
+        most = side // 8
+        shift = (uniform_rows(x, rng) * (2 * most + 1)).long() - most
+        place = (torch.arange(side, device=x.device) + shift[:, None]).abs()
+        place = (side - 1 - (side - 1 - place).abs()).view(-1, 1, *((side, 1) if dim == 2 else (1, side)))
+        x = x.gather(dim, place.expand(x.shape))
+    return x
+
+
+def rescale(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Zoomed around the middle by a factor between 0.8 and 1.25, by bilinear interpolation; edges are repeated."""
+    factor = 0.8 * (1.25 / 0.8) ** uniform_rows(x, rng)
+    zero = torch.zeros_like(factor)
+    matrix = torch.stack([factor, zero, zero, zero, factor, zero], 1).view(-1, 2, 3)
+    grid = F.affine_grid(matrix, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+
+
+def colour(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Up to half of the way to a grey picture, and up to half of the way to one even colour."""
+    for pale in (x.mean(1, keepdim=True), x.mean((2, 3), keepdim=True)):
+        x = torch.lerp(x, pale.expand(x.shape), per_row(0.5 * uniform_rows(x, rng), x))
+    return x
+
+
+def blur(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Every pixel mixed with its neighbours, (w, 1 − 2w, w) along both sides, w up to a quarter."""
+    w = per_row(0.25 * uniform_rows(x, rng), x)
+    for dim in (2, 3):
+        side = torch.arange(x.shape[dim], device=x.device)
+        before, after = (x.index_select(dim, (side + k).clamp(0, x.shape[dim] - 1)) for k in (-1, 1))
+        x = (1 - 2 * w) * x + w * (before + after)
+    return x
+
+
+CHANGES: dict[str, Change] = {"flip": flip, "crop": crop, "rescale": rescale, "colour": colour, "blur": blur}
+
+
+def require_changes(field: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Names of changes, as a word with commas too, or an error that names the one which is none."""
+    names = tuple(names.split(",")) if isinstance(names, str) else tuple(names)
+    for i, name in enumerate(names):
+        require_choice(f"{field}.{i}", name, CHANGES)
+    return names
+
+
+def require_images(field: str, event_shape: Sequence[int]) -> None:
+    """Refuse events that are no pictures."""
+    if len(event_shape) != 3:
+        raise UnsupportedError(
+            f"{field}: is for pictures (channels, height, width), and events have shape {tuple(event_shape)}"
+        )
+
+
+def augmented(x: Tensor, names: Sequence[str], rng: torch.Generator) -> Tensor:
+    """The pictures, changed in every way that is named, in that order.
+
+    >>> x = torch.arange(8.0).view(1, 1, 2, 4)
+    >>> y = augmented(x, ("flip",), torch.Generator().manual_seed(0))
+    >>> bool((y == x).all() | (y == x.flip(-1)).all())
+    True
+    """
+    for name in names:
+        x = CHANGES[name](x, rng)
+    return x

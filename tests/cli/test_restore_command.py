@@ -100,3 +100,10 @@ def test_a_run_without_noise_refuses_to_take_it_off(refused, run_folder, tmp_pat
     assert "denoise: this run was trained without noise" in refused(
         "sample", run_folder, "--n", 5, "--denoise", "--out", tmp_path / "x.npy"
     )
+
+
+def test_the_report_shows_samples_without_their_noise(pictures):
+    run = ms.load_run(pictures / "run")
+    figures = np.load(pictures / "run" / "figures.npz")
+    assert np.allclose(figures["without_noise"], run.denoised(figures["samples"][:64]).numpy(), atol=1e-5)
+    assert "Without noise" in (pictures / "run" / "report.html").read_text()

@@ -235,7 +235,8 @@ class Run:
     def data_noise(self) -> float:
         """σ of the noise that the rows had at the update whose weights these are, in the data's units."""
         said = self.config.get("trainer", {})
-        known = {name: said[name] for name in ("data_noise", "data_noise_final", "steps") if name in said}
+        named = ("data_noise", "data_noise_final", "data_noise_over", "steps")
+        known = {name: said[name] for name in named if name in said}
         return TrainerConfig(**known).noise_at(self.steps if self.kept is None else self.kept)
 
     def denoised(self, x: Any) -> Tensor:

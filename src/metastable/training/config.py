@@ -147,6 +147,7 @@ class TrainerConfig:
         data_noise: standard deviation of fresh normal noise on the rows of every update; it makes a density of data
             that have none, such as pixels, and smooths the one that is learned.
         data_noise_final: where the noise ends, in a straight line over `steps`; None keeps it constant.
+        data_noise_over: share of `steps` in which it falls there; it stays for the rest.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
             `per_module = True` is given the module instead, to make parameter groups. None for Adam at a rate that
             rows and columns ask for (`training.defaults`), which falls to zero along a cosine.
@@ -181,6 +182,7 @@ class TrainerConfig:
     batch_size: int | None = 512
     data_noise: float = 0.0
     data_noise_final: float | None = None
+    data_noise_over: float = 1.0
     optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
     schedule: Schedule | ScheduleFactory | None = None
@@ -210,6 +212,12 @@ class TrainerConfig:
         for name in ("data_noise", "data_noise_final"):
             value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
+        require(
+            0 < self.data_noise_over <= 1,
+            "trainer.data_noise_over",
+            "above 0 and at most 1",
+            self.data_noise_over,
+        )
         for name in ("log_every", "checkpoint_every", "keep"):
             require_count(f"trainer.{name}", vars(self)[name])
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)
@@ -242,6 +250,5 @@ class TrainerConfig:
         """Standard deviation of the data noise of update `step`."""
         if self.data_noise_final is None:
             return self.data_noise
-        return self.data_noise + (self.data_noise_final - self.data_noise) * min(
-            1.0, step / (self.steps or 1)
-        )
+        fallen = min(1.0, step / (self.data_noise_over * (self.steps or 1)))
+        return self.data_noise + (self.data_noise_final - self.data_noise) * fallen

@@ -105,6 +105,13 @@ def test_noise_below_that_of_the_model_is_made_up_and_known_numbers_come_back():
     # of the mean given numbers with the model's noise, the mean over that noise
     expected, _ = posterior(y[0], missing.bool(), 0.8)
     assert abs(float(x[:, 2].mean() - expected[2])) < 4.5 * float(x[:, 2].std()) / math.sqrt(3000)
+    # x has that noise on what was seen, and follows the model given it; a draw is E[clean | x]
+    S = CLEAN + 0.64 * torch.eye(3)
+    follows = torch.cat([torch.eye(2), S[2:, :2] @ torch.linalg.inv(S[:2, :2])])
+    covariance = 0.64 * follows @ follows.T
+    covariance[2, 2] += S[2, 2] - S[2, :2] @ torch.linalg.inv(S[:2, :2]) @ S[:2, 2]
+    gain = (CLEAN @ torch.linalg.inv(S))[2]
+    assert float(x[:, 2].var()) == pytest.approx(float(gain @ covariance @ gain), rel=4.5 * math.sqrt(2 / 3000))
 
 
 def test_every_event_has_its_own_mask_and_its_own_chains():

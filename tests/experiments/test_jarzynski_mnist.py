@@ -13,6 +13,7 @@ from metastable.core.types import LogPartition, Walkers
 from metastable.energies import Tilted
 from metastable.energies.build import MLPConfig
 from metastable.experiments import jarzynski_mnist as room
+from metastable.experiments import jarzynski_mnist_figures as figures
 from metastable.experiments.base import Bench, changed
 from metastable.experiments.digit_classifier import ImageClassifier, class_shares, train_classifier
 from metastable.experiments.jarzynski_mnist import ALL_ARMS, EXPERIMENT, method_of, relative_error, rows_of
@@ -37,7 +38,8 @@ def pieces(tmp_path_factory):
     """Two pieces, made by two commands; their folder, the rows of the second, and what it said."""
     folder, seen = tmp_path_factory.mktemp("mnist"), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "SHOWN", 2)
+        for module in (room, figures):
+            patch.setattr(module, "SHOWN", 2)
         with pytest.MonkeyPatch.context() as quietly:
             quietly.setattr(room, "draw", lambda *_: None)
             room.body(bench(folder, arms="jarzynski"))
@@ -173,4 +175,4 @@ def test_settings_of_a_scale_can_be_changed_and_only_those():
 def test_pictures_are_bytes():
     x = torch.tensor([-2.0, -1.0, 0.0, 1.0, 7.0])
     assert room.small(x).tolist() == [0, 0, 128, 255, 255]
-    assert np.allclose(room.shown(room.small(x[1:4])), [-1, 0, 1], atol=0.01)
+    assert np.allclose(figures.shown(room.small(x[1:4])), [-1, 0, 1], atol=0.01)

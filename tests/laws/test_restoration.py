@@ -111,7 +111,9 @@ def test_noise_below_that_of_the_model_is_made_up_and_known_numbers_come_back():
     covariance = 0.64 * follows @ follows.T
     covariance[2, 2] += S[2, 2] - S[2, :2] @ torch.linalg.inv(S[:2, :2]) @ S[:2, 2]
     gain = (CLEAN @ torch.linalg.inv(S))[2]
-    assert float(x[:, 2].var()) == pytest.approx(float(gain @ covariance @ gain), rel=4.5 * math.sqrt(2 / 3000))
+    assert float(x[:, 2].var()) == pytest.approx(
+        float(gain @ covariance @ gain), rel=4.5 * math.sqrt(2 / 3000)
+    )
 
 
 def test_every_event_has_its_own_mask_and_its_own_chains():

@@ -34,24 +34,21 @@ from metastable.energies.build import ConvConfig, EnergyConfig, MLPConfig
 from metastable.kernels import MALA
 from metastable.methods import Jarzynski, Method, PersistentCD
 from metastable.proposals import fit_gaussian
-from metastable.report.figures import draw_level, palette, picture, save_image_rows
 from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
 from .digit_classifier import ImageClassifier, class_shares, train_classifier
-from .pieces import Piece, Pieces
+from .jarzynski_mnist_figures import SHOWN, Found, draw
+from .pieces import Pieces
 from .three_digits import CLASSES, TRUE, Digits, Sharpened, digits, sharpening
 from .trials import by_scale
 
-SHOWN = 12
-"""Pictures in a row."""
 PAPER = {"rate": 1e-4, "betas": (0.0, 0.999)}
 ALL_ARMS = (
     *("jarzynski", "jarzynski-annealed", "pcd", "pcd-data", "pcd-annealed", "pcd-paper"),
     "jarzynski-paper",
 )
-Found = dict[tuple[str, float], Piece]
 CHOICES = ("arms", "noises", "all_arms", "all_noises", "required", "error_target", "max_seconds")
 """Settings that say which pieces are made and what is asked of them, not how they are made."""
 
@@ -299,64 +296,6 @@ def restored_rows(bench: Bench, numbers: dict[str, Any], at: str, required: bool
     ]
 
 
-# ---- pictures
-
-
-def shown(images: np.ndarray) -> np.ndarray:
-    """Bytes as numbers from −1 to 1."""
-    return images[:SHOWN].astype(np.float32) / 127.5 - 1
-
-
-def draw(bench: Bench, data: Digits, found: Found) -> None:
-    """Figures 2 (samples), 3 (errors), 4 (curves) and 11 (by weight), and what was restored."""
-    rows = torch.linspace(0, len(data.held_out) - 1, SHOWN).long()
-    samples = {"pictures": data.held_out.cpu()[rows].numpy()}
-    names = {key: f"{key[0]}, {key[1]:g}" for key in found}
-    for key, piece in found.items():
-        samples[names[key]] = shown(piece.arrays["clean"])
-        if key[0] == "jarzynski":
-            samples[f"{names[key]}, with noise"] = shown(piece.arrays["noisy"])
-    save_image_rows(bench.folder / "figure-2.png", samples)
-    weighted = {key: piece for key, piece in found.items() if key[0].startswith("jarzynski")}
-    draw_errors(bench, found)
-    if not weighted:
-        return
-    draw_curves(bench, {names[key]: piece for key, piece in weighted.items()})
-    by_weight, restored = {}, {}
-    for key, piece in weighted.items():
-        heavy, light = piece.arrays["by_weight"][:SHOWN], piece.arrays["by_weight"][SHOWN:]
-        by_weight |= {f"{names[key]}, heavy": shown(heavy), f"{names[key]}, light": shown(light)}
-        for what in ("truth", "given", "mean", "draw"):
-            restored[f"{names[key]}, {what}"] = shown(piece.arrays[f"restored_{what}"])
-    save_image_rows(bench.folder / "figure-11.png", by_weight)
-    save_image_rows(bench.folder / "restored.png", restored)
-
-
-def draw_errors(bench: Bench, found: Found) -> None:
-    """Figure 3, over the data noise: errors of the weights of each arm."""
-    with picture(bench.folder / "figure-3.png", 5.5, 3.4) as axes:
-        for arm, colour in zip(bench.all_arms, palette, strict=False):
-            own = {noise: piece.numbers for (name, noise), piece in found.items() if name == arm}
-            if own:
-                errors, bars = ([n[name] for n in own.values()] for name in ("error", "error_se"))
-                axes.errorbar(list(own), errors, bars, color=colour, marker="o", capsize=3, label=arm)
-        draw_level(axes, bench.error_target)
-        axes.set(xlabel="data noise", ylabel="mean relative error of the weights", ylim=(0, None))
-        axes.legend(fontsize=7)
-
-
-def draw_curves(bench: Bench, weighted: dict[str, Piece]) -> None:
-    """Figure 4: cross-entropy and effective sample size over updates."""
-    with picture(bench.folder / "figure-4.png", 9, 3.3, columns=2) as (entropy, ess):
-        for (name, piece), colour in zip(weighted.items(), palette, strict=False):
-            steps = piece.arrays["curve_step"]
-            entropy.plot(steps, piece.arrays["curve_cross_entropy"], color=colour, lw=1, label=name)
-            ess.plot(steps, piece.arrays["curve_ess"], color=colour, lw=1)
-        entropy.set(title="cross-entropy", xlabel="update")
-        ess.set(title="effective sample size", xlabel="update", ylim=(0, 1.02))
-        entropy.legend(fontsize=7)
-
-
 EXPERIMENT = Experiment(
     name="jarzynski-mnist",
     title="Three digits at 4/7, 2/7 and 1/7: who keeps their weights, and at which noise (Fig. 2-4, 11, 12)",
@@ -393,7 +332,7 @@ EXPERIMENT = Experiment(
         populations=(4, 8, 8),
         batch=(128, 256, 512),
         rate=(3e-3, 1e-3, 3e-4),
-        steps=(600, 4000, 30_000),
+        steps=(600, 4000, 24_000),
         smc_walkers=(16, 16, 128),
         restored=(12, 24, 96),
         restore_steps=(100, 300, 1000),

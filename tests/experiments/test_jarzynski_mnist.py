@@ -62,6 +62,11 @@ def test_what_is_there_is_not_made_again_and_all_of_it_is_gathered(pieces):
     }
 
 
+def test_an_unknown_arm_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="arms: unknown value 'pdc'"):
+        room.body(bench(tmp_path, arms="pdc"))
+
+
 def test_a_piece_of_other_settings_is_refused(pieces):
     folder, *_ = pieces
     with pytest.raises(InputError, match=r"jarzynski-0\.3\.json was made with steps = 4, now it is 5"):
@@ -131,6 +136,10 @@ def test_the_three_digits_come_four_two_one():
     x, chosen = some_of(labels[:, None], labels, 2)
     assert chosen.tolist() == [2] * 8 + [3] * 4 + [6] * 2
     assert torch.equal(x[:, 0], chosen)
+    with pytest.raises(
+        ConfigError, match="count: must be such that there are 4 times as many pictures of a 2"
+    ):
+        some_of(labels[:, None], labels, 3)
 
 
 def piece(value: float, std_error: float, warnings: tuple[str, ...] = ()) -> dict[str, object]:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from metastable.api import fit, log_partition
+from metastable.core.errors import DivergenceError, require_choice
 from metastable.core.parts import energies_of
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.types import LogPartition, Walkers
@@ -49,7 +50,7 @@ ALL_ARMS = (
     *("jarzynski", "jarzynski-annealed", "pcd", "pcd-data", "pcd-annealed", "pcd-paper"),
     "jarzynski-paper",
 )
-CHOICES = ("arms", "noises", "all_arms", "all_noises", "required", "error_target", "max_seconds")
+CHOICES = ("arms", "noises", "required", "error_target", "max_seconds")
 """Settings that say which pieces are made and what is asked of them, not how they are made."""
 
 
@@ -122,13 +123,20 @@ def settings_of(bench: Bench, arm: str, noise: float) -> dict[str, Any]:
 
 
 def train(bench: Bench, data: Digits, arm: str, noise: float) -> Run | None:
-    """One piece, from where it was left; None where `max_seconds` came before its last update."""
+    """One piece, from where it was left; None where it diverged or `max_seconds` came before its end."""
     seed, x = derive(bench.seed, "piece") % 2**31, data.x
     energy = energy_of(bench, arm, noise, x, seed)
     method, settings = method_of(bench, arm, noise), settings_of(bench, arm, noise)
     out = bench.folder / "training" / f"{arm}-{noise:g}"
-    run = fit(energy, x.cpu(), method, seed=seed, out=out, resume=True, **settings)
-    return run if run.steps >= bench.steps else None
+    try:
+        run = fit(energy, x.cpu(), method, seed=seed, out=out, resume=True, **settings)
+    except DivergenceError as error:
+        bench.say(f"{out.name}: {error}")
+        return None
+    if run.steps < bench.steps:
+        bench.say(f"{out.name}: update {run.steps} of {bench.steps}; the same command goes on with it")
+        return None
+    return run
 
 
 # ---- what comes out
@@ -224,6 +232,8 @@ def curves(run: Run) -> dict[str, np.ndarray]:
 
 def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows and figures of all that are there."""
+    for arm in bench.arms:
+        require_choice("arms", arm, ALL_ARMS)
     data = digits(bench)
     settings = {"noise": 0.2, "epochs": bench.epochs, "width": bench.width, "seed": bench.seed}
     classifier = train_classifier(*data.all_train, data.all_test, **settings)
@@ -236,20 +246,25 @@ def body(bench: Bench) -> list[Row]:
             if pieces.find(name) is None:
                 run = train(bench, data, arm, noise)
                 if run is None:
-                    bench.say(f"{name}: stopped before its end; the same command goes on with it")
                     continue
                 numbers = pieces.keep(name, *judge(bench, data, classifier, noise, run)).numbers
                 shares = ", ".join(f"{share:.3f}" for share in numbers["shares"])
                 bench.say(f"{name}: {shares}, error {numbers['error']:.3f}, {numbers['seconds']:.0f} s")
-    found = {
-        (arm, noise): pieces.find(f"{arm}-{noise:g}") for noise in bench.all_noises for arm in bench.all_arms
-    }
-    there = {key: piece for key, piece in found.items() if piece is not None}
+    there: Found = {}
+    for noise, arm in sorted(map(split_name, pieces.names()), key=lambda at: (-at[0], ALL_ARMS.index(at[1]))):
+        piece = pieces.find(f"{arm}-{noise:g}")
+        there |= {} if piece is None else {(arm, noise): piece}
     draw(bench, data, there)
     return [
         Row("classifier_accuracy", classifier.accuracy, ">=", bench.least_accuracy),
         *rows_of(bench, there),
     ]
+
+
+def split_name(name: str) -> tuple[float, str]:
+    """Noise and arm of a piece."""
+    arm, _, noise = name.rpartition("-")
+    return float(noise), arm
 
 
 def rows_of(bench: Bench, found: Found) -> list[Row]:
@@ -317,12 +332,10 @@ EXPERIMENT = Experiment(
         size=(None, 14, None),
         energy=(MLPConfig(hidden=(128, 128)), MLPConfig(hidden=(256, 256)), ConvConfig()),
         arms=(("jarzynski", "pcd"), ("jarzynski", "pcd", "pcd-data"), ("jarzynski", "pcd", "pcd-data")),
-        all_arms=(ALL_ARMS,) * 3,
         noises=((0.3,), (0.3, 0.1), (0.3, 0.1, 0.05)),
-        all_noises=((0.3,), (0.3, 0.1), (0.3, 0.2, 0.1, 0.05)),
         train_rows=(None, 12_000, None),
         test_rows=(None, 4000, None),
-        count=(30, 400, 1400),
+        count=(30, 250, 1400),
         held_out_count=(9, 60, 200),
         epochs=(30, 6, 8),
         width=(8, 16, 32),

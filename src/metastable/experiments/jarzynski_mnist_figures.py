@@ -50,7 +50,7 @@ def draw(bench: Bench, data: Digits, found: Found) -> None:
 def draw_errors(bench: Bench, found: Found) -> None:
     """Figure 3, over the data noise: errors of the weights of each arm."""
     with picture(bench.folder / "figure-3.png", 5.5, 3.4) as axes:
-        for arm, colour in zip(bench.all_arms, palette, strict=False):
+        for arm, colour in zip(dict.fromkeys(arm for arm, _ in found), palette, strict=False):
             own = {noise: piece.numbers for (name, noise), piece in found.items() if name == arm}
             if own:
                 errors, bars = ([n[name] for n in own.values()] for name in ("error", "error_se"))

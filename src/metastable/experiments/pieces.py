@@ -35,6 +35,10 @@ class Pieces:
     folder: Path
     settings: Mapping[str, Any]
 
+    def names(self) -> list[str]:
+        """Of all that are there."""
+        return sorted(path.stem for path in self.folder.glob("*.json"))
+
     def find(self, name: str) -> Piece | None:
         """A piece that was made before; one of other settings is refused."""
         path = self.folder / f"{name}.json"

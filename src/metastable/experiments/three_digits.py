@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from metastable.core.errors import require
 from metastable.data import load_array, load_images
 
 from .base import Bench
@@ -49,6 +50,9 @@ def some_of(x: Tensor, labels: Tensor, least: int) -> tuple[Tensor, Tensor]:
         (labels == label).nonzero()[:, 0][: times * least]
         for label, times in zip(CLASSES, TIMES, strict=True)
     ]
+    for label, times, found in zip(CLASSES, TIMES, rows, strict=True):
+        enough = f"such that there are {times} times as many pictures of a {label}; there are {len(found)}"
+        require(len(found) == times * least, "count", enough, least)
     return x[torch.cat(rows)], labels[torch.cat(rows)]
 
 

@@ -17,6 +17,7 @@ from .evaluate import evaluate
 from .guard import guarded
 from .report import report
 from .reproduce import reproduce
+from .restore import restore
 from .sample import sample
 from .score import score
 from .train import train
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, sample, evaluate, score, compare, reproduce, bench, report):
+for command in (train, sample, restore, evaluate, score, compare, reproduce, bench, report):
     app.command()(guarded(command))
 
 

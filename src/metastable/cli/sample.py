@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,12 @@ def sample(
             "--corrected", help="Weigh by the learned density ratio: samples of the data's law (f-ebm)."
         ),
     ] = False,
+    denoise: Annotated[
+        bool,
+        typer.Option(
+            "--denoise", help="Without the noise that training put on the data (Tweedie's formula)."
+        ),
+    ] = False,
     given: Annotated[
         str | None,
         typer.Option(
@@ -61,13 +68,16 @@ def sample(
     if found.conditional or given is not None:
         from .conditional import sample_contexts
 
-        refuse_on_contexts(label=label is not None, weighted=weighted, corrected=corrected)
+        asked = {"label": label is not None, "weighted": weighted, "corrected": corrected, "denoise": denoise}
+        refuse_on_contexts(**asked)
         sample_contexts(found, n, given, out, steps, seed)
         return
     walkers, origin = draw(found, n, steps, label, seed)
     if corrected:
         walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
     written = walkers if weighted else walkers.resampled(n, seed=seed)
+    if denoise:
+        written, origin = replace(written, x=found.denoised(written.x)), f"{origin}, without their noise"
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, written.x.cpu().numpy())
     say(f"{n} samples of shape {found.event_shape} from {origin}{worth(walkers)}")
@@ -90,6 +100,7 @@ def refuse_on_contexts(**asked: bool) -> None:
         "label": "samples of contexts have no classes; --label is for a run of jem, without --given",
         "weighted": "samples of contexts are written with equal weights",
         "corrected": "samples of contexts are of the model itself; no density ratio was learned for them",
+        "denoise": "samples of contexts are written as the model has them",
     }
     for option in asked:
         if asked[option]:

@@ -16,8 +16,10 @@ from metastable.core.units import Coordinates
 from metastable.evaluation.diagnosis import Finding
 from metastable.evaluation.rays import radii
 from metastable.report import write_report
+from metastable.report.plots import image_side
 from metastable.runs.folder import read_summary, write_json
 from metastable.runs.run import Run
+from metastable.walkers.space import space_of
 from metastable.walkers.starts import some_rows
 
 from .negatives import HISTOGRAMS, StepCheck, histograms
@@ -25,6 +27,8 @@ from .samples import SHOWN
 
 SHOWN_NUMBERS = 1 << 20
 """Numbers in the rows that a report shows at most, so that arrays of images weigh no more than their checkpoint."""
+SHOWN_PICTURES = 64
+"""Samples that are also shown without the noise of training."""
 
 
 def write_training(run: Run, train: Tensor, arrays: dict[str, Any], seed: int) -> None:
@@ -56,6 +60,9 @@ def _clouds(run: Run, train: Tensor, seed: int) -> dict[str, Any]:
         np.save(run.folder / "samples.npy", x)
         figures["samples"] = x[np.random.default_rng(seed).permutation(len(x))[:shown]]
         figures |= runaway(run, figures["samples"], train)
+        volume = space_of(run.energy).has_volume
+        if run.data_noise and volume and image_side(run.event_shape) is not None:
+            figures["without_noise"] = run.denoised(figures["samples"][:SHOWN_PICTURES]).cpu().numpy()
     return figures
 
 

@@ -148,6 +148,7 @@ class TrainerConfig:
         data_noise: standard deviation of fresh normal noise on the rows of every update; it makes a density of data
             that have none, such as pixels, and smooths the one that is learned.
         data_noise_final: where the noise ends, in a straight line over `steps`; None keeps it constant.
+        data_noise_over: share of `steps` in which it falls there; it stays for the rest.
         augment: ways in which the pictures of every update are changed at random, each on its own: `flip`
             (mirrored), `crop` (shifted by up to an eighth), `rescale`, `colour`, `blur`; see `core.augment`. The
             density that is learned is then one of such pictures.
@@ -186,6 +187,7 @@ class TrainerConfig:
     batch_size: int | None = 512
     data_noise: float = 0.0
     data_noise_final: float | None = None
+    data_noise_over: float = field(default=1.0, kw_only=True)
     augment: tuple[str, ...] = field(default=(), kw_only=True)
     optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
@@ -217,6 +219,12 @@ class TrainerConfig:
             value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
         object.__setattr__(self, "augment", require_changes("trainer.augment", self.augment))
+        require(
+            0 < self.data_noise_over <= 1,
+            "trainer.data_noise_over",
+            "above 0 and at most 1",
+            self.data_noise_over,
+        )
         for name in ("log_every", "checkpoint_every", "keep"):
             require_count(f"trainer.{name}", vars(self)[name])
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)
@@ -249,6 +257,5 @@ class TrainerConfig:
         """Standard deviation of the data noise of update `step`."""
         if self.data_noise_final is None:
             return self.data_noise
-        return self.data_noise + (self.data_noise_final - self.data_noise) * min(
-            1.0, step / (self.steps or 1)
-        )
+        fallen = min(1.0, step / (self.data_noise_over * (self.steps or 1)))
+        return self.data_noise + (self.data_noise_final - self.data_noise) * fallen

@@ -56,7 +56,7 @@ def explain(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, (typer.Exit, typer.Abort, BrokenPipeError)):
         return None
     words = str(error).lower()
-    full = "out of memory" in words or "can't allocate memory" in words
+    full = any(text in words for text in ("out of memory", "can't allocate memory", "not enough memory"))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and full):  # torch's is, on the CPU
         return f"out of memory ({error}); use fewer walkers, a smaller batch or a smaller energy", REFUSED
     if isinstance(error, OSError) and error.filename is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from metastable.core.batch import Batch
 from metastable.core.errors import InputError, require
 from metastable.core.protocols import provides
+from metastable.core.telling import counted
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
@@ -56,14 +57,23 @@ def register(section: Section) -> Section:
 
 
 def judge(judged: Judged, sections: Sequence[Section] | None = None) -> dict[str, Any]:
-    """Measure every section that applies, into `judged.found`; returns all their numbers."""
-    for section in SECTIONS if sections is None else sections:
-        if section.applies(judged):
-            measured = section.measure(judged)
-            require(
-                isinstance(measured, Measured), f"section {section.name!r}.measure", "Measured(…)", measured
-            )
-            judged.found[section.name] = measured
+    """Measure every section that applies, into `judged.found`; returns all their numbers.
+
+    Ctrl-C keeps what was found: the section in work is named in `judged.stopped_at`, and nothing comes after it.
+    """
+    sections = SECTIONS if sections is None else sections
+    try:
+        for i in counted("sections judged", len(sections)):
+            section = sections[i]
+            judged.stopped_at = section.name
+            if section.applies(judged):
+                measured = section.measure(judged)
+                rule = f"section {section.name!r}.measure"
+                require(isinstance(measured, Measured), rule, "Measured(…)", measured)
+                judged.found[section.name] = measured
+        judged.stopped_at = ""
+    except KeyboardInterrupt:
+        pass
     return _all(judged, "numbers")
 
 
@@ -128,6 +138,11 @@ def judge_training(
     )
     run.scores = judge(judged)
     run.diagnosis = _diagnosis(judged)
+    if judged.stopped_at:
+        run.status = "interrupted"
+        run.ended = " ".join(
+            [run.ended, f"Judging was stopped at its section {judged.stopped_at!r}."]
+        ).strip()
     run = run.outward(coordinates)
     if run.folder is not None:
         units = None if coordinates is None else coordinates.events
@@ -158,10 +173,11 @@ def judge_again(
     judged = _asked(run, dataset, seed)
     judged.log_z_asked, judged.outsiders = log_z, outsiders or {}
     numbers = judge(judged)
+    stopped = {"stopped_at": judged.stopped_at} if judged.stopped_at else {}
     if run.coordinates is not None:
         numbers = outward_scores(numbers, run.coordinates.events.log_det)
     if run.conditional:
-        return {"rows": len(dataset), **numbers}, _all(judged, "arrays")
+        return {"rows": len(dataset), **numbers, **stopped}, _all(judged, "arrays")
     z, modes = judged.run.log_partition, judged.run.modes
     columns = {"data": "data", "model": "samples", "std_error": "std_error"}
     result = {
@@ -174,7 +190,9 @@ def judge_again(
         "mode_weights": None if modes is None else {k: modes[name] for k, name in columns.items()},
     }
     names = ("log_likelihood", "log_likelihood_se", "classifier")
-    return result | {name: numbers[name] for name in names if name in numbers}, _all(judged, "arrays")
+    return result | stopped | {name: numbers[name] for name in names if name in numbers}, _all(
+        judged, "arrays"
+    )
 
 
 def _asked(run: Run, dataset: Dataset, seed: int) -> Judged:

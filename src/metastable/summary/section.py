@@ -41,6 +41,7 @@ class Judged:
         before: the run and its rows in the data's units, where they came so.
         samples_from: in words, where the walkers came from.
         found: what sections have measured so far, by name.
+        stopped_at: the section that is being measured, or was when somebody pressed Ctrl-C.
     """
 
     run: Run
@@ -58,6 +59,7 @@ class Judged:
     before: tuple[Run, Tensor] | None = None
     samples_from: str = ""
     found: dict[str, Measured] = field(default_factory=dict)
+    stopped_at: str = ""
 
     @property
     def x(self) -> Tensor:

@@ -71,7 +71,7 @@ def test_what_was_found_before_is_refused_by_name_dry_or_not(words, expected, tm
         status, wrong, said = call(("train", *options, *TINY, *words, *dry))
         assert (status, wrong) == (2, "")
         assert expected in said
-    assert not (tmp_path / "run").exists()
+        assert not (tmp_path / "run" / "config.json").exists()
 
 
 @each(
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused_before_it_is_taken(monkeypatch, tmp_path):
     monkeypatch.setattr(np, "load", lambda *a, **k: taken.append(1))
     require_room("data", "a megabyte", 1 << 20)
     with pytest.raises(
-        InputError, match=r"data: 'two' would take about 2.0 MiB of memory, and 1.0 MiB are free"
+        InputError, match=r"data: two would take about 2.0 MiB of memory, and 1.0 MiB are free"
     ):
         require_room("data", "two", 2 << 20)
     zip_of(tmp_path / "bomb.npz", {"x.npy": npy_header("(1000000, 2)") + bytes(8_000_000)})

@@ -113,6 +113,7 @@ def require_count(field: str, value: int, least: int = 1) -> None:
     """`value` must be an integer of at least `least`."""
     ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
     require(ok, field, f"an integer of at least {least}", value)
+    require(value < 2**63, field, "an integer of at most 64 bits", value)
 
 
 def require_choice(field: str, value: str, known: Iterable[str]) -> None:

@@ -41,10 +41,11 @@ def require_room(field: str, value: object, needed: float, device: object = "cpu
     ...
     metastable.core.errors.ConfigError: method.walkers: 100000000000000000000 would take about 693.9 EiB ...
     """
+    what = value if isinstance(value, str) else short(value)
     if needed > (free := free_bytes(device)):
         raise ConfigError(
             field,
-            f"{short(value)} would take about {bytes_in_words(needed)} of memory, and {bytes_in_words(free)} are "
+            f"{what} would take about {bytes_in_words(needed)} of memory, and {bytes_in_words(free)} are "
             f"free on {device}; give less",
         )
 

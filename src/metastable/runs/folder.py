@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from metastable._version import __version__
-from metastable.core.errors import InputError, MetastableError, refuse_newer, short
+from metastable.core.errors import InputError, MetastableError, UnsupportedError, refuse_newer, short
 from metastable.core.seals import SEALS, check_seal, identity, read_seals, seal
 from metastable.training.records import Row, read_jsonl
 
@@ -59,10 +59,19 @@ def opened(folder: Path | None, settings: dict[str, Any], resume: bool) -> Itera
     folder.mkdir(parents=True, exist_ok=True)
     with one_writer(folder):
         check_folder(folder, settings, resume)  # again: another process may have been here just now
+        is_new = not (folder / "config.json").exists()
         (folder / SEALS).unlink(missing_ok=True)
         write_json(folder / "config.json", settings)
         seal_files(folder, settings, "config.json")
-        yield
+        try:
+            yield
+        except (InputError, UnsupportedError):
+            if (
+                is_new and not (folder / "checkpoints").exists()
+            ):  # refused before it began: the folder is free
+                for name in ("config.json", "metrics.jsonl", SEALS):
+                    (folder / name).unlink(missing_ok=True)
+            raise
 
 
 def seal_files(folder: Path, settings: Mapping[str, Any], *names: str) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import metastable as ms
 from metastable.cli import bars
+from metastable.core.errors import InputError
 from metastable.core.telling import counted, listening
 from metastable.summary.density import Density
 
@@ -63,6 +64,20 @@ def test_ctrl_c_while_a_training_is_judged_keeps_the_scores_so_far(run, monkeypa
     assert summary["status"] == "interrupted"
     assert "log_likelihood" in summary["scores"]
     assert "section 'density'" in summary["ended"]
+
+
+def test_a_section_that_cannot_be_measured_does_not_lose_the_training(run, monkeypatch, tmp_path):
+    def cannot(self: Any, judged: Any) -> None:
+        raise InputError("nothing to measure")
+
+    monkeypatch.setattr(Density, "measure", cannot)
+    shutil.copytree(run, tmp_path / "run")
+    done = CliRunner().invoke(app, ["train", "--resume", "--out", str(tmp_path / "run"), "--no-progress"])
+    assert done.exit_code == 0, done.output
+    assert "Judging was stopped at its section 'density', by nothing to measure" in done.output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert "log_likelihood" in summary["scores"]
 
 
 def test_a_line_for_each_kind_of_work_begins_anew_with_it():

@@ -67,7 +67,8 @@ def _clouds(run: Run, train: Tensor, seed: int) -> dict[str, Any]:
         n = max(SHOWN, min(len(run.walkers), 10_000))
         x = run.walkers.resampled(n, seed=derive(seed, "samples")).x.cpu().numpy()
         write_array(run.folder / "samples.npy", x)
-        figures["samples"] = x[np.random.default_rng(seed).permutation(len(x))[:shown]]
+        order = np.random.default_rng(seed if seed >= 0 else derive(seed, "shown"))
+        figures["samples"] = x[order.permutation(len(x))[:shown]]
         figures |= runaway(run, figures["samples"], train)
     return figures
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from metastable.core.batch import Batch
-from metastable.core.errors import InputError, require
+from metastable.core.errors import InputError, MetastableError, require
 from metastable.core.protocols import provides
 from metastable.core.telling import counted
 from metastable.core.units import Coordinates
@@ -59,21 +59,24 @@ def register(section: Section) -> Section:
 def judge(judged: Judged, sections: Sequence[Section] | None = None) -> dict[str, Any]:
     """Measure every section that applies, into `judged.found`; returns all their numbers.
 
-    Ctrl-C keeps what was found: the section in work is named in `judged.stopped_at`, and nothing comes after it.
+    Ctrl-C keeps what was found: the section in work is named in `judged.stopped_at`, and nothing comes after it. So
+    does a section that cannot be measured where a training has just ended, which must not be lost to it.
     """
     sections = SECTIONS if sections is None else sections
-    try:
-        for i in counted("sections judged", len(sections)):
-            section = sections[i]
-            judged.stopped_at = section.name
-            if section.applies(judged):
-                measured = section.measure(judged)
-                rule = f"section {section.name!r}.measure"
-                require(isinstance(measured, Measured), rule, "Measured(…)", measured)
-                judged.found[section.name] = measured
-        judged.stopped_at = ""
-    except KeyboardInterrupt:
-        pass
+    for i in counted("sections judged", len(sections)):
+        section = sections[i]
+        try:
+            measured = section.measure(judged) if section.applies(judged) else None
+        except (KeyboardInterrupt, MetastableError) as error:
+            by_hand = isinstance(error, KeyboardInterrupt)
+            if not by_hand and not judged.after_training:
+                raise
+            judged.stopped_at, judged.stopped_by = section.name, "Ctrl-C" if by_hand else str(error)
+            break
+        if measured is not None:
+            rule = f"section {section.name!r}.measure"
+            require(isinstance(measured, Measured), rule, "Measured(…)", measured)
+            judged.found[section.name] = measured
     return _all(judged, "numbers")
 
 
@@ -139,10 +142,9 @@ def judge_training(
     run.scores = judge(judged)
     run.diagnosis = _diagnosis(judged)
     if judged.stopped_at:
-        run.status = "interrupted"
-        run.ended = " ".join(
-            [run.ended, f"Judging was stopped at its section {judged.stopped_at!r}."]
-        ).strip()
+        run.status = "interrupted" if judged.stopped_by == "Ctrl-C" else run.status
+        words = f"Judging was stopped at its section {judged.stopped_at!r}, by {judged.stopped_by}"
+        run.ended = f"{run.ended} {words}".strip()
     run = run.outward(coordinates)
     if run.folder is not None:
         units = None if coordinates is None else coordinates.events

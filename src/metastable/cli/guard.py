@@ -4,7 +4,7 @@
 |---|---|
 | 1 | training diverged, or a reproduced number is not where it should be |
 | 2 | something that was given is not right: a file, a setting, a folder, a full disk |
-| 130 | stopped by Ctrl-C |
+| 130 | stopped by Ctrl-C or SIGTERM |
 """
 
 from __future__ import annotations

@@ -121,3 +121,19 @@ def test_a_header_that_claims_more_than_the_file_holds_is_refused(name, tmp_path
     status, wrong, said = call(("train", "--data", str(path), "--out", str(tmp_path / "run")))
     assert (status, wrong) == (2, "")
     assert "its header claims shape (500000, 1000), 1.9 GiB, and the file holds" in said
+
+
+def test_the_page_of_a_run_shows_the_text_of_a_script_in_a_name(run, tmp_path):
+    attack = "<script>alert(1)</script>"
+    rows = np.random.default_rng(0).normal(size=(30, 2))
+    np.savetxt(tmp_path / "a<b>.csv", rows, delimiter=",", header=f"{attack},<img src=x>", comments="")
+    small = [word for name in ("energy.hidden=[4]", "method.walkers=64") for word in ("--set", name)]
+    out = tmp_path / "<b>run"
+    status, wrong, said = call(
+        ("train", "--data", str(tmp_path / "a<b>.csv"), "--out", str(out), *TINY, *small)
+    )
+    assert (status, wrong) == (0, ""), said
+    page = (out / "report.html").read_text()
+    assert "<script>alert" not in page
+    assert "<img src=x>" not in page
+    assert "a&lt;b&gt;.csv" in page

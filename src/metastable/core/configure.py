@@ -104,7 +104,7 @@ def _row(value: tuple[Any, ...], kinds: tuple[Any, ...], path: str) -> tuple[Any
     )
 
 
-def _number(value: float, wanted: type, path: str) -> float:
+def _number(value: Any, wanted: type, path: str) -> Any:
     """A number that the machine can hold."""
     if wanted is int and not -(2**63) <= value < 2**63:
         raise ConfigError(path, f"must be an integer of at most 64 bits, got {short(value)}")

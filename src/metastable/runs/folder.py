@@ -24,6 +24,8 @@ from .lock import LOCK, one_writer
 def check_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
     """Refuse a folder that a run cannot be put into, or that is not the run that is being resumed."""
     config = folder / "config.json"
+    if "\0" in str(folder):
+        raise InputError(f"out: a path must have no null character, got {str(folder)!r}")
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"out: {folder} cannot be written, as {above} is no folder of yours; choose another")

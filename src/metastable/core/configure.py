@@ -46,7 +46,8 @@ def build_tagged(choices: Mapping[str, type], settings: Any, path: str) -> Any:
         )
     name = settings["name"]
     if not isinstance(name, str) or name not in choices:
-        raise ConfigError(f"{path}.name", f"unknown value {short(name)}{nearest(short(name), choices)}")
+        near = nearest(name if isinstance(name, str) else short(name), choices)
+        raise ConfigError(f"{path}.name", f"unknown value {short(name)}{near}")
     return build(choices[name], {k: v for k, v in settings.items() if k != "name"}, path)
 
 

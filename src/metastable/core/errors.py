@@ -120,7 +120,8 @@ def require_choice(field: str, value: str, known: Iterable[str]) -> None:
     """`value` must be one of `known`; a near miss is named."""
     known = list(known)
     if value not in known:
-        raise ConfigError(field, f"unknown value {short(value)}{nearest(short(value), known)}")
+        near = nearest(value if isinstance(value, str) else short(value), known)
+        raise ConfigError(field, f"unknown value {short(value)}{near}")
 
 
 def refuse_newer(file: object, written: object, ours: str) -> None:

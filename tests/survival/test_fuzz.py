@@ -9,9 +9,9 @@ import pytest
 from conftest import each
 from fuzz import DATA, Case, call, fuzz, judge, make_run, npy_header, quick, zip_of
 
-from metastable.core import memory
+from metastable.core import room
 from metastable.core.errors import InputError
-from metastable.core.memory import require_room
+from metastable.core.room import require_room
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_settings_files_of_nonsense_are_refused_by_name(text, expected, tmp_path
 
 def test_what_does_not_fit_is_refused_before_it_is_taken(monkeypatch, tmp_path):
     taken: list[int] = []
-    monkeypatch.setattr(memory, "free_bytes", lambda device="cpu": 1 << 20)
+    monkeypatch.setattr(room, "free_bytes", lambda device="cpu": 1 << 20)
     monkeypatch.setattr(np, "load", lambda *a, **k: taken.append(1))
     require_room("data", "a megabyte", 1 << 20)
     with pytest.raises(

@@ -8,7 +8,7 @@ from typing import Any
 
 from metastable._version import __version__
 from metastable.core.batch import Beside
-from metastable.core.memory import bytes_in_words
+from metastable.core.room import bytes_in_words
 from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
 from metastable.runs.folder import check_folder

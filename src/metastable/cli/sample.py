@@ -53,7 +53,7 @@ def sample(
     import numpy as np
 
     from metastable.core.errors import require, require_count
-    from metastable.core.memory import require_room
+    from metastable.core.room import require_room
 
     from .console import say
     from .runs import open_run

@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from .errors import InputError
-from .memory import bytes_in_words, require_room
+from .room import bytes_in_words, require_room
 
 ZIP = b"PK"
 COPIES = 2

@@ -17,8 +17,8 @@ from torch import Tensor
 from ..core.batch import as_batch
 from ..core.errors import InputError, nearest, require
 from ..core.labels import integers, within
-from ..core.memory import require_room
 from ..core.random import derive, generator
+from ..core.room import require_room
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet
 from .files import read_arrays
 from .images import BLOCK, image_source, open_images, parse_images

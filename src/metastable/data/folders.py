@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from ..core.errors import InputError
-from ..core.memory import require_room
+from ..core.room import require_room
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 BROKEN = (OSError, ValueError, SyntaxError, struct.error, EOFError, IndexError)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import InputError
-from ..core.memory import bytes_in_words, free_bytes
+from ..core.room import bytes_in_words, free_bytes
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP = b"\x1f\x8b"

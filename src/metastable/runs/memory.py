@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.batch import Batch, Beside
-from metastable.core.memory import require_room
+from metastable.core.room import require_room
 from metastable.core.types import Energy, bind
 from metastable.methods import Method
 from metastable.training.config import TrainerConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from metastable.core.types import Walkers
     from metastable.runs.run import Run
 
+COPIES = 24
+"""Bytes for each number of a sample while it is drawn."""
 FEW = 0.1
 """Share of the samples below which the walkers they began as are few."""
 
@@ -57,6 +60,7 @@ def sample(
     import numpy as np
 
     from metastable.core.errors import require, require_count
+    from metastable.core.room import require_room
 
     from .console import say
     from .runs import open_run
@@ -65,6 +69,7 @@ def sample(
     require_count("steps", 100 if steps is None else steps)
     require(out.suffix == ".npy", "out", "a file that ends in .npy", str(out))
     found = open_run(run, device, energy)
+    require_room("n", f"{n} samples", COPIES * n * math.prod(found.event_shape), device)
     if found.conditional or given is not None:
         from .conditional import sample_contexts
 

@@ -44,7 +44,11 @@ class Adam:
 
     def __post_init__(self) -> None:
         require_positive("optimiser.learning_rate", self.learning_rate)
-        object.__setattr__(self, "betas", tuple(self.betas))
+        require(0 <= self.weight_decay < math.inf, "optimiser.weight_decay", "at least 0", self.weight_decay)
+        betas = self.betas if isinstance(self.betas, (list, tuple)) else (self.betas,)
+        ok = len(betas) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
+        require(ok, "optimiser.betas", "two numbers of at least 0 and below 1", self.betas)
+        object.__setattr__(self, "betas", tuple(betas))
 
     def __call__(self, parameters: Iterable) -> Optimizer:
         """The torch optimiser, fused where there is such a one: a step is then one kernel, not a dozen."""
@@ -70,6 +74,8 @@ class SGD:
 
     def __post_init__(self) -> None:
         require_positive("optimiser.learning_rate", self.learning_rate)
+        for name in ("momentum", "weight_decay"):
+            require(0 <= vars(self)[name] < math.inf, f"optimiser.{name}", "at least 0", vars(self)[name])
 
     def __call__(self, parameters: Iterable) -> Optimizer:
         """The torch optimiser, fused on a GPU, where it can then be recorded."""
@@ -165,6 +171,8 @@ class TrainerConfig:
         ema: decay of an exponential moving average of the weights; None keeps none.
         log_every: updates between lines of metrics (and guard checks).
         checkpoint_every: updates between checkpoints.
+        checkpoint_seconds: seconds after which there is one in any case, so that a killed run loses no more; no
+            number depends on it. None for none; and none with `rollback`, which goes back to the latest there is.
         keep: checkpoints kept.
         on_divergence: `stop`, or `rollback` to the last good checkpoint with half the learning rate.
         max_rollbacks: rollbacks before stopping after all.
@@ -197,6 +205,7 @@ class TrainerConfig:
     ema: float | None = None
     log_every: int = 10
     checkpoint_every: int = 500
+    checkpoint_seconds: float | None = 120.0
     keep: int = 3
     on_divergence: str = "stop"
     max_rollbacks: int = 3
@@ -211,6 +220,8 @@ class TrainerConfig:
             require_count("trainer.steps", self.steps)
         if self.max_seconds is not None:
             require_positive("trainer.max_seconds", self.max_seconds)
+        if self.checkpoint_seconds is not None:
+            require_positive("trainer.checkpoint_seconds", self.checkpoint_seconds)
         if self.max_evaluations is not None:
             require_count("trainer.max_evaluations", self.max_evaluations)
         if self.batch_size is not None:

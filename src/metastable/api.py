@@ -25,7 +25,7 @@ from metastable.kernels import Kernel
 from metastable.methods import Method
 from metastable.report import write_report
 from metastable.runs.chains import Chains
-from metastable.runs.folder import open_folder, write_json
+from metastable.runs.folder import opened, seal_files, write_json
 from metastable.runs.load import read_run
 from metastable.runs.plan import Plan, make_plan, trainer_of
 from metastable.runs.resolve import check_options, power_of, resolve_method, trainer_config
@@ -125,19 +125,25 @@ def fit(
         warnings.warn(plan.doubt, stacklevel=2)
     settings = plan.settings(__version__) | ({"dequantise": True} if dequantise else {})
     folder = None if out is None else Path(out)
-    if folder is not None:
-        open_folder(folder, settings, resume)
-    trainer_ = trainer_of(plan, folder)
-    with _shown(progress, trainer_.config.steps or 0, method.name) as on_row:
-        trainer_.on_row = on_row
+    with opened(folder, settings, resume):
+        trainer_ = trainer_of(plan, folder)
+        outcome = _trained(trainer_, plan, settings, resume, progress)
+        run = _run_of(trainer_.players, method, outcome, settings, folder)
+        return _judged(run, plan, trainer_) if evaluate else run.outward(plan.coordinates)
+
+
+def _trained(
+    trainer: Trainer, plan: Plan, settings: dict[str, Any], resume: bool, progress: bool | OnRow
+) -> Outcome:
+    """Train; what is left of a run that diverged is written to its folder before the error goes on."""
+    with _shown(progress, trainer.config.steps or 0, plan.method.name) as on_row:
+        trainer.on_row = on_row
         try:
-            outcome = trainer_.run(resume)
+            return trainer.run(resume)
         except DivergenceError as error:
-            if folder is not None:
-                _write_failure(folder, settings, trainer_, plan, error)
+            if trainer.folder is not None:
+                _write_failure(trainer.folder, settings, trainer, plan, error)
             raise
-    run = _run_of(trainer_.players, method, outcome, settings, folder)
-    return _judged(run, plan, trainer_) if evaluate else run.outward(plan.coordinates)
 
 
 def _judged(run: Run, plan: Plan, trainer: Trainer) -> Run:
@@ -167,6 +173,7 @@ def _write_failure(
     run.diagnosis = diagnose(run.history, Facts(method=method, power=run.power, output_scale=o))
     missing = _keep_last_good(folder, trainer, plan)
     write_json(folder / "summary.json", run.summary() | {"message": str(error), "no_negatives": missing})
+    seal_files(folder, settings, "metrics.jsonl", "summary.json", "figures.npz")
     write_report(folder)
 
 

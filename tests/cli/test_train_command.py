@@ -234,7 +234,7 @@ def test_a_full_disk_is_one_line(refused, monkeypatch, tmp_path):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "_write_file", full)
+    monkeypatch.setattr(checkpoints, "write_file", full)
     line = refused("train", "--data", DATA, "--out", tmp_path / "run", *TINY, *JARZYNSKI)
     assert "No space left on device" in line
 

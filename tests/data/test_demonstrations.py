@@ -115,7 +115,7 @@ def test_pictures_stay_bytes_until_they_are_packed():
 
 
 def test_noise_falls_over_the_first_half_and_is_held():
-    config = TrainerConfig(steps=100, data_noise=0.01, data_noise_final=0.005, data_noise_until=0.5)
+    config = TrainerConfig(steps=100, data_noise=0.01, data_noise_final=0.005, data_noise_over=0.5)
     assert [config.noise_at(k) for k in (0, 25, 50, 99)] == pytest.approx([0.01, 0.0075, 0.005, 0.005])
 
 
@@ -267,7 +267,7 @@ def test_another_layout_of_lerobot_is_refused(tmp_path):
 
 def test_rows_of_demonstrations_train():
     data = counted(6, 6, 6).windows(2, 2).dataset()
-    options = {"data_noise": 0.01, "data_noise_final": 0.005, "data_noise_until": 0.5, "given_noise": 1.0}
+    options = {"data_noise": 0.01, "data_noise_final": 0.005, "data_noise_over": 0.5, "given_noise": 1.0}
     run = ms.fit("flow", data, "density", steps=3, evaluate=False, held_out=0.3, **options)
     assert run.config["context_shape"] == [2]
     assert run.config["trainer"]["given_noise"] == 1.0

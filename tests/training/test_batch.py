@@ -54,6 +54,10 @@ def test_noise_leaves_labels_alone():
 def test_data_noise_moves_in_a_straight_line():
     config = TrainerConfig(steps=10, data_noise=0.4, data_noise_final=0.2)
     assert [round(config.noise_at(step), 3) for step in (0, 5, 10)] == [0.4, 0.3, 0.2]
+    early = TrainerConfig(steps=10, data_noise=0.4, data_noise_final=0.2, data_noise_over=0.5)
+    assert [round(early.noise_at(step), 3) for step in (0, 2, 5, 10)] == [0.4, 0.32, 0.2, 0.2]
+    with pytest.raises(ConfigError, match=r"trainer\.data_noise_over: must be above 0 and at most 1"):
+        TrainerConfig(data_noise_over=0.0)
     with pytest.raises(ConfigError, match=r"trainer\.data_noise: must be at least 0"):
         TrainerConfig(data_noise=-1.0)
 

@@ -410,7 +410,7 @@ def test_another_format_is_refused(tmp_path, monkeypatch):
 
 def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch):
     store = store_with(tmp_path, 1)
-    write = checkpoints._write_file
+    write = checkpoints.write_file
 
     def full(path, content):
         if path.name == FILES[1]:
@@ -418,7 +418,7 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, content)
 
-    monkeypatch.setattr(checkpoints, "_write_file", full)
+    monkeypatch.setattr(checkpoints, "write_file", full)
     with pytest.raises(CheckpointError) as caught:
         store.save(2, *example(2))
     message = str(caught.value)
@@ -435,7 +435,7 @@ def test_a_full_disk_at_the_first_save(tmp_path, monkeypatch):
     def full(path, content):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(checkpoints, "_write_file", full)
+    monkeypatch.setattr(checkpoints, "write_file", full)
     store = CheckpointStore(tmp_path)
     with pytest.raises(CheckpointError, match="there is no earlier checkpoint"):
         store.save(1, *example(1))
@@ -449,7 +449,7 @@ def test_a_full_disk_does_not_call_a_damaged_one_intact(tmp_path, monkeypatch):
     def full(path, content):
         raise OSError(errno.EDQUOT, "quota")
 
-    monkeypatch.setattr(checkpoints, "_write_file", full)
+    monkeypatch.setattr(checkpoints, "write_file", full)
     with pytest.raises(CheckpointError, match="previous checkpoint step-00000001 is intact"):
         store.save(3, *example(3))
 

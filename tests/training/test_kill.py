@@ -1,18 +1,25 @@
-"""A process killed at eight random moments (slow: twenty) and resumed each time ends where the undisturbed does."""
+"""A process killed at random moments and resumed each time ends where the undisturbed does.
+
+python tests/training/test_kill.py --kills 1000     # the long one, in rounds of fifty
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import multiprocessing
 import os
 import random
 import signal
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+ROUND = 50
 UPDATES = 6  # a killed process makes fewer, and half of all updates are left when the last was killed
 
 
@@ -62,8 +69,8 @@ def digest(folder: Path, steps: int) -> dict[str, str]:
     return {**hashes, "skeleton": str(skeleton)}
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.slow)])
-def test_kills_change_nothing(kills, tmp_path):
+def bit_equal(kills: int, first: int, place: Path) -> bool:
+    """Whether a training killed so many times, at moments that follow from `first`, ends as one that was not."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["metastable.api", "metastable.estimator", "lightning_fabric"])
 
@@ -73,9 +80,31 @@ def test_kills_change_nothing(kills, tmp_path):
         process.join()
         return process.exitcode
 
-    whole, killed, steps = tmp_path / "whole", tmp_path / "killed", 2 * UPDATES * kills
+    whole, killed, steps = place / "whole", place / "killed", 2 * UPDATES * kills
     assert ended(str(whole), steps) == 0
-    assert [ended(str(killed), steps, seed) for seed in range(kills)] == [-signal.SIGKILL] * kills
+    seeds = range(first, first + kills)
+    assert [ended(str(killed), steps, seed) for seed in seeds] == [-signal.SIGKILL] * kills
     assert len(list((killed / "checkpoints").iterdir())) > 1  # some came after others had been killed
     assert ended(str(killed), steps) == 0
-    assert digest(killed, steps) == digest(whole, steps)
+    return digest(killed, steps) == digest(whole, steps)
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_kills_change_nothing(kills, tmp_path):
+    assert bit_equal(kills, 0, tmp_path)
+
+
+def main() -> int:
+    """Rounds of fifty kills; status 1 where one did not end as it should."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=1000)
+    asked, equal = parser.parse_args().kills, []
+    for first in range(0, asked, ROUND):
+        with tempfile.TemporaryDirectory() as place:
+            equal.append(bit_equal(min(ROUND, asked - first), first, Path(place)))
+        print(f"{min(first + ROUND, asked)} kills, {sum(equal)} of {len(equal)} rounds bit-equal", flush=True)
+    return int(not all(equal))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -164,14 +164,14 @@ def test_a_full_disk_while_checkpointing_is_said_and_loses_nothing(tmp_path, mon
     from metastable.training import checkpoints
 
     train(tmp_path / "a", 5)
-    real = checkpoints._write_file
+    real = checkpoints.write_file
 
     def full(path, content):
         if "00000010" in str(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, content)
 
-    monkeypatch.setattr(checkpoints, "_write_file", full)
+    monkeypatch.setattr(checkpoints, "write_file", full)
     with pytest.raises(CheckpointError, match="full"):
         train(tmp_path / "a", 20, resume=True)
     monkeypatch.undo()

@@ -6,11 +6,18 @@ import functools
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
+from metastable.core.telling import Listener, listening
 from metastable.training.config import TrainerConfig
 from metastable.training.progress import TrainingBar
 from metastable.training.records import Row
 from metastable.training.trainer import OnRow
+
+from .console import console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 @contextmanager
@@ -27,6 +34,8 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
     bar = TrainingBar(total, f"{name} (seconds)" if timed else name)
     with ExitStack() as stack:
         show = functools.cache(lambda: stack.enter_context(bar))
+        if bar.progress.console.is_terminal:
+            stack.enter_context(listening(shown_on(bar.progress)))
 
         def on_row(row: Row) -> None:
             done = min(row["seconds"], total) if timed else row["step"]
@@ -40,6 +49,40 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
             _rename(bar, name)
 
 
+@contextmanager
+def work_bar() -> Iterator[None]:
+    """Long work within is shown on a terminal, with the time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+    )
+    progress = Progress(*columns, TimeRemainingColumn(), console=screen, transient=True)
+    with progress, listening(shown_on(progress)):
+        yield
+
+
+def shown_on(progress: Progress) -> Listener:
+    """A listener with a line for each kind of work, begun anew whenever the work begins anew."""
+    lines: dict[str, TaskID] = {}
+
+    def show(what: str, done: int, total: int) -> None:
+        if what not in lines:
+            lines[what] = progress.add_task(what, total=total, numbers="")
+        if done == 1:
+            progress.reset(lines[what], total=total)
+        progress.update(lines[what], completed=done)
+
+    return show
+
+
 def _rename(bar: TrainingBar, name: str) -> None:
-    for task in bar.progress.task_ids:
+    for task in bar.progress.task_ids[:1]:
         bar.progress.update(task, description=name)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.core.array_files import open_arrays
 from metastable.core.errors import InputError
 from metastable.runs.run import Run
 
@@ -23,11 +24,13 @@ def contexts_of(source: str | None) -> Tensor:
     path = Path(source)
     if path.suffix in (".npy", ".npz"):
         try:
-            found = np.load(path, allow_pickle=False)
+            found = open_arrays(path)
             if not isinstance(found, np.ndarray):
                 with found as arrays:
                     found = arrays["given" if "given" in arrays.files else arrays.files[0]]
-        except (OSError, ValueError, IndexError) as error:
+        except InputError:
+            raise
+        except Exception as error:  # as of a damaged zip file, which has errors of its own
             raise InputError(f"given: {path} is not a readable array file ({error})") from error
         return torch.from_numpy(np.asarray(found))
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from .guard import STOPPED
 from .options import Device, LogZ, OwnEnergy, Seed
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def evaluate(
     """
     from metastable.summary import judge_again, judged_step, judged_words
 
+    from .bars import work_bar
     from .console import console, say
     from .images import ImageOptions, batch_bar, run_question, say_images
     from .runs import open_run, rows_for
@@ -79,7 +81,7 @@ def evaluate(
     found = open_run(run, device, energy)
     dataset, name = rows_for(found, data)
     outside = outsiders(found, dataset, ood or [])
-    with batch_bar() as bar:
+    with batch_bar() as bar, work_bar():
         question = run_question(found, dataset, name, asked, seed, bar) if asked.asked else None
         result, arrays = judge_again(
             found, dataset, seed=seed, log_z=log_z, outsiders=outside, images=question
@@ -98,6 +100,8 @@ def evaluate(
     say_images(result.get("images"))
     target = out or run / "evaluation.json"
     write(target, {"run": str(run), "step": judged_step(found), "data": name, **result})
+    if "stopped_at" in result:
+        stopped_while_judging(result["stopped_at"], target)
     if target == run / "evaluation.json" and not found.conditional:
         look_at_negatives(found, data, seed)
     kept = {k: v for k, v in arrays.items() if "classifier" in result or k in IMAGE_ARRAYS}
@@ -158,6 +162,14 @@ def write(target: Path, result: dict[str, Any]) -> None:
 
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, result)
+
+
+def stopped_while_judging(section: str, target: Path) -> NoReturn:
+    """What was found before Ctrl-C is in the file."""
+    from .console import note
+
+    note(f"stopped by Ctrl-C at the section {section!r}; {target} holds what was found before it")
+    raise typer.Exit(STOPPED)
 
 
 def look_at_negatives(run: Run, data: str | None, seed: int) -> None:

@@ -4,7 +4,7 @@
 |---|---|
 | 1 | training diverged, or a reproduced number is not where it should be |
 | 2 | something that was given is not right: a file, a setting, a folder, a full disk |
-| 130 | stopped by Ctrl-C |
+| 130 | stopped by Ctrl-C or SIGTERM |
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def explain(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, MetastableError):
         return str(error), FAILED if isinstance(error, DivergenceError) else REFUSED
     words = str(error).lower()
-    full = "out of memory" in words or "can't allocate memory" in words or "not enough memory" in words
+    full = any(text in words for text in ("out of memory", "can't allocate memory", "not enough memory"))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and full):  # torch's is, on the CPU
         return f"out of memory ({error}); use fewer walkers, a smaller batch or a smaller energy", REFUSED
     if isinstance(error, OSError) and error.filename is not None:

@@ -17,6 +17,10 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Folder; runs/NAME-SCALE-seedS by default.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE: a setting of the scale (--dry-run shows them)."),
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings, run nothing.")] = False,
 ) -> None:
@@ -34,18 +38,21 @@ def reproduce(
         return
     if name is None:
         raise typer.BadParameter("give the name of an experiment, or --list", param_hint="NAME")
-    from metastable.experiments.base import find
+    from metastable.experiments.base import changed, find
     from metastable.experiments.base import reproduce as run_experiment
+
+    from .settings import with_assignments
 
     experiment = find(EXPERIMENTS, name)
     folder = out or Path("runs") / f"{name}-{scale}-seed{seed}"
+    changes = with_assignments({}, change or ())
     if dry_run:
         require_choice("scale", scale, experiment.scales)
-        settings = json.dumps(dict(experiment.scales[scale]), indent=2, default=str)
+        settings = json.dumps(changed(experiment.scales[scale], changes), indent=2, default=str)
         say(experiment.title, experiment.paper, settings)
         say(f"folder: {folder}", "dry run: nothing was written")
         return
-    result = run_experiment(experiment, scale, seed, folder, device=device, say=note)
+    result = run_experiment(experiment, scale, seed, folder, device=device, say=note, changes=changes)
     facts = f"scale {result.scale}, seed {result.seed}, {result.device}, {clock(result.seconds)}"
     console().print(rows_table(result.rows, experiment.title, facts))
     say(f"report: {folder / 'report.html'}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from metastable.core.types import Walkers
     from metastable.runs.run import Run
 
+COPIES = 24
+"""Bytes for each number of a sample while it is drawn."""
 FEW = 0.1
 """Share of the samples below which the walkers they began as are few."""
 
@@ -33,6 +37,12 @@ def sample(
             "--corrected", help="Weigh by the learned density ratio: samples of the data's law (f-ebm)."
         ),
     ] = False,
+    denoise: Annotated[
+        bool,
+        typer.Option(
+            "--denoise", help="Without the noise that training put on the data (Tweedie's formula)."
+        ),
+    ] = False,
     given: Annotated[
         str | None,
         typer.Option(
@@ -50,6 +60,7 @@ def sample(
     import numpy as np
 
     from metastable.core.errors import require, require_count
+    from metastable.core.room import require_room
 
     from .console import say
     from .runs import open_run
@@ -58,16 +69,20 @@ def sample(
     require_count("steps", 100 if steps is None else steps)
     require(out.suffix == ".npy", "out", "a file that ends in .npy", str(out))
     found = open_run(run, device, energy)
+    require_room("n", f"{n} samples", COPIES * n * math.prod(found.event_shape), device)
     if found.conditional or given is not None:
         from .conditional import sample_contexts
 
-        refuse_on_contexts(label=label is not None, weighted=weighted, corrected=corrected)
+        asked = {"label": label is not None, "weighted": weighted, "corrected": corrected, "denoise": denoise}
+        refuse_on_contexts(**asked)
         sample_contexts(found, n, given, out, steps, seed)
         return
     walkers, origin = draw(found, n, steps, label, seed)
     if corrected:
         walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
     written = walkers if weighted else walkers.resampled(n, seed=seed)
+    if denoise:
+        written, origin = replace(written, x=found.denoised(written.x)), f"{origin}, without their noise"
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, written.x.cpu().numpy())
     say(f"{n} samples of shape {found.event_shape} from {origin}{worth(walkers)}")
@@ -90,6 +105,7 @@ def refuse_on_contexts(**asked: bool) -> None:
         "label": "samples of contexts have no classes; --label is for a run of jem, without --given",
         "weighted": "samples of contexts are written with equal weights",
         "corrected": "samples of contexts are of the model itself; no density ratio was learned for them",
+        "denoise": "samples of contexts are written as the model has them",
     }
     for option in asked:
         if asked[option]:

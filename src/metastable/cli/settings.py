@@ -17,7 +17,7 @@ from typing import Any
 
 from metastable._version import __version__
 from metastable.core.configure import build, build_tagged, describe
-from metastable.core.errors import ConfigError, InputError, nearest, refuse_newer, require
+from metastable.core.errors import ConfigError, InputError, nearest, refuse_newer, require, short
 from metastable.core.protocols import reference_of
 from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
@@ -99,10 +99,14 @@ def read_settings(source: str | Path) -> Settings:
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except FileNotFoundError:
         raise InputError(f"config: no such file: {path}") from None
-    except ValueError as error:  # both decoders' errors are
+    except (ValueError, RecursionError) as error:  # both decoders' errors are; one of brackets without end
         raise InputError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(found, dict):
         raise InputError(f"{path}: must hold a table of settings, got {type(found).__name__}")
+    if isinstance(found.get("energy"), str) and ":" in found["energy"]:
+        raise InputError(
+            f"{path}: energy: a file must not name code to run, got {short(found['energy'])}; give --energy"
+        )
     refuse_newer(path, found.get("version"), __version__)
     return found
 
@@ -126,7 +130,7 @@ def with_assignments(settings: Mapping[str, Any], assignments: Iterable[str]) ->
             raise InputError(f"set: must read NAME=VALUE, as in method.walkers=1000, got {text!r}")
         try:
             parsed = json.loads(value.strip())
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # a word, or more digits or brackets than Python reads
             parsed = value.strip()
         settings = with_flags(settings, {dotted.strip(): _Null if parsed is None else parsed})
     return dict(settings)
@@ -134,7 +138,7 @@ def with_assignments(settings: Mapping[str, Any], assignments: Iterable[str]) ->
 
 def with_method(settings: Mapping[str, Any], name: str | None) -> Settings:
     """Settings with another method; the settings of the method that it replaces do not fit and are dropped."""
-    if name is None or _named(settings.get("method"), "").get("name") == name:
+    if name is None or _named(settings.get("method"), None).get("name") == name:
         return dict(settings)
     return {**settings, "method": {"name": name}}
 
@@ -155,7 +159,7 @@ def _placed(tree: Any, path: list[str], value: Any) -> Settings:
     return inside
 
 
-def _named(table: Any, default: str) -> Settings:
+def _named(table: Any, default: str | None) -> Settings:
     """A tagged table: a bare name becomes one, and where the name is missing it is `default`."""
     if isinstance(table, str):
         return {"name": table}

@@ -79,7 +79,7 @@ def train(
     if dry_run:
         from .plan import print_plan
 
-        print_plan(job, folder)
+        print_plan(job, folder, resume)
     else:
         _train(job, folder, resume, progress)
 

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from .errors import ConfigError, nearest
+from .errors import ConfigError, nearest, short
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ def build(cls: type[T], settings: Mapping[str, Any], path: str) -> T:
     metastable.core.errors.ConfigError: method.step: unknown setting (did you mean 'steps'?)
     """
     if not isinstance(settings, Mapping):
-        raise ConfigError(path, f"must be a table of settings, got {settings!r}")
+        raise ConfigError(path, f"must be a table of settings, got {short(settings)}")
     fields = {f.name: f for f in dataclasses.fields(cls)}  # pyright: ignore
     hints = typing.get_type_hints(cls)
     values = {}
@@ -41,10 +41,13 @@ def build_tagged(choices: Mapping[str, type], settings: Any, path: str) -> Any:
     if isinstance(settings, str):
         settings = {"name": settings}
     if not isinstance(settings, Mapping) or "name" not in settings:
-        raise ConfigError(path, f"must have a 'name', one of {', '.join(sorted(choices))}, got {settings!r}")
+        raise ConfigError(
+            path, f"must have a 'name', one of {', '.join(sorted(choices))}, got {short(settings)}"
+        )
     name = settings["name"]
-    if name not in choices:
-        raise ConfigError(f"{path}.name", f"unknown value {name!r}{nearest(str(name), choices)}")
+    if not isinstance(name, str) or name not in choices:
+        near = nearest(name if isinstance(name, str) else short(name), choices)
+        raise ConfigError(f"{path}.name", f"unknown value {short(name)}{near}")
     return build(choices[name], {k: v for k, v in settings.items() if k != "name"}, path)
 
 
@@ -78,15 +81,46 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
     if isinstance(value, list):
         value = tuple(tuple(v) if isinstance(v, list) else v for v in value)
     plain = [o for o in options if o in (int, float, bool, str)]
-    takes_more = any(o not in (int, float, bool, str, type(None)) for o in options)
-    if not plain or (takes_more and isinstance(value, tuple)):
-        return value
+    if isinstance(value, tuple):
+        row = next((o for o in options if typing.get_origin(o) is tuple), None)
+        if row is not None:
+            return _row(value, typing.get_args(row), path)
     for wanted in (bool, int, float, str):
         if wanted in plain and _is(value, wanted):
-            return wanted(value)
-    if takes_more:
+            return _number(value, wanted, path) if wanted in (int, float) else value
+    if any(o not in (int, float, bool, str, type(None)) and _may_be(value, o) for o in options):
         return value
-    raise ConfigError(path, f"must be {' or '.join(o.__name__ for o in plain)}, got {value!r}")
+    known = [name_of(o) for o in plain or options if o is not type(None)]
+    raise ConfigError(path, f"must be {' or '.join(known)}, got {short(value)}")
+
+
+def _row(value: tuple[Any, ...], kinds: tuple[Any, ...], path: str) -> tuple[Any, ...]:
+    """A tuple of as many elements, each of its kind, as the type asks for."""
+    if kinds[-1:] == (...,):
+        kinds = kinds[:1] * len(value)
+    if len(value) != len(kinds):
+        raise ConfigError(path, f"must be a list of {len(kinds)}, got {short(list(value))}")
+    return tuple(
+        _convert(v, kind, f"{path}.{i}") for i, (v, kind) in enumerate(zip(value, kinds, strict=True))
+    )
+
+
+def _number(value: Any, wanted: type, path: str) -> Any:
+    """A number that the machine can hold."""
+    if wanted is int and not -(2**63) <= value < 2**63:
+        raise ConfigError(path, f"must be an integer of at most 64 bits, got {short(value)}")
+    try:
+        return wanted(value)
+    except OverflowError:
+        raise ConfigError(path, f"must be a number of at most 308 digits, got {short(value)}") from None
+
+
+def _may_be(value: Any, kind: Any) -> bool:
+    """Whether a value may stand for an object of `kind`: itself, or a table of settings, never a mere number."""
+    is_row = (typing.get_origin(kind) or kind) is tuple
+    if isinstance(value, (bool, int, float, str)):
+        return kind is Any
+    return isinstance(value, tuple) == is_row or kind is Any
 
 
 def _options(hint: Any) -> list[Any]:

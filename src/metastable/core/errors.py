@@ -8,6 +8,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+MOST_SHOWN = 200
+"""Characters of a value in an error."""
+
 
 class MetastableError(Exception):
     """Everything this library raises on purpose."""
@@ -79,6 +82,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (known: {', '.join(known)})" if known else ""
 
 
+def short(value: Any) -> str:
+    """A value as errors show it: what is long is cut, so that a line stays one.
+
+    >>> short([1, "a"]), short("x" * 1000)[-5:]
+    ("[1, 'a']", 'xxxx…')
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits than Python writes, or lists too deep for it
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
 def options_of(function: Callable[..., Any]) -> list[str]:
     """The names of its arguments that may be left out.
 
@@ -100,7 +116,7 @@ def require_options(options: Iterable[str], known: Iterable[str]) -> None:
 def require(condition: bool, field: str, rule: str, value: Any) -> None:
     """Raise `ConfigError` naming field, rule and value unless `condition` holds."""
     if not condition:
-        raise ConfigError(field, f"must be {rule}, got {value!r}")
+        raise ConfigError(field, f"must be {rule}, got {short(value)}")
 
 
 def require_positive(field: str, value: float) -> None:
@@ -113,13 +129,15 @@ def require_count(field: str, value: int, least: int = 1) -> None:
     """`value` must be an integer of at least `least`."""
     ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
     require(ok, field, f"an integer of at least {least}", value)
+    require(value < 2**63, field, "an integer of at most 64 bits", value)
 
 
 def require_choice(field: str, value: str, known: Iterable[str]) -> None:
     """`value` must be one of `known`; a near miss is named."""
     known = list(known)
     if value not in known:
-        raise ConfigError(field, f"unknown value {value!r}{nearest(str(value), known)}")
+        near = nearest(value if isinstance(value, str) else short(value), known)
+        raise ConfigError(field, f"unknown value {short(value)}{near}")
 
 
 def refuse_newer(file: object, written: object, ours: str) -> None:

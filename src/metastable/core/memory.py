@@ -8,17 +8,16 @@ which is looked at before they are parted.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import InputError, OutOfMemoryError
+from .room import free_bytes
 
 SHARE = 0.5
 """Of the memory that is free, which one pass through an energy may take."""
@@ -29,7 +28,6 @@ PROBE = 7
 SMALL = 1 << 16
 """Numbers of input up to which nobody asks: a few megabytes, whatever the energy."""
 FULL = ("out of memory", "not enough memory", "can't allocate memory", "defaultcpuallocator")
-MEMINFO = Path("/proc/meminfo")
 
 _at_once: ContextVar[int | None] = ContextVar("at_once", default=None)
 
@@ -79,21 +77,6 @@ def within_memory(
         words = rows_in_words(batch) if isinstance(batch, Tensor) else batch()
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise OutOfMemoryError(name, words, settings, why) from error
-
-
-def free_bytes(device: torch.device) -> float:
-    """Memory that can still be had on a device; +inf where nobody knows."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
-    if device.type != "cpu":
-        return math.inf
-    with suppress(OSError, StopIteration):
-        lines = MEMINFO.read_text().splitlines()
-        return 1024 * float(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-    with suppress(ValueError, OSError, AttributeError):  # a system that has no such file
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return math.inf
 
 
 def kept_for_backward(energy: Callable[[Tensor], Tensor], x: Tensor) -> int:

@@ -170,7 +170,18 @@ class Units:
     def from_json(cls, kept: Mapping[str, Any]) -> Units:
         """The inverse of `as_json`."""
         numbers = [torch.tensor(kept[n], dtype=torch.float64) for n in ("mean", "matrix", "inverse_matrix")]
-        return cls(kept["kind"], tuple(kept["event_shape"]), *numbers)
+        units = cls(kept["kind"], tuple(kept["event_shape"]), *numbers)
+        require_choice("units.kind", units.kind, KINDS)
+        D = math.prod(units.event_shape)
+        for name, value in zip(("mean", "matrix", "inverse_matrix"), numbers, strict=True):
+            ok = tuple(value.shape) in (((D,),) if name == "mean" else ((D,), (D, D)))
+            require(
+                ok and bool(value.isfinite().all()),
+                f"units.{name}",
+                f"finite, of size {D}",
+                tuple(value.shape),
+            )
+        return units
 
 
 @dataclass(frozen=True)

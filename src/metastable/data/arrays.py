@@ -18,11 +18,14 @@ from ..core.batch import as_batch
 from ..core.errors import InputError, nearest, require
 from ..core.labels import integers, within
 from ..core.random import derive, generator
+from ..core.room import require_room
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet
 from .files import read_arrays
 from .images import BLOCK, image_source, open_images, parse_images
 from .toy import TOY_SETS, ToySet
 
+TOY_COPIES = 24
+"""Bytes for each number of a toy set while it is drawn."""
 BLURRED = 1e-5
 """Share of a column's spread that rounding may take from it."""
 
@@ -313,6 +316,7 @@ def _load_toy(source: str, dtype: torch.dtype) -> Dataset:
         raise InputError(f"{source}: unknown setting {key!r}{nearest(key, ['n', 'seed', 'noise'])}")
     toy = known[name]
     n = _whole(source, "n", settings.get("n", str(toy.default_rows)))
+    require_room(source, n, TOY_COPIES * n * math.prod(toy.event_shape))
     seed = _whole(source, "seed", settings.get("seed", "0"))
     drawn = as_batch(toy.sample(n, seed))
     labels = toy.labels(n, seed) if isinstance(toy, ToySet) else None

@@ -44,7 +44,7 @@ def _member(archive: tarfile.TarFile, path: Path, name: str) -> np.ndarray:
         file = None
     if file is None:
         raise InputError(f"{path}: must hold {inside}, and does not; get it again")
-    raw = file.read()
+    raw = file.read(RECORDS * RECORD + 1)  # never more than a whole one, whatever the archive holds
     _check_length(f"{path}, {inside}", len(raw))
     return np.frombuffer(raw, np.uint8).reshape(RECORDS, RECORD)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_files import open_arrays
 from ..core.errors import InputError, nearest
 from ..core.labels import integers, within
 from .images import IMAGE_SETS, PICTURES
@@ -64,7 +65,7 @@ def _near_path(path: Path) -> str:
 def _read_numpy(path: Path) -> dict[str, Any]:
     # zipfile, zlib and the .npy header parser each have errors of their own for a damaged file.
     try:
-        loaded = np.load(path, allow_pickle=False)
+        loaded = open_arrays(path)
         if isinstance(loaded, np.ndarray):
             return {"x": loaded}
         with loaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from pathlib import Path
 
@@ -9,8 +10,13 @@ import numpy as np
 from PIL import Image
 
 from ..core.errors import InputError
+from ..core.room import require_room
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+BROKEN = (OSError, ValueError, SyntaxError, struct.error, EOFError, IndexError)
+"""What Pillow raises for files that are no pictures, by format."""
+COPIES = 8
+"""Bytes for each number of all pictures, until they are float32."""
 GREY, COLOUR = ("1", "L"), ("P", "RGB", "RGBA", "LA")
 
 
@@ -26,7 +32,8 @@ def read_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     if not paths:
         raise InputError(f"images: {folder} holds no picture; their names must end in {', '.join(ENDINGS)}")
     classes, labels = _classes(folder, paths)
-    mode = _check_alike(paths)
+    mode, numbers = _check_alike(paths)
+    require_room("images", f"{len(paths)} pictures in {folder}", COPIES * len(paths) * numbers)
     pixels = np.stack([_decoded(path, mode) for path in paths])
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), labels, classes
 
@@ -45,8 +52,8 @@ def _classes(folder: Path, paths: list[Path]) -> tuple[tuple[str, ...], np.ndarr
     return classes, np.array([classes.index(parts[0]) for parts in inside], np.int64)
 
 
-def _check_alike(paths: list[Path]) -> str:
-    """The mode to decode in; pictures of different sizes, or of more than 8 bits, are refused by name."""
+def _check_alike(paths: list[Path]) -> tuple[str, int]:
+    """The mode to decode in, and numbers in a picture; another size, or more than 8 bits, is refused."""
     found = [_facts(path) for path in paths]
     usual = Counter(size for size, _ in found).most_common(1)[0][0]
     for path, (size, mode) in zip(paths, found, strict=True):
@@ -57,7 +64,8 @@ def _check_alike(paths: list[Path]) -> str:
             )
         if mode not in GREY + COLOUR:
             raise InputError(f"{path}: must have 8 bits for each value, grey or RGB, got mode {mode!r}")
-    return "L" if all(mode in GREY for _, mode in found) else "RGB"
+    mode = "L" if all(mode in GREY for _, mode in found) else "RGB"
+    return mode, usual[0] * usual[1] * len(mode)
 
 
 def _facts(path: Path) -> tuple[tuple[int, int], str]:
@@ -65,7 +73,9 @@ def _facts(path: Path) -> tuple[tuple[int, int], str]:
     try:
         with Image.open(path) as picture:
             return picture.size, picture.mode
-    except OSError as error:
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{path}: claims more pixels than a picture has ({error})") from error
+    except BROKEN as error:
         raise InputError(f"{path}: is not a readable picture ({error})") from error
 
 
@@ -73,6 +83,6 @@ def _decoded(path: Path, mode: str) -> np.ndarray:
     try:
         with Image.open(path) as picture:
             values = np.asarray(picture.convert(mode))
-    except OSError as error:
+    except BROKEN as error:
         raise InputError(f"{path}: is a damaged picture ({error}); get it again") from error
     return values[..., None] if mode == "L" else values

@@ -18,10 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import InputError
+from ..core.room import bytes_in_words, free_bytes
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP = b"\x1f\x8b"
 LONGEST_HEADER = 4 + 4 * 255
+COPIES = 3
+"""Of what is unpacked, until it is an array."""
 
 
 def read_idx(path: str | Path) -> np.ndarray:
@@ -69,11 +72,17 @@ def content(path: Path) -> bytes:
 
 def _unpacked(path: Path, raw: bytes) -> tuple[bytes, bool]:
     """What a gzip file holds, and whether it goes on to its end and checksum."""
-    parts, ended = [], False
+    parts, ended, free = [], False, free_bytes()
+    room = free // COPIES
     try:
         while raw[:2] == GZIP:
             member = zlib.decompressobj(16 + zlib.MAX_WBITS)
-            parts.append(member.decompress(raw))
+            parts.append(member.decompress(raw, room))
+            if member.unconsumed_tail:
+                raise InputError(
+                    f"{path}: unpacks to more than the {bytes_in_words(free)} of memory that are free"
+                )
+            room -= len(parts[-1])
             raw, ended = member.unused_data, member.eof
     except zlib.error as error:
         raise InputError(f"{path}: is a damaged gzip file ({error}); get it again") from error

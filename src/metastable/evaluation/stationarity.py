@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.resampling import resample_indices
+from metastable.core.telling import counted
 from metastable.core.types import Energy, row_sum, student_t_quantile
 from metastable.kernels import Kernel, StepKernel, run_chain
 from metastable.walkers.anneal import Annealed
@@ -92,7 +93,7 @@ def _drift(
     before = _looks(x, state.energy)
     last = float(main.schedule.step_sizes[-1])
     sizes = StepRange(SHORTER * last, LONGER * last)
-    for _ in range(moves):
+    for _ in counted("log Z: whether walkers drift", moves):
         h = sizes.draw(x, rng) if isinstance(kernel, StepKernel) else None
         state = run_chain(kernel, energy, state, 1, rng, step_size=h).state
     after = _looks(state.x, state.energy)

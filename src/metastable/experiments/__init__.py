@@ -22,6 +22,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "jarzynski_resampling",
         "Two modes in 50 dimensions: whether, when and how to resample (Fig. 9, 10)",
     ),
+    "jarzynski-mnist": (
+        "jarzynski_mnist",
+        "Three digits at 4/7, 2/7 and 1/7: who keeps their weights, and at which noise (Fig. 2-4, 11, 12)",
+    ),
     "nce-bias": (
         "nce_bias",
         "The optimum of R-NCE and of IBC under a Gaussian proposal (Fig. 1)",

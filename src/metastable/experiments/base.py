@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from metastable._version import __version__
-from metastable.core.errors import InputError, nearest, require_choice
+from metastable.core.errors import InputError, nearest, require_choice, require_options
 from metastable.runs.folder import write_json
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -120,6 +120,21 @@ def find(experiments: Mapping[str, Experiment], name: str) -> Experiment:
     return experiments[name]
 
 
+def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a scale with others in their place; where a setting is several values, one alone will do.
+
+    >>> changed({"noises": (0.3, 0.1), "steps": 10}, {"noises": 0.1})
+    {'noises': (0.1,), 'steps': 10}
+    """
+    require_options(changes, settings)
+    made = dict(settings)
+    for name, value in changes.items():
+        several = isinstance(settings[name], (tuple, list))
+        one = not isinstance(value, (tuple, list))
+        made[name] = (value,) if several and one else tuple(value) if several else value
+    return made
+
+
 def reproduce(
     experiment: Experiment,
     scale: str,
@@ -128,15 +143,20 @@ def reproduce(
     *,
     device: str = "auto",
     say: Callable[[str], None] | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Run one experiment, and write `result.json`, its pictures and a report into `out`."""
+    """Run one experiment, and write `result.json`, its pictures and a report into `out`.
+
+    `changes` are settings in the place of those of the scale.
+    """
     from metastable.report import write_report
     from metastable.training.engine import Engine
 
     require_choice("scale", scale, experiment.scales)
     out.mkdir(parents=True, exist_ok=True)
     place = str(Engine(device).device)
-    bench = Bench(experiment.scales[scale], scale, seed, place, out, say or (lambda text: None))
+    settings = changed(experiment.scales[scale], changes or {})
+    bench = Bench(settings, scale, seed, place, out, say or (lambda text: None))
     began = time.perf_counter()
     rows = experiment.body(bench)
     result = Result(experiment.name, scale, seed, place, time.perf_counter() - began, rows)

@@ -221,7 +221,7 @@ def fit_policy(
     config, scaling = config or PolicyConfig(), Scaling.fit(demonstrations)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     if noise is not None:
-        schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_until": 0.5}
+        schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_over": 0.5}
         options = {**schedule, "given_noise": scaling.noise_mask(config.context), **options}
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
     assert data.given is not None

@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from metastable._version import __version__
+from metastable.core.array_files import open_arrays
 from metastable.core.errors import refuse_newer
+from metastable.core.seals import check_seal
 
 from .formatting import is_number, number
 
@@ -192,6 +194,8 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path) -> Run:
     """Read a run; every file may be missing."""
+    for name in (*RUN_FILES, "figures.npz", "samples.npy"):
+        check_seal(folder, name)
     metrics, broken_tail = read_metrics(folder / "metrics.jsonl")
     return Run(
         folder,
@@ -290,7 +294,7 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     path = folder / "samples.npy"
     if "samples" not in arrays and path.exists():
         with _readable(path):
-            stored = np.atleast_1d(np.load(path, mmap_mode="r", allow_pickle=False))
+            stored = np.atleast_1d(open_arrays(path, "r"))
             stride = max(math.ceil(len(stored) / _MOST_SAMPLES), 1)
             arrays["samples"] = np.array(stored[::stride], dtype=float)
     return {name: array for name, array in arrays.items() if array.size}
@@ -300,7 +304,7 @@ def _numeric(path: Path) -> dict[str, np.ndarray]:
     """The numeric arrays of an `.npz` file; none where it does not exist."""
     if not path.exists():
         return {}
-    with _readable(path), np.load(path, allow_pickle=False) as stored:
+    with _readable(path), open_arrays(path) as stored:
         names = [k for k in stored.files if stored[k].dtype.kind in "fiub"]
         return {k: np.asarray(stored[k], dtype=float) for k in names}
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +14,21 @@ import numpy as np
 from torch import Tensor
 
 from metastable._version import __version__
-from metastable.core.errors import InputError, refuse_newer
+from metastable.core.errors import InputError, MetastableError, UnsupportedError, refuse_newer, short
+from metastable.core.seals import SEALS, check_seal, identity, read_seals, seal
 from metastable.training.records import Row, read_jsonl
 
+from .lock import LOCK, one_writer
 
-def open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Make the run folder, or check that it is the run that is being resumed."""
+
+def check_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Refuse a folder that a run cannot be put into, or that is not the run that is being resumed."""
     config = folder / "config.json"
+    if "\0" in str(folder):
+        raise InputError(f"out: a path must have no null character, got {str(folder)!r}")
+    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"out: {folder} cannot be written, as {above} is no folder of yours; choose another")
     if config.exists():
         if not resume:
             raise InputError(f"out: {folder} already holds a run; give --resume to go on, or another folder")
@@ -30,10 +42,55 @@ def open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
                     f"resume: {key} differs from the run in {folder}: it was {before.get(key)!r}, "
                     f"now {settings[key]!r}"
                 )
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(not is_leftover(path) for path in folder.iterdir()):
         raise InputError(f"out: {folder} is not empty and not a run; choose another folder")
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file is what a killed process may leave: half of another file, or its lock."""
+    return path.suffix == ".partial" or path.name == LOCK
+
+
+@contextmanager
+def opened(folder: Path | None, settings: dict[str, Any], resume: bool) -> Iterator[None]:
+    """Make the run folder, or check that it is the run to resume; nobody else writes to it meanwhile."""
+    if folder is None:
+        yield
+        return
+    check_folder(folder, settings, resume)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(config, settings)
+    with one_writer(folder):
+        check_folder(folder, settings, resume)  # again: another process may have been here just now
+        is_new = not (folder / "config.json").exists()
+        (folder / SEALS).unlink(missing_ok=True)
+        write_json(folder / "config.json", settings)
+        seal_files(folder, settings, "config.json")
+        try:
+            yield
+        except (InputError, UnsupportedError):
+            if (
+                is_new and not (folder / "checkpoints").exists()
+            ):  # refused before it began: the folder is free
+                for name in ("config.json", "metrics.jsonl", SEALS):
+                    (folder / name).unlink(missing_ok=True)
+            raise
+
+
+def seal_files(folder: Path, settings: Mapping[str, Any], *names: str) -> None:
+    """Vouch for files of the run as they are now."""
+    write_json(folder / SEALS, seal(folder, identity(settings), names))
+
+
+@contextmanager
+def rewriting(folder: Path, *names: str) -> Iterator[None]:
+    """Files of a run that is vouched for are written anew: until they are whole, nothing vouches for them."""
+    seals = read_seals(folder)
+    if seals:
+        files = {name: sha for name, sha in seals["files"].items() if name not in names}
+        write_json(folder / SEALS, seals | {"files": files})
+    yield
+    if seals:
+        write_json(folder / SEALS, seal(folder, seals.get("run", ""), names))
 
 
 def _alike(then: Any, now: Any) -> bool:
@@ -59,32 +116,138 @@ def require_run_folder(folder: str | Path) -> Path:
     return folder
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What a damaged file raises while it is read, as one error that names it."""
+    try:
+        yield
+    except MetastableError as error:
+        raise InputError(f"{path}: {error}") from error
+    except Exception as error:  # JSON, NumPy and zip files each have errors of their own
+        why = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path}: is damaged ({why:.200}); put back the file, or remove it") from error
+
+
+def read_table(path: Path, kinds: Mapping[str, Any], needed: Iterable[str] = ()) -> dict[str, Any]:
+    """A JSON object whose `needed` keys are there, and whose values are of the `kinds` that others rely on."""
+    with reading(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: must hold a JSON object, got {short(found)}")
+    refuse_newer(path, found.get("version"), __version__)
+    for key in needed:
+        if key not in found:
+            raise InputError(f"{path}: {key} is missing: the file is damaged, or not of a run")
+    for key, (rule, holds) in kinds.items():
+        if key in found and not holds(found[key]):
+            raise InputError(f"{path}: {key}: must be {rule}, got {short(found[key])}: the file is damaged")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int) and value >= 0
+
+
+def _is_shape(value: Any) -> bool:
+    ok = isinstance(value, list) and all(_is_count(n) and n for n in value)
+    return ok and math.prod(value) < MOST_NUMBERS
+
+
+def _is_table(value: Any, *names: str) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in names)
+
+
+MOST_NUMBERS = 1 << 31
+"""Numbers in one event, beyond which a shape is taken for damage."""
+WHOLE = ("an integer", lambda v: isinstance(v, int) and not isinstance(v, bool))
+COUNT = ("a count", _is_count)
+NUMBER = ("a number", _is_number)
+SHAPE = ("a shape", _is_shape)
+TEXT = ("text", lambda v: isinstance(v, str))
+TABLE = ("a table", _is_table)
+NAMED = ("a table with a name", lambda v: _is_table(v, "name"))
+TABLE_OR_NONE = ("a table", lambda v: v is None or _is_table(v))
+TABLES = ("a list of tables", lambda v: isinstance(v, list) and all(map(_is_table, v)))
+CONFIG = {
+    "seed": WHOLE,
+    "event_shape": SHAPE,
+    "context_shape": SHAPE,
+    "classes": ("a count of at least 1", lambda v: _is_count(v) and 1 <= v < MOST_NUMBERS),
+    "data": TABLE,
+    "energy": NAMED,
+    "method": NAMED,
+    "trainer": ("a table with a precision", lambda v: _is_table(v, "precision")),
+    "held_out": ("a share of at least 0 and below 1", lambda v: _is_number(v) and 0 <= v < 1),
+    "coordinates": TABLE,
+    "columns": (
+        "a list of tables with names",
+        lambda v: TABLES[1](v) and all(_is_table(c, "name") for c in v),
+    ),
+}
+SUMMARY = {
+    "status": TEXT,
+    "steps": COUNT,
+    "kept": ("a count", lambda v: v is None or _is_count(v)),
+    "ended": TEXT,
+    "seconds": NUMBER,
+    "power": ("a number above 0", lambda v: _is_number(v) and v > 0),
+    "scores": TABLE,
+    "modes": TABLE_OR_NONE,
+    "contexts": TABLE_OR_NONE,
+    "log_partition": TABLE_OR_NONE,
+    "log_z_source": TEXT,
+    "samples_source": TEXT,
+    "engine": TABLE,
+    "diagnosis": TABLES,
+}
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The resolved settings of a run."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{folder / 'config.json'}: is not valid JSON: {error}") from error
-    refuse_newer(folder / "config.json", config.get("version"), __version__)
-    return config
+    check_seal(folder, "config.json")
+    needed = ("seed", "event_shape", "data", "energy", "method", "trainer")
+    return read_table(folder / "config.json", CONFIG, needed)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a run, empty where it has none yet."""
     path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    check_seal(folder, path.name)
+    return read_table(path, SUMMARY) if path.exists() else {}
 
 
 def read_history(folder: Path) -> list[Row]:
     """The metrics of a run."""
     path = folder / "metrics.jsonl"
-    return read_jsonl(path) if path.is_file() else []
+    check_seal(folder, path.name)
+    with reading(path):
+        return read_jsonl(path) if path.exists() else []
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON whole or not at all."""
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(json.dumps(value, indent=2, default=_plain) + "\n")
+    partial.replace(path)
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write an `.npy` file whole or not at all."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    with partial.open("wb") as file:
+        np.save(file, array)
+    partial.replace(path)
+
+
+def write_arrays(path: Path, **arrays: Any) -> None:
+    """Write an `.npz` file whole or not at all."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    with partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)
     partial.replace(path)
 
 

@@ -15,6 +15,7 @@ from metastable.core.configure import build_tagged
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.protocols import Counted, provides
 from metastable.core.random import derive, generator
+from metastable.core.seals import identity
 from metastable.core.units import Coordinates
 from metastable.data import Dataset
 from metastable.energies.build import ENERGIES
@@ -24,7 +25,7 @@ from metastable.training.engine import Engine
 from metastable.walkers.space import space_of
 
 from .chains import Chains
-from .folder import read_config, read_history, require_run_folder
+from .folder import read_config, read_history, reading, require_run_folder
 from .resolve import built, power_of, reloaded, resolve_method
 from .rows import training_rows
 from .run import Run
@@ -40,6 +41,8 @@ def read_run(
     """A run from its folder, without what it was found to be worth."""
     folder = require_run_folder(folder)
     config = read_config(folder)
+    with reading(folder / "config.json"):
+        coordinates = Coordinates.from_json(config.get("coordinates"))
     method, context, state = chains_of(folder, config, energy, method, device)
     run = Run(
         energy=context.energy,
@@ -54,7 +57,7 @@ def read_run(
         power=power_of(method, context.step),
         kept=context.step,
     )
-    return run.outward(Coordinates.from_json(config.get("coordinates")))
+    return run.outward(coordinates)
 
 
 def load_chains(run: Run, train: Dataset) -> Chains:
@@ -82,7 +85,7 @@ def chains_of(
     folder: Path, config: dict[str, Any], energy: Any, method: Method | None, device: str
 ) -> Chains:
     """Method, modules and state at the newest good checkpoint, in a context without the run's data."""
-    checkpoint = CheckpointStore(folder / "checkpoints").load()
+    checkpoint = CheckpointStore(folder / "checkpoints", run=identity(config)).load()
     if checkpoint is None:
         raise InputError(f"run: {folder} holds no checkpoint")
     if energy is None:

@@ -15,6 +15,7 @@ from metastable.core.batch import Batch
 from metastable.core.configure import describe
 from metastable.core.errors import InputError, UnsupportedError
 from metastable.core.random import derive
+from metastable.core.seals import identity
 from metastable.core.traits import Traits
 from metastable.core.units import Coordinates, require_kind
 from metastable.data import Dataset
@@ -28,6 +29,7 @@ from metastable.training.engine import Choice, Engine, choose_engine
 from metastable.training.trainer import Trainer
 from metastable.walkers.space import space_of
 
+from .memory import require_walkers_fit
 from .resolve import check_discrete, check_fits, on_mixture, power_of, resolve_energy
 from .rows import (
     as_seen,
@@ -158,6 +160,7 @@ def make_plan(
     )
     if isinstance(module, nn.Module):
         engine.place_module(module)
+    require_walkers_fit(method, trainer, module, rows)
     check_fits(module, method, rows)
     check_discrete(module, method)
     noise = space_of(module).noise_around(seen.x)
@@ -211,4 +214,5 @@ def trainer_of(plan: Plan, folder: Path | None = None) -> Trainer:
         held_out=held,
         coordinates=plan.coordinates,
         power=plan.power,
+        run=identity(plan.settings("")),
     )

@@ -37,6 +37,7 @@ from metastable.kernels import KERNELS, Kernel
 from metastable.methods import METHODS, Method
 from metastable.training.config import RATE_NAMES, Adam, TrainerConfig
 
+from .memory import require_energy_fits
 from .rows import classes_of, is_own
 
 NEEDS = ("", "labels", "given", "given?")
@@ -114,7 +115,7 @@ def resolve_method(method: Method | str | Mapping[str, Any], path: str = "method
 
 def _on_default(method: Mapping[str, Any], key: str, value: Any) -> Any:
     """A table without a name changes settings of the part that the method has by default."""
-    kind = METHODS.get(method.get("name", ""))
+    kind = METHODS.get(str(method.get("name")))
     if kind is None or not isinstance(value, Mapping) or "name" in value:
         return value
     default = next(
@@ -157,6 +158,7 @@ def resolve_energy(
     if config is not None:
         if reference is not None:
             config = _with_reference(config, reference)
+        require_energy_fits(config, rows.x[0].numel(), rows.x.device)
         config = settled(config, rows)
         return built(with_classes(config, method, dataset), rows, seed), describe(config)
     # a density or, where the method needs labels, a classifier is made an energy

@@ -18,11 +18,15 @@ from metastable.core.units import Coordinates, Units
 from metastable.energies.in_units import in_data_units
 from metastable.evaluation.conditional import LogPartitions
 from metastable.evaluation.diagnosis import Finding, format_findings
+from metastable.evaluation.restoration import Restored, tweedie
 from metastable.proposals.in_units import DensityInDataUnits
 from metastable.report import write_report
+from metastable.training.config import TrainerConfig
 from metastable.training.records import Row
+from metastable.walkers.space import space_of
 
 from .model import Model, in_units
+from .restoring import restored
 from .row_scores import RowScores, row_scores
 
 
@@ -200,6 +204,7 @@ class Run:
         corrected: bool = False,
         given: Any = None,
         label: int | None = None,
+        denoise: bool = False,
         **options: Any,
     ) -> Walkers:
         """`n` weighted walkers of the model: weighted sampling that goes on from the run's own walkers, 100 steps.
@@ -209,6 +214,8 @@ class Run:
 
         With `label` they are walkers of p(x | label) of a classifier that is an energy model (`jem`): the run's own
         are weighed by p(label | x) and go on there. `.info["start_ess"]` is how many of them that leaves.
+
+        With `denoise` each walker is brought to what it was before the noise of training was put on it, `denoised`.
 
         A conditional run is given contexts, `(B, *context)`, and returns `n` walkers for each, `(B, n, *event)`:
         chains of 100 steps from the run's proposal (`methods.conditional_sampling`), the three stages of an
@@ -221,7 +228,64 @@ class Run:
         if corrected and model.contexts is not None:
             raise InputError("given: walkers of contexts take kernel=…, not corrected or step_size")
         walkers = model.sample(n, steps=steps, step_size=step_size, seed=seed, label=label, **options)
-        return self.corrected(walkers) if corrected else walkers
+        walkers = self.corrected(walkers) if corrected else walkers
+        return replace(walkers, x=self.denoised(walkers.x)) if denoise else walkers
+
+    @property
+    def data_noise(self) -> float:
+        """σ of the noise that the rows had at the update whose weights these are, in the data's units."""
+        said = self.config.get("trainer", {})
+        named = ("data_noise", "data_noise_final", "data_noise_over", "steps")
+        known = {name: said[name] for name in named if name in said}
+        return TrainerConfig(**known).noise_at(self.steps if self.kept is None else self.kept)
+
+    def denoised(self, x: Any) -> Tensor:
+        """E[clean | x] = x − σ²·P·∇E(x) of events `(B, *event)` (Tweedie), σ the noise of training."""
+        if self.conditional or not space_of(self.energy).has_volume:
+            raise InputError("denoise: only events of real numbers without contexts have noise to take off")
+        if self.data_noise == 0:
+            raise InputError(
+                "denoise: this run was trained without noise on its data (data_noise), so has none"
+            )
+        x = torch.as_tensor(x).to(self._home if self.coordinates is None else self._home.device)
+        return tweedie(self.learned_energy, x, self.data_noise)
+
+    def restore(
+        self,
+        images: Any,
+        mask: Any = None,
+        *,
+        noise: float = 0.0,
+        draws: int = 8,
+        steps: int = 1000,
+        seed: int = 0,
+    ) -> Restored:
+        """Draws of what events were before part of them was lost or made noisy, `(B, draws, *event)`.
+
+        Args:
+            images: events `(B, *event)`, or one of them.
+            mask: 1 where a number is missing: of one event, of one picture `(H, W)`, or of each event; or the part
+                of a picture that is, `left`, `right`, `top`, `bottom` or `centre`. None where all was seen.
+            noise: standard deviation of the noise on what was seen. 0 keeps those numbers.
+            draws: chains for each event.
+            steps: moves of each, by MALA with steps that a warm-up found.
+            seed: of every random number.
+
+        Returns:
+            `.draws`, their `.mean` and `.spread`, and `.errors(truth)`. Where the run was trained with noise on its
+            data, draws are without it (`denoised`).
+        """
+        return restored(
+            self.model,
+            self.learned_energy,
+            images,
+            mask,
+            noise=noise,
+            data_noise=self.data_noise,
+            draws=draws,
+            steps=steps,
+            seed=seed,
+        )
 
     def log_partition_given(self, given: Any, **options: Any) -> LogPartitions:
         """log Z of each context with its error, by importance sampling from the run's proposal.

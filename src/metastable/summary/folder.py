@@ -10,21 +10,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.core.array_files import open_arrays
 from metastable.core.random import derive
+from metastable.core.seals import check_seal
 from metastable.core.types import LogPartition, Walkers
 from metastable.core.units import Coordinates
 from metastable.evaluation.diagnosis import Finding
 from metastable.evaluation.rays import radii
 from metastable.report import write_report
-from metastable.runs.folder import read_summary, write_json
+from metastable.report.plots import image_side
+from metastable.runs.folder import (
+    read_summary,
+    reading,
+    rewriting,
+    seal_files,
+    write_array,
+    write_arrays,
+    write_json,
+)
 from metastable.runs.run import Run
+from metastable.walkers.space import space_of
 from metastable.walkers.starts import some_rows
 
 from .negatives import HISTOGRAMS, StepCheck, histograms
 from .samples import SHOWN
 
+SEALED = ("config.json", "metrics.jsonl", "summary.json", "samples.npy", "walkers.npz", "figures.npz")
+"""Files of a finished run that are vouched for."""
 SHOWN_NUMBERS = 1 << 20
 """Numbers in the rows that a report shows at most, so that arrays of images weigh no more than their checkpoint."""
+SHOWN_PICTURES = 64
+"""Samples that are also shown without the noise of training."""
 
 
 def write_training(run: Run, train: Tensor, arrays: dict[str, Any], seed: int) -> None:
@@ -38,10 +54,11 @@ def write_training(run: Run, train: Tensor, arrays: dict[str, Any], seed: int) -
     """
     assert run.folder is not None
     figures = arrays if run.conditional else _clouds(run, train, seed) | arrays
-    np.savez_compressed(run.folder / "figures.npz", **figures)
+    write_arrays(run.folder / "figures.npz", **figures)
     if not run.conditional:
         _keep_walkers(run)
     write_json(run.folder / "summary.json", run.summary())
+    seal_files(run.folder, run.config, *SEALED)
     write_report(run.folder)
 
 
@@ -53,9 +70,13 @@ def _clouds(run: Run, train: Tensor, seed: int) -> dict[str, Any]:
     if run.walkers is not None:
         n = max(SHOWN, min(len(run.walkers), 10_000))
         x = run.walkers.resampled(n, seed=derive(seed, "samples")).x.cpu().numpy()
-        np.save(run.folder / "samples.npy", x)
-        figures["samples"] = x[np.random.default_rng(seed).permutation(len(x))[:shown]]
+        write_array(run.folder / "samples.npy", x)
+        order = np.random.default_rng(seed if seed >= 0 else derive(seed, "shown"))
+        figures["samples"] = x[order.permutation(len(x))[:shown]]
         figures |= runaway(run, figures["samples"], train)
+        volume = space_of(run.energy).has_volume
+        if run.data_noise and volume and image_side(run.event_shape) is not None:
+            figures["without_noise"] = run.denoised(figures["samples"][:SHOWN_PICTURES]).cpu().numpy()
     return figures
 
 
@@ -79,19 +100,21 @@ def _keep_walkers(run: Run) -> None:
         return
     sizes = np.array(run.walkers.info.get("populations", [len(run.walkers)]))
     x, log_weight = run.walkers.x.cpu().numpy(), run.walkers.log_weight.cpu().numpy()
-    np.savez_compressed(path, x=x, log_weight=log_weight, populations=sizes)
+    write_arrays(path, x=x, log_weight=log_weight, populations=sizes)
 
 
 def _kept_walkers(folder: Path) -> Walkers | None:
     """The inverse of `_keep_walkers`; equally weighted samples where a folder has only those."""
     path, samples = folder / "walkers.npz", folder / "samples.npy"
-    if path.is_file():
-        with np.load(path, allow_pickle=False) as kept:
+    check_seal(folder, path.name if path.exists() else samples.name)
+    if path.exists():
+        with reading(path), open_arrays(path) as kept:
             x, log_weight = (torch.from_numpy(kept[name]) for name in ("x", "log_weight"))
             return Walkers(x, log_weight, {"populations": kept["populations"].tolist()})
-    return (
-        Walkers.equal(torch.from_numpy(np.load(samples, allow_pickle=False))) if samples.is_file() else None
-    )
+    if not samples.exists():
+        return None
+    with reading(samples):
+        return Walkers.equal(torch.from_numpy(open_arrays(samples)))
 
 
 def keep_histograms(
@@ -107,13 +130,14 @@ def keep_histograms(
     """
     path, before = folder / "figures.npz", {}
     if path.is_file():
-        with np.load(path, allow_pickle=False) as stored:
+        with reading(path), open_arrays(path) as stored:
             before = {name: stored[name] for name in stored.files if name not in HISTOGRAMS}
     made = histograms(check, coordinates, power)
     if made:
         made["negatives_step"] = np.array([step])
     if made or before:
-        np.savez_compressed(path, **before, **made)
+        with rewriting(folder, path.name):
+            write_arrays(path, **before, **made)
 
 
 def judged_step(run: Run) -> int:
@@ -148,7 +172,8 @@ def load_summary(run: Run) -> Run:
     own = run.log_partition is not None
     weighted = own and kept.get("samples_source") != "independent"
     if kept.get("log_partition") and (not own or kept.get("log_z_source") == "independent"):
-        run.log_partition = LogPartition.from_json(kept["log_partition"])
+        with reading(run.folder / "summary.json"):
+            run.log_partition = LogPartition.from_json(kept["log_partition"])
     run.status = kept.get("status", "unfinished")
     run.scores = kept.get("scores", {})
     run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
@@ -163,7 +188,9 @@ def load_summary(run: Run) -> Run:
     if kept:  # numbers of a run from before there was a power are those of exp(−E)
         run.power = kept.get("power", 1.0)
     names = {f.name for f in dataclasses.fields(Finding)}
-    run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in kept.get("diagnosis", [])]
+    with reading(run.folder / "summary.json"):
+        found = kept.get("diagnosis", [])
+        run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in found]
     if kept and not weighted:  # a buffer of chains has the data's mode weights, not the model's
         walkers = _kept_walkers(run.folder)
         if walkers is not None:

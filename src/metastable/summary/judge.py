@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from metastable.core.batch import Batch
-from metastable.core.errors import InputError, require
+from metastable.core.errors import InputError, MetastableError, require
 from metastable.core.memory import rows_in_words, within_memory
 from metastable.core.protocols import provides
+from metastable.core.telling import counted
 from metastable.core.units import Coordinates
 from metastable.data import Dataset, ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
@@ -59,18 +60,34 @@ def register(section: Section) -> Section:
     return section
 
 
+def _measured(judged: Judged, section: Section) -> Any:
+    """What the section finds; memory that is not enough for it is told by its name."""
+    walkers = None if judged.run.walkers is None else len(judged.run.walkers)
+    held = {"data": f"{len(judged.rows)} rows", "walkers": walkers}
+    with within_memory(f"evaluation, {section.name}", lambda: rows_in_words(judged.x, "rows of data"), held):
+        return section.measure(judged)
+
+
 def judge(judged: Judged, sections: Sequence[Section] | None = None) -> dict[str, Any]:
-    """Measure every section that applies, into `judged.found`; returns all their numbers."""
-    for section in SECTIONS if sections is None else sections:
-        if section.applies(judged):
-            walkers = None if judged.run.walkers is None else len(judged.run.walkers)
-            held = {"data": f"{len(judged.rows)} rows", "walkers": walkers}
-            what = lambda: rows_in_words(judged.x, "rows of data")  # noqa: E731
-            with within_memory(f"evaluation, {section.name}", what, held):
-                measured = section.measure(judged)
-            require(
-                isinstance(measured, Measured), f"section {section.name!r}.measure", "Measured(…)", measured
-            )
+    """Measure every section that applies, into `judged.found`; returns all their numbers.
+
+    Ctrl-C keeps what was found: the section in work is named in `judged.stopped_at`, and nothing comes after it. So
+    does a section that cannot be measured where a training has just ended, which must not be lost to it.
+    """
+    sections = SECTIONS if sections is None else sections
+    for i in counted("sections judged", len(sections)):
+        section = sections[i]
+        try:
+            measured = _measured(judged, section) if section.applies(judged) else None
+        except (KeyboardInterrupt, MetastableError) as error:
+            by_hand = isinstance(error, KeyboardInterrupt)
+            if not by_hand and not judged.after_training:
+                raise
+            judged.stopped_at, judged.stopped_by = section.name, "Ctrl-C" if by_hand else str(error)
+            break
+        if measured is not None:
+            rule = f"section {section.name!r}.measure"
+            require(isinstance(measured, Measured), rule, "Measured(…)", measured)
             judged.found[section.name] = measured
     return _all(judged, "numbers")
 
@@ -136,6 +153,10 @@ def judge_training(
     )
     run.scores = judge(judged)
     run.diagnosis = _diagnosis(judged)
+    if judged.stopped_at:
+        run.status = "interrupted" if judged.stopped_by == "Ctrl-C" else run.status
+        words = f"Judging was stopped at its section {judged.stopped_at!r}, by {judged.stopped_by}"
+        run.ended = f"{run.ended} {words}".strip()
     run = run.outward(coordinates)
     if run.folder is not None:
         units = None if coordinates is None else coordinates.events
@@ -168,10 +189,11 @@ def judge_again(
     judged = _asked(run, dataset, seed)
     judged.log_z_asked, judged.outsiders, judged.images = log_z, outsiders or {}, images
     numbers = judge(judged)
+    stopped = {"stopped_at": judged.stopped_at} if judged.stopped_at else {}
     if run.coordinates is not None:
         numbers = outward_scores(numbers, run.coordinates.events.log_det)
     if run.conditional:
-        return {"rows": len(dataset), **numbers}, _all(judged, "arrays")
+        return {"rows": len(dataset), **numbers, **stopped}, _all(judged, "arrays")
     z, modes = judged.run.log_partition, judged.run.modes
     columns = {"data": "data", "model": "samples", "std_error": "std_error"}
     result = {
@@ -184,7 +206,9 @@ def judge_again(
         "mode_weights": None if modes is None else {k: modes[name] for k, name in columns.items()},
     }
     names = ("log_likelihood", "log_likelihood_se", "classifier", "images")
-    return result | {name: numbers[name] for name in names if name in numbers}, _all(judged, "arrays")
+    return result | stopped | {name: numbers[name] for name in names if name in numbers}, _all(
+        judged, "arrays"
+    )
 
 
 def _asked(run: Run, dataset: Dataset, seed: int) -> Judged:

@@ -65,11 +65,11 @@ def distances(walkers: Walkers, data: Tensor, seed: int = 0) -> dict[str, float 
     """MMD² and energy distance between samples and data; both are zero on average where the laws agree.
 
     The kernel's widths are ½, 1 and 2 times the median distance within the data, the same for every model of
-    them, so that models can be compared. None where one walker has all the weight: it is no pair.
+    them, so that models can be compared. None where one walker has all the weight, or there is one row: no pair.
     """
     data = some_rows(data, SHOWN, seed)
     few = without_copies(walkers, SHOWN)
-    if few.ess < 1.001:
+    if few.ess < 1.001 or len(data) < 2:
         return {"mmd2": None, "energy_distance": None}
     widths = [factor * median_distance(data, data) for factor in BANDWIDTH_FACTORS]
     return {

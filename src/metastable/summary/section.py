@@ -43,6 +43,8 @@ class Judged:
         before: the run and its rows in the data's units, where they came so.
         samples_from: in words, where the walkers came from.
         found: what sections have measured so far, by name.
+        stopped_at: the section at which judging was stopped, where it was.
+        stopped_by: what stopped it, in words.
     """
 
     run: Run
@@ -61,6 +63,8 @@ class Judged:
     before: tuple[Run, Tensor] | None = None
     samples_from: str = ""
     found: dict[str, Measured] = field(default_factory=dict)
+    stopped_at: str = ""
+    stopped_by: str = ""
 
     @property
     def x(self) -> Tensor:

@@ -31,6 +31,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from ..core.errors import CheckpointError, require, require_count
+from .durable import sync_folder, write_file
 from .packing import Tree, pack, unpack
 
 Weights = dict[str, dict[str, Tensor]]
@@ -43,12 +44,16 @@ WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What was saved at `step`: state dicts of the players by name, and the rest as a tree."""
+    """What was saved at `step`: state dicts of the players by name, and the rest as a tree.
+
+    `log` is the sha256 of the log of metrics up to then, where there was one.
+    """
 
     step: int
     weights: Weights
     state: Tree
     path: Path
+    log: str = ""
 
 
 class CheckpointStore:
@@ -59,6 +64,7 @@ class CheckpointStore:
     Args:
         folder: holds one folder per checkpoint; it is made at the first save.
         keep: how many of the newest checkpoints stay.
+        run: identity of the run: checkpoints that say another one are refused.
         on_refused: told of each damaged checkpoint that `load` passes over; by default `warnings.warn`.
 
     Attributes:
@@ -73,11 +79,16 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, folder: str | Path, keep: int = 3, *, on_refused: Callable[[str], None] | None = None
+        self,
+        folder: str | Path,
+        keep: int = 3,
+        *,
+        run: str = "",
+        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         require_count("keep", keep)
         self.folder = Path(folder)
-        self.keep = keep
+        self.keep, self.run = keep, run
         self.refused: list[str] = []
         self._on_refused = on_refused or _warn
         self._damaged: set[int] = set()
@@ -91,13 +102,16 @@ class CheckpointStore:
         """The newest step that has a checkpoint, None where there is none."""
         return max(self.steps(), default=None)
 
-    def save(self, step: int, weights: Mapping[str, Mapping[str, Tensor]], state: Tree) -> Path:
+    def save(
+        self, step: int, weights: Mapping[str, Mapping[str, Tensor]], state: Tree, log: str = ""
+    ) -> Path:
         """Write the checkpoint of `step`, then drop the ones beyond `keep`.
 
         Args:
             step: number of updates made.
             weights: state dict of each player by its name.
             state: everything else needed to go on, a tree that `pack` takes.
+            log: sha256 of the log of metrics so far.
 
         Raises:
             CheckpointError: it could not be written, or the folder holds a good checkpoint of a later step
@@ -105,7 +119,8 @@ class CheckpointStore:
         """
         require_count("step", step, least=0)
         self._refuse_later(step)
-        files = _serialise(step, weights, state)
+        facts = {name: value for name, value in (("run", self.run), ("log", log)) if value}
+        files = _serialise(step, weights, state, facts)
         try:
             path = self._write(step, files)
         except OSError as error:
@@ -128,11 +143,11 @@ class CheckpointStore:
             CheckpointError: the checkpoint of `step` is missing or damaged, or every checkpoint is damaged.
         """
         if step is not None:
-            return _read(self._path(step)) if step in self.steps() else self._no_such(step)
+            return _read(self._path(step), self.run) if step in self.steps() else self._no_such(step)
         steps = self.steps()
         for candidate in reversed(steps):
             try:
-                return _read(self._path(candidate))
+                return _read(self._path(candidate), self.run)
             except CheckpointError as error:
                 self._refuse(candidate, str(error))
         if steps:
@@ -142,7 +157,7 @@ class CheckpointStore:
 
     def verify(self, path: str | Path) -> None:
         """Raise `CheckpointError`, naming checkpoint, file, and what was expected and found, unless whole."""
-        _read_files(Path(path))
+        _read_files(Path(path), self.run)
 
     def rewind(self, step: int) -> None:
         """Remove every checkpoint later than `step`, so that training can go on from there."""
@@ -188,8 +203,8 @@ class CheckpointStore:
         try:
             partial.mkdir()
             for name, content in files.items():
-                _write_file(partial / name, content)
-            _sync_folder(partial)
+                write_file(partial / name, content)
+            sync_folder(partial)
             self._put_in_place(partial, step)
         finally:
             # Gone already after a rename; after any error nothing half-written may stay.
@@ -207,7 +222,7 @@ class CheckpointStore:
             if aside.exists():
                 os.replace(aside, final)
             raise
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         shutil.rmtree(aside, ignore_errors=True)
 
     def _clean(self) -> None:
@@ -268,7 +283,9 @@ def _step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _serialise(step: int, weights: Mapping[str, Mapping[str, Tensor]], state: Tree) -> dict[str, bytes]:
+def _serialise(
+    step: int, weights: Mapping[str, Mapping[str, Tensor]], state: Tree, facts: dict[str, str]
+) -> dict[str, bytes]:
     """Bytes of each file of a checkpoint, the manifest last."""
     for player, module in weights.items():
         require("/" not in player, "player name", "a name without '/'", player)
@@ -280,6 +297,7 @@ def _serialise(step: int, weights: Mapping[str, Mapping[str, Tensor]], state: Tr
     body = {
         "format": FORMAT,
         "step": step,
+        **facts,
         "files": {name: {"sha256": _sha(data), "bytes": len(data)} for name, data in files.items()},
         "weights": weight_skeleton,
         "state": state_skeleton,
@@ -309,29 +327,10 @@ def _sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _write_file(path: Path, content: bytes) -> None:
-    """Write and wait until the bytes are on the disk."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the names in `folder` are on the disk, where the system can promise that."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _read(path: Path) -> Checkpoint:
-    manifest, files = _read_files(path)
+def _read(path: Path, run: str = "") -> Checkpoint:
+    manifest, files = _read_files(path, run)
     trees = [_read_tree(path, name, files[name], manifest[key]) for name, key in _TREES]
-    return Checkpoint(manifest["step"], *trees, path=path)
+    return Checkpoint(manifest["step"], *trees, path=path, log=manifest.get("log", ""))
 
 
 _TREES = ((WEIGHTS, "weights"), (STATE, "state"))
@@ -344,9 +343,11 @@ def _read_tree(path: Path, name: str, content: bytes, skeleton: Any) -> Tree:
         raise CheckpointError(f"{path}: {name} cannot be read: {error}") from error
 
 
-def _read_files(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _read_files(path: Path, run: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Manifest and contents of a checkpoint, each byte checked; what is checked is what is used."""
     manifest = _read_manifest(path)
+    if run and manifest.get("run", run) != run:
+        raise CheckpointError(f"{path}: is of another run: it says {manifest['run']}, and this run is {run}")
     return manifest, {name: _read_checked(path, name, manifest["files"][name]) for name in (WEIGHTS, STATE)}
 
 

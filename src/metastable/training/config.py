@@ -44,7 +44,11 @@ class Adam:
 
     def __post_init__(self) -> None:
         require_positive("optimiser.learning_rate", self.learning_rate)
-        object.__setattr__(self, "betas", tuple(self.betas))
+        require(0 <= self.weight_decay < math.inf, "optimiser.weight_decay", "at least 0", self.weight_decay)
+        betas = self.betas if isinstance(self.betas, (list, tuple)) else (self.betas,)
+        ok = len(betas) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
+        require(ok, "optimiser.betas", "two numbers of at least 0 and below 1", self.betas)
+        object.__setattr__(self, "betas", tuple(betas))
 
     def __call__(self, parameters: Iterable) -> Optimizer:
         """The torch optimiser, fused where there is such a one: a step is then one kernel, not a dozen."""
@@ -70,6 +74,8 @@ class SGD:
 
     def __post_init__(self) -> None:
         require_positive("optimiser.learning_rate", self.learning_rate)
+        for name in ("momentum", "weight_decay"):
+            require(0 <= vars(self)[name] < math.inf, f"optimiser.{name}", "at least 0", vars(self)[name])
 
     def __call__(self, parameters: Iterable) -> Optimizer:
         """The torch optimiser, fused on a GPU, where it can then be recorded."""
@@ -148,7 +154,7 @@ class TrainerConfig:
         data_noise: standard deviation of fresh normal noise on the rows of every update; it makes a density of data
             that have none, such as pixels, and smooths the one that is learned.
         data_noise_final: where the noise ends, in a straight line over `steps`; None keeps it constant.
-        data_noise_until: share of `steps` after which it is there, and is held.
+        data_noise_over: share of `steps` in which it falls there; it stays for the rest.
         given_noise: what the noise is multiplied with on contexts: a number, or one for each number of a context; 0
             leaves them as they are.
         augment: ways in which the pictures of every update are changed at random, each on its own: `flip`
@@ -167,6 +173,8 @@ class TrainerConfig:
         ema: decay of an exponential moving average of the weights; None keeps none.
         log_every: updates between lines of metrics (and guard checks).
         checkpoint_every: updates between checkpoints.
+        checkpoint_seconds: seconds after which there is one in any case, so that a killed run loses no more; no
+            number depends on it. None for none; and none with `rollback`, which goes back to the latest there is.
         keep: checkpoints kept.
         on_divergence: `stop`, or `rollback` to the last good checkpoint with half the learning rate.
         max_rollbacks: rollbacks before stopping after all.
@@ -189,7 +197,7 @@ class TrainerConfig:
     batch_size: int | None = 512
     data_noise: float = 0.0
     data_noise_final: float | None = None
-    data_noise_until: float = field(default=1.0, kw_only=True)
+    data_noise_over: float = field(default=1.0, kw_only=True)
     given_noise: float | tuple[float, ...] = field(default=0.0, kw_only=True)
     augment: tuple[str, ...] = field(default=(), kw_only=True)
     optimiser: Adam | SGD | OptimiserFactory | None = None
@@ -200,6 +208,7 @@ class TrainerConfig:
     ema: float | None = None
     log_every: int = 10
     checkpoint_every: int = 500
+    checkpoint_seconds: float | None = 120.0
     keep: int = 3
     on_divergence: str = "stop"
     max_rollbacks: int = 3
@@ -214,6 +223,8 @@ class TrainerConfig:
             require_count("trainer.steps", self.steps)
         if self.max_seconds is not None:
             require_positive("trainer.max_seconds", self.max_seconds)
+        if self.checkpoint_seconds is not None:
+            require_positive("trainer.checkpoint_seconds", self.checkpoint_seconds)
         if self.max_evaluations is not None:
             require_count("trainer.max_evaluations", self.max_evaluations)
         if self.batch_size is not None:
@@ -221,11 +232,15 @@ class TrainerConfig:
         for name in ("data_noise", "data_noise_final"):
             value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
-        until = self.data_noise_until
-        require(0 < until <= 1, "trainer.data_noise_until", "above 0 and at most 1", until)
         if not isinstance(self.given_noise, (int, float)):
             object.__setattr__(self, "given_noise", tuple(self.given_noise))
         object.__setattr__(self, "augment", require_changes("trainer.augment", self.augment))
+        require(
+            0 < self.data_noise_over <= 1,
+            "trainer.data_noise_over",
+            "above 0 and at most 1",
+            self.data_noise_over,
+        )
         for name in ("log_every", "checkpoint_every", "keep"):
             require_count(f"trainer.{name}", vars(self)[name])
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)
@@ -258,5 +273,5 @@ class TrainerConfig:
         """Standard deviation of the data noise of update `step`."""
         if self.data_noise_final is None:
             return self.data_noise
-        share = min(1.0, step / (self.data_noise_until * (self.steps or 1)))
-        return self.data_noise + (self.data_noise_final - self.data_noise) * share
+        fallen = min(1.0, step / (self.data_noise_over * (self.steps or 1)))
+        return self.data_noise + (self.data_noise_final - self.data_noise) * fallen

@@ -161,12 +161,20 @@ class Engine:
 
 
 def _accelerator(device: str) -> tuple[str, Any]:
-    kind, _, index = str(device).partition(":")
+    kind, colon, index = str(device).partition(":")
     known = ("auto", "cpu", "cuda", "mps")
     if kind not in known:
         raise ConfigError("device", f"must be one of {', '.join(known)} (or cuda:N), got {device!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device", "'cuda' was asked for, but this torch sees no CUDA device; use 'cpu'")
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    return kind, [int(index)] if index else 1
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "'cuda' was asked for, but this torch sees no CUDA device; use 'cpu'")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device", "'mps' was asked for, but this torch sees no such device; use 'cpu'")
+    there = torch.cuda.device_count() if kind == "cuda" else 1
+    if colon and not (index.isascii() and index.isdigit() and len(index) < 10 and int(index) < there):
+        raise ConfigError(
+            "device", f"there is {kind}:0 to {kind}:{there - 1} on this machine, got {device!r}"
+        )
+    # Fabric counts processes on the CPU, and names devices elsewhere
+    return kind, [int(index)] if index and kind == "cuda" else 1

@@ -1,4 +1,4 @@
-"""Ctrl-C while training."""
+"""Ctrl-C while training, and SIGTERM, which clusters and `timeout` send."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from typing import Any
 
 @contextmanager
 def stop_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, which ends training after the update in flight; the second raises at once."""
+    """The first signal calls `stop`, which ends training after the update in flight; the second acts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def interrupt(number: int, frame: Any) -> None:
         stop()
-        signal.signal(signal.SIGINT, before)
+        put_back()
 
-    signal.signal(signal.SIGINT, interrupt)
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        put_back()

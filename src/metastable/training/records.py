@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import need
+from metastable.core.errors import InputError, need
 
 Row = dict[str, float]
 
@@ -170,13 +171,18 @@ def _joined(name: str, line: np.ndarray) -> float:
 
 
 def read_jsonl(path: Path) -> list[Row]:
-    """The rows of a metrics file; a last line cut short by a kill is left out."""
-    rows = []
-    for line in path.read_text().splitlines():
+    """The rows of a metrics file; a last line cut short by a kill is left out, any other is refused by number."""
+    rows, lines = [], path.read_bytes().splitlines()
+    for i, line in enumerate(lines, 1):
         try:
-            rows.append({k: math.nan if v is None else v for k, v in json.loads(line).items()})
-        except json.JSONDecodeError:
-            break
+            row = {k: math.nan if v is None else v for k, v in json.loads(line).items()}
+            if not (all(math.isfinite(v) or v != v for v in row.values()) and row["step"] >= 0):
+                raise ValueError("not a row of numbers")
+            rows.append(row)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            if i == len(lines):
+                break
+            raise InputError(f"{path}: line {i} is damaged ({error!r:.80}); remove the line") from error
     return rows
 
 
@@ -190,6 +196,7 @@ class Recorder:
 
     def __init__(self, folder: Path | None, tensorboard: bool = False):
         self.history: list[Row] = []
+        self._sha = hashlib.sha256()
         self.path = None if folder is None else folder / "metrics.jsonl"
         self._board = None
         if tensorboard and folder is not None:
@@ -202,8 +209,10 @@ class Recorder:
         """Append one row."""
         self.history.append(row)
         if self.path is not None:
+            line = _line(row)
             with self.path.open("a") as file:
-                file.write(_line(row))
+                file.write(line)
+            self._sha.update(line.encode())
         if self._board is not None:
             for name, value in row.items():
                 if name != "step":
@@ -217,9 +226,16 @@ class Recorder:
         if self.path is not None:
             kept, self.history = self.history, []
             partial = self.path.with_suffix(".partial")
-            partial.write_text("".join(map(_line, kept)))
+            text = "".join(map(_line, kept))
+            partial.write_text(text)
             partial.replace(self.path)
+            self._sha = hashlib.sha256(text.encode())
             self.history = kept
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the file so far; nothing where there is none."""
+        return "" if self.path is None else self._sha.hexdigest()
 
     def close(self) -> None:
         """Flush TensorBoard."""

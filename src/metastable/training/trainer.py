@@ -77,6 +77,7 @@ class Trainer:
         coordinates: the units that `data` are in, where they are not the data's own: noise is given in those, and
             energies are logged in them.
         power: P of exp(−P·E), which is what is learned.
+        run: identity of the run, which its checkpoints carry.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Trainer:
         held_out: Rows | None = None,
         coordinates: Coordinates | None = None,
         power: float = 1.0,
+        run: str = "",
     ):
         data = as_batch(data)
         x = data.x
@@ -124,7 +126,7 @@ class Trainer:
         self.schedules = {name: self._schedule(name, o) for name, o in self.optimisers.items()}
         self.ema = self._averaged(config.ema)
         self.captured = self._captured()
-        self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep)
+        self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep, run=run)
         self.recorder = Recorder(folder, config.tensorboard)
         self.guard = Guard(config.energy_limit * (output_scale_of(energy) or 1.0), seed)
         self.gather = Gather()
@@ -137,6 +139,7 @@ class Trainer:
         self.patience = self._patience(held_out, power)
         self.kept: int | None = None
         self._interrupted = False
+        self._saved = time.perf_counter()
 
     def _patience(self, held_out: Rows | None, power: float) -> Patience | None:
         if held_out is None or self.config.patience is None:
@@ -328,13 +331,28 @@ class Trainer:
             self._look_at_held_out()
         last = self._is_last()
         save = self.store is not None and (step % config.checkpoint_every == 0 or last)
+        timely = not save and self._is_time()
         if step % config.log_every == 0 or save or last:
             self._ask()
             # recorded updates go on while a line comes from the device
-            if (save or last or self.captured is None) and not self._log():
+            if (save or last or timely or self.captured is None) and not self._log():
                 return
-        if save:
+        elif timely and self.asked is not None and not self._log():
+            return
+        if save or (timely and self._is_good()):
             self._checkpoint()
+
+    def _is_time(self) -> bool:
+        """Whether a checkpoint is due by the clock; where training may roll back to it, none ever is."""
+        seconds = None if self.config.on_divergence == "rollback" else self.config.checkpoint_seconds
+        return self.store is not None and seconds is not None and time.perf_counter() - self._saved >= seconds
+
+    def _is_good(self) -> bool:
+        """Whether the guard would let the line so far pass; the line goes on as if nobody had looked."""
+        line = self.gather.save()
+        values = self.gather.read()
+        self.gather.load(line)
+        return self.guard.reason(values) is None
 
     def _ask(self) -> None:
         """A line of metrics of now, whose values are on their way."""
@@ -432,7 +450,8 @@ class Trainer:
         weights = {name: module.state_dict() for name, module in self.players.items()}
         if self.ema is not None:
             weights["ema"] = self.ema.state_dict()
-        self.store.save(self.context.step, weights, self._tree())
+        self.store.save(self.context.step, weights, self._tree(), self.recorder.digest)
+        self._saved = time.perf_counter()
 
     def _tree(self) -> dict[str, Any]:
         return {
@@ -455,6 +474,11 @@ class Trainer:
         self._restore(checkpoint)
         self.store.rewind(checkpoint.step)  # pyright: ignore
         self.recorder.rewind(checkpoint.step)
+        if checkpoint.log and self.recorder.digest != checkpoint.log:
+            words = f"{self.recorder.path}: was altered since the checkpoint of update {checkpoint.step}"
+            warnings.warn(
+                f"{words}; training goes on as it was, and the log is not to be trusted", stacklevel=4
+            )
         return True
 
     def _restore(self, checkpoint: Checkpoint) -> None:

@@ -19,6 +19,7 @@ from metastable.core.capture import CaptureError, is_recording, record
 from metastable.core.errors import OutOfMemoryError, UnsupportedError, require, require_count
 from metastable.core.random import normal_like
 from metastable.core.resampling import resample_indices
+from metastable.core.telling import counted
 from metastable.core.types import Energy, Proposal, Walkers, per_row
 from metastable.core.weights import ess_fraction, log_mean_exp
 from metastable.kernels import Kernel, StepKernel, run_chain
@@ -32,6 +33,8 @@ STEP_JITTER = 0.4
 """Standard deviation of each walker's log step size, so that no chain is locked to one scale."""
 LEAST = 32
 """Temperatures from which on a GPU records a change of temperature and launches it as a whole."""
+WORK = "log Z"
+"""What a listener is told of, temperature by temperature."""
 STAND_IN = False
 """Whether the CPU does so, too, by calling the same function on the same memory: for tests."""
 
@@ -156,9 +159,9 @@ def _changes(
                 f"log Z: temperature by temperature, as a step {error}", RuntimeWarning, stacklevel=4
             )
         else:
-            made = [tuple(value.clone() for value in recording.replay()) for _ in range(count)]
+            made = [tuple(value.clone() for value in recording.replay()) for _ in counted(WORK, count)]
             return tuple(own[:-1]), made
-    for k in range(count):
+    for k in counted(WORK, count):
         new = change(*state, torch.full((1,), k, dtype=torch.int64, device=device))
         state = new[: len(state)]
         made.append(new[len(state) :])

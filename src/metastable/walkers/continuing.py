@@ -22,6 +22,7 @@ from metastable.core.random import uniform_rows
 from metastable.core.resampling import require_weights, resample_indices
 from metastable.core.types import Energy, Walkers, per_row
 from metastable.kernels import MALA, StepKernel, run_chain
+from metastable.kernels.base import ChainState
 
 from .population import principal_scores
 
@@ -81,6 +82,18 @@ def find_step_range(
     return StepRange(float(low.exp()), float(high.exp()))
 
 
+def wander(
+    energy: Energy, state: ChainState, sizes: StepRange, steps: int, rng: torch.Generator
+) -> tuple[ChainState, float]:
+    """`steps` moves by MALA from a range of step sizes, of each walker its own, and the share that was accepted."""
+    kernel, accepted = MALA(sizes.middle), state.x.new_zeros(())
+    for _ in range(steps):
+        h = sizes.draw(state.x, rng)
+        state, info = run_chain(kernel, energy, state, 1, rng, step_size=h)[:2]
+        accepted = accepted + info.acceptance.mean()
+    return state, float(accepted) / max(steps, 1)
+
+
 def continue_walkers(
     energy: Energy, walkers: Walkers, n: int, steps: int, step_size: float | None, rng: torch.Generator
 ) -> Walkers:
@@ -100,15 +113,11 @@ def continue_walkers(
         sizes = find_step_range(MALA(FIRST_STEP), energy, x[some], rng)
     else:
         sizes = StepRange(step_size, step_size)
-    kernel, accepted = MALA(sizes.middle), x.new_zeros(())
-    for _ in range(steps):
-        h = sizes.draw(state.x, rng)  # of each walker its own
-        state, info = run_chain(kernel, energy, state, 1, rng, step_size=h)[:2]
-        accepted = accepted + info.acceptance.mean()
+    state, acceptance = wander(energy, state, sizes, steps, rng)
     said: dict[str, object] = {
-        "kernel": kernel,
+        "kernel": MALA(sizes.middle),
         "step_sizes": tuple(sizes),
-        "acceptance": float(accepted) / max(steps, 1),
+        "acceptance": acceptance,
         "start_ess": walkers.ess,
     }
     if sizes_before is not None:  # which independent population each row came from, and how large those were

@@ -153,7 +153,7 @@ def _marginals(run: Run, dims: int) -> Html:
 
 
 def _images(run: Run, shape: tuple[int, ...]) -> Html:
-    names = ("data", "samples" if "samples" in run.arrays else "negatives")
+    names = ("data", "samples" if "samples" in run.arrays else "negatives", "without_noise")
     flats = {k: c for k in names if (c := flat(run, k, math.prod(shape))) is not None}
     if not flats:
         return Html()
@@ -163,10 +163,11 @@ def _images(run: Run, shape: tuple[int, ...]) -> Html:
     origins = {  # where they are not draws of the finished energy
         "negatives": "As training draws them; the method keeps no samples of the model.",
         "samples": "The method's own walkers when training ended." if own else "",
+        "without_noise": "The same samples without the noise that training put on the data.",
     }
     drawn = []
     for k, c in flats.items():
         grid = plots.image_grid(c.reshape(-1, *shape), low, high)
         image = png(grid, f"{k} as a grid of images", "pixels")
-        drawn.append(frame(sentence(k), image, origins.get(k, "")))
+        drawn.append(frame(sentence(k.replace("_", " ")), image, origins.get(k, "")))
     return pictures(drawn)

@@ -1,0 +1,114 @@
+"""`metastable restore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import Device, OwnEnergy, RunFolder, Seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from metastable.evaluation.restoration import Restored
+
+SHOWN_DRAWS, MOST_SHOWN = 4, 16
+"""Draws of each picture, and pictures, in `restored.png`."""
+
+
+def restore(
+    run: RunFolder,
+    images: Annotated[
+        str, typer.Option(help="Pictures: FILE.npy, mnist:FOLDER?split=test, images:FOLDER, …")
+    ],
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            help="What is missing: left, right, top, bottom, centre, or FILE.npy with 1 where it is."
+        ),
+    ] = None,
+    noise: Annotated[float, typer.Option(help="Standard deviation of the noise on what was seen.")] = 0.0,
+    add_noise: Annotated[
+        bool,
+        typer.Option("--add-noise", help="Put that noise on the pictures first; they are then the truth."),
+    ] = False,
+    truth: Annotated[str | None, typer.Option(help="What the pictures were before, where known.")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="How many pictures, the first ones.")] = 8,
+    draws: Annotated[int, typer.Option(help="Draws for each picture.")] = 8,
+    steps: Annotated[int, typer.Option(help="Steps of each draw's chain.")] = 1000,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("restored"),
+    energy: OwnEnergy = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+) -> None:
+    """Fill in what is missing of pictures, or take noise off them, by a trained model; several draws of each."""
+    from metastable.core.errors import require_count
+    from metastable.core.random import derive, generator, normal_like
+    from metastable.data import load_array
+    from metastable.runs.restoring import events_of, read_mask
+
+    from .console import say
+    from .runs import open_run
+
+    require_count("n", n)
+    found = open_run(run, device, energy)
+    pictures = events_of(found.model, load_array(images, least=1).x[:n])
+    known: Tensor | None = None
+    if truth is not None:
+        known = events_of(found.model, load_array(truth, least=1).x[: len(pictures)], "truth")
+    elif add_noise or noise == 0:  # what the mask hides is there to be compared with
+        known = pictures
+    if add_noise:
+        rng = generator(derive(seed, "add noise"), pictures.device)
+        pictures = pictures + noise * normal_like(pictures, rng)
+    hidden = None if mask is None else read_mask(mask)
+    restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
+    said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws of {steps} steps each"
+    say(f"{said}, of which {restored.info['acceptance']:.0%} were accepted")
+    errors = None if known is None else restored.errors(known)
+    if errors is not None:
+        parts = (f"{name} {value:.4g}" for name, value in errors.items())
+        say(f"mean squared error of what was not known: {', '.join(parts)} (between draws)")
+    for path in write(out, restored, known, errors):
+        say(f"wrote {path}")
+
+
+def write(
+    out: Path, restored: Restored, truth: Tensor | None, errors: dict[str, float] | None
+) -> Iterator[Path]:
+    """`restored.npz`, `restored.json`, and of pictures `restored.png`: each path when it is written."""
+    import numpy as np
+
+    from metastable.report.figures import save_image_rows
+    from metastable.report.plots import image_side, value_range
+    from metastable.runs.folder import write_json
+
+    out.mkdir(parents=True, exist_ok=True)
+    found = {
+        "draws": restored.draws,
+        "mean": restored.mean,
+        "spread": restored.spread,
+        "given": restored.given,
+        "missing": restored.missing,
+    }
+    arrays = {name: array.cpu().numpy() for name, array in found.items()}
+    np.savez_compressed(out / "restored.npz", **arrays)  # pyright: ignore
+    yield out / "restored.npz"
+    facts = {"pictures": len(restored.given), "draws": restored.draws.shape[1], "noise": restored.noise}
+    write_json(out / "restored.json", {**facts, **restored.info, "mean_squared_error": errors})
+    yield out / "restored.json"
+    if image_side(arrays["mean"].shape[1:]) is None:
+        return
+    rows = {} if truth is None else {"truth": truth.cpu().numpy()}
+    rows |= {"given": arrays["given"], "mean": arrays["mean"], "spread": arrays["spread"]}
+    rows |= {f"draw {k + 1}": arrays["draws"][:, k] for k in range(min(SHOWN_DRAWS, restored.draws.shape[1]))}
+    low, high = value_range(rows.get("truth", arrays["mean"]))
+    half = max(high - low, 1e-12) / 2
+    shown = {name: (x[:MOST_SHOWN] - low) / half - 1 for name, x in rows.items()}
+    shown["spread"] = arrays["spread"][:MOST_SHOWN] / half - 1
+    pictures = {name: x if x.ndim == 4 else x[:, None] for name, x in shown.items()}
+    yield save_image_rows(out / "restored.png", pictures)

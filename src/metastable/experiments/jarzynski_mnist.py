@@ -1,0 +1,356 @@
+"""Figures 2, 3, 4, 11 and 12 of the Jarzynski paper: the weights of three digits.
+
+Digits 2, 3 and 6 at 4/7, 2/7 and 1/7. Energies are a small network, at scale gpu the paper's, on a Gaussian, so
+that the first walkers and log Z are exact; a classifier says how much weight each digit has among the samples.
+Everything is done at several data noises: the smaller, the further the digits are apart. The paper names none.
+
+- `jarzynski`: Algorithm 1 with MALA and a bound on its pace; a third of the walkers only follow, for log Z.
+- `jarzynski-annealed`: the same, its noise falling from a large one, at which chains still cross between digits;
+  the widths of the Gaussian are learned, since they fall too. `pcd-annealed`: that without weights.
+- `pcd`: chains from the reference without weights (C.1.2), by MALA with a step that fits the noise.
+- `pcd-data`: Algorithm 4, the same with chains from data.
+- `pcd-paper`: `pcd` with what the paper says of its settings: ULA, 1,024 chains, Adam from 10⁻⁴ to 0, β₁ = 0.
+- `jarzynski-paper`: Algorithm 1 with ULA and those settings.
+
+Each arm at each noise is a piece of its own, kept in `pieces/` when it is done and resumed in `training/` when it
+is not; the result has all pieces that are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.api import fit, log_partition
+from metastable.core.errors import DivergenceError, require_choice
+from metastable.core.parts import energies_of
+from metastable.core.random import derive, generator, normal_like
+from metastable.core.types import LogPartition, Walkers
+from metastable.energies import Tilted
+from metastable.energies.build import ConvConfig, EnergyConfig, MLPConfig
+from metastable.kernels import MALA
+from metastable.methods import Jarzynski, Method, PersistentCD
+from metastable.proposals import fit_gaussian
+from metastable.runs.run import Run
+from metastable.training.config import Adam, Schedule
+
+from .base import Bench, Experiment, Row
+from .digit_classifier import ImageClassifier, class_shares, train_classifier
+from .jarzynski_mnist_figures import SHOWN, Found, draw
+from .pieces import Pieces
+from .three_digits import CLASSES, TRUE, Digits, Sharpened, digits, sharpening
+from .trials import by_scale
+
+PAPER = {"rate": 1e-4, "betas": (0.0, 0.999)}
+ALL_ARMS = (
+    *("jarzynski", "jarzynski-annealed", "pcd", "pcd-data", "pcd-annealed", "pcd-paper"),
+    "jarzynski-paper",
+)
+CHOICES = ("arms", "noises", "required", "error_target", "max_seconds")
+"""Settings that say which pieces are made and what is asked of them, not how they are made."""
+
+
+# ---- what is trained
+
+
+def is_annealed(bench: Bench, arm: str, noise: float) -> bool:
+    """Whether its noise falls."""
+    return arm.endswith("-annealed") and noise < bench.first_noise
+
+
+def method_of(bench: Bench, arm: str, noise: float) -> Method:
+    """Of an arm, at a noise."""
+    N = bench.walkers
+    fitting: dict[str, Any] = {"kernel": MALA(bench.mala_step * noise**2)}
+    jarzynski = Jarzynski(
+        walkers=N + N // 2, held_out=1 / 3, populations=bench.populations, threshold=0.5, pace=bench.pace
+    )
+    plain: dict[str, Any] = {
+        "held_out": 0.0,
+        "order": "none",
+        "pace": None,
+        "step_size": bench.ula_step * noise**2,
+    }
+    return {
+        "jarzynski": lambda: jarzynski,
+        "jarzynski-annealed": lambda: jarzynski,
+        "pcd": lambda: PersistentCD(walkers=N, start_at="model", **fitting),
+        "pcd-data": lambda: PersistentCD(walkers=N, start_at="data", **fitting),
+        "pcd-annealed": lambda: PersistentCD(walkers=N, start_at="model"),
+        "pcd-paper": lambda: PersistentCD(walkers=bench.paper_walkers, start_at="model"),
+        "jarzynski-paper": lambda: Jarzynski(walkers=bench.paper_walkers, threshold=0.5, **plain),
+    }[arm]()
+
+
+def energy_of(bench: Bench, arm: str, noise: float, x: Tensor, seed: int) -> Any:
+    """The paper's network on a Gaussian that is a little wider than the pictures with their first noise."""
+    config: EnergyConfig = replace(bench.energy, reference="gaussian", inflate=bench.inflate)
+    if not is_annealed(bench, arm, noise):
+        return config
+    rng = generator(derive(seed, "reference"), x.device)
+    seen = x + bench.first_noise * normal_like(x, rng)
+    reference = fit_gaussian(seen, inflate=bench.inflate)
+    network = config.network(tuple(x.shape[1:]), derive(seed, "network") % 2**31).to(x.device)
+    std = bench.inflate * seen.std(0)
+    return Tilted(reference, Sharpened(network, seen.mean(0), std))
+
+
+def settings_of(bench: Bench, arm: str, noise: float) -> dict[str, Any]:
+    """Of `fit`."""
+    paper = arm.endswith("-paper")
+    annealed = is_annealed(bench, arm, noise)
+    rate = {"rate": bench.rate, "betas": (0.9, 0.999)} if not paper else PAPER
+    return {
+        "steps": bench.steps,
+        "batch_size": bench.batch,
+        "optimiser": sharpening(bench.rate, bench.faster) if annealed else Adam(rate["rate"], rate["betas"]),
+        "schedule": Schedule("linear"),
+        "data_noise": bench.first_noise if annealed else noise,
+        "data_noise_final": noise if annealed else None,
+        "data_noise_over": bench.annealed_over if annealed else 1.0,
+        "log_every": max(1, bench.steps // 200),
+        "checkpoint_every": max(1, bench.steps // 8),
+        "keep": 1,
+        "max_seconds": bench.max_seconds,
+        "device": bench.device,
+        "units": "none",
+        "evaluate": False,
+    }
+
+
+def train(bench: Bench, data: Digits, arm: str, noise: float) -> Run | None:
+    """One piece, from where it was left; None where it diverged or `max_seconds` came before its end."""
+    seed, x = derive(bench.seed, "piece") % 2**31, data.x
+    energy = energy_of(bench, arm, noise, x, seed)
+    method, settings = method_of(bench, arm, noise), settings_of(bench, arm, noise)
+    out = bench.folder / "training" / f"{arm}-{noise:g}"
+    try:
+        run = fit(energy, x.cpu(), method, seed=seed, out=out, resume=True, **settings)
+    except DivergenceError as error:
+        bench.say(f"{out.name}: {error}")
+        return None
+    if run.steps < bench.steps:
+        bench.say(f"{out.name}: update {run.steps} of {bench.steps}; the same command goes on with it")
+        return None
+    return run
+
+
+# ---- what comes out
+
+
+def relative_error(shares: Tensor, std_error: Tensor) -> tuple[float, float]:
+    """Mean relative error of the three weights, and how far it is sure."""
+    off, bar = (shares - TRUE).abs() / TRUE, std_error / TRUE
+    return float(off.mean()), float(bar.square().sum().sqrt() / len(TRUE))
+
+
+def weights_of(run: Run, walkers: Walkers, classifier: ImageClassifier, name: str) -> dict[str, Any]:
+    """Shares of the three digits among samples without their noise, and their mean relative error."""
+    found = class_shares(replace(walkers, x=run.denoised(walkers.x)), classifier)
+    shares, std_error = (values[list(CLASSES)] for values in found)
+    error, bar = relative_error(shares, std_error)
+    said = {"shares": shares.tolist(), "other": 1 - float(shares.sum()), "error": error, "error_se": bar}
+    return {f"{name}{key}": value for key, value in said.items()}
+
+
+def judge(
+    bench: Bench, data: Digits, classifier: ImageClassifier, noise: float, run: Run
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Numbers and pictures of a finished training."""
+    assert run.walkers is not None
+    seed, own = derive(bench.seed, "judge", noise), run.log_partition
+    smc = log_partition(
+        run.learned_energy,
+        event_shape=run.event_shape,
+        walkers=bench.smc_walkers,
+        refinements=0,
+        conditional_ess=bench.smc_ess,
+        seed=seed,
+    )
+    rng = generator(seed, data.held_out.device)
+    seen = data.held_out + noise * normal_like(data.held_out, rng)
+    energy = float(energies_of(run.learned_energy, seen).mean())
+    numbers = {
+        "seconds": run.seconds,
+        "engine": run.engine.get("chosen", ""),
+        "ess": run.walkers.ess / len(run.walkers),
+        **{
+            name: run.history[-1].get(name)
+            for name in ("ancestors", "acceptance", "step_size", "rate_factor")
+        },
+        "log_z": own and own.as_json(),
+        "smc_log_z": smc.as_json(),
+        "cross_entropy": None if own is None else energy + own.value,
+        "smc_cross_entropy": energy + smc.value,
+        **weights_of(run, run.walkers, classifier, ""),
+        **({} if smc.walkers is None else weights_of(run, smc.walkers, classifier, "smc_")),
+    }
+    restored, errors = restore(bench, data, run)
+    return numbers | errors, pictures(run) | restored | curves(run)
+
+
+def restore(bench: Bench, data: Digits, run: Run) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The left half of pictures that were not seen, filled in, and as the mean of the right digit has it."""
+    rows = torch.linspace(0, len(data.held_out) - 1, bench.restored).long().to(data.held_out.device)
+    truth, labels = data.held_out[rows], data.held_out_labels[rows]
+    found = run.restore(truth, "left", draws=8, steps=bench.restore_steps, seed=bench.seed)
+    means = torch.stack([data.x[data.labels == label].mean(0) for label in labels.tolist()])
+    off = float((means - truth).square()[found.missing].mean())
+    errors = {f"restored_{name}": value for name, value in found.errors(truth).items()}
+    shown = {"truth": truth, "given": found.given, "mean": found.mean, "draw": found.draws[:, 0]}
+    arrays = {f"restored_{name}": small(x[:: max(1, len(x) // SHOWN)][:SHOWN]) for name, x in shown.items()}
+    return arrays, errors | {"restored_class_mean": off}
+
+
+def small(x: Tensor) -> np.ndarray:
+    """Pictures as bytes, from −1 to 1."""
+    return ((x.clamp(-1, 1) + 1) * 127.5).round().byte().cpu().numpy()
+
+
+def pictures(run: Run) -> dict[str, np.ndarray]:
+    """Samples with and without their noise, and walkers from the heaviest to the lightest."""
+    assert run.walkers is not None
+    drawn = run.walkers.resampled(4 * SHOWN, seed=1).x
+    drawn = drawn[torch.randperm(len(drawn), generator=generator(0)).to(drawn.device)]
+    order = run.walkers.log_weight.argsort(descending=True)
+    places = torch.linspace(0, len(order) - 1, 2 * SHOWN).long().to(order.device)
+    by_weight = run.denoised(run.walkers.x[order[places]])
+    return {"noisy": small(drawn), "clean": small(run.denoised(drawn)), "by_weight": small(by_weight)}
+
+
+def curves(run: Run) -> dict[str, np.ndarray]:
+    """What Figure 4 shows over updates."""
+    names = ("step", "ess", "cross_entropy", "log_z", "rate_factor", "pace")
+    return {
+        f"curve_{name}": np.array([row.get(name, np.nan) for row in run.history], float) for name in names
+    }
+
+
+def body(bench: Bench) -> list[Row]:
+    """The pieces that were asked for, then rows and figures of all that are there."""
+    for arm in bench.arms:
+        require_choice("arms", arm, ALL_ARMS)
+    data = digits(bench)
+    settings = {"noise": 0.2, "epochs": bench.epochs, "width": bench.width, "seed": bench.seed}
+    classifier = train_classifier(*data.all_train, data.all_test, **settings)
+    bench.say(f"classifier: {classifier.accuracy:.4f} of the test pictures")
+    how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
+    pieces = Pieces(bench.folder / "pieces", how)
+    for noise in bench.noises:
+        for arm in bench.arms:
+            name = f"{arm}-{noise:g}"
+            if pieces.find(name) is None:
+                run = train(bench, data, arm, noise)
+                if run is None:
+                    continue
+                numbers = pieces.keep(name, *judge(bench, data, classifier, noise, run)).numbers
+                shares = ", ".join(f"{share:.3f}" for share in numbers["shares"])
+                bench.say(f"{name}: {shares}, error {numbers['error']:.3f}, {numbers['seconds']:.0f} s")
+    there: Found = {}
+    for noise, arm in sorted(map(split_name, pieces.names()), key=lambda at: (-at[0], ALL_ARMS.index(at[1]))):
+        piece = pieces.find(f"{arm}-{noise:g}")
+        there |= {} if piece is None else {(arm, noise): piece}
+    draw(bench, data, there)
+    return [
+        Row("classifier_accuracy", classifier.accuracy, ">=", bench.least_accuracy),
+        *rows_of(bench, there),
+    ]
+
+
+def split_name(name: str) -> tuple[float, str]:
+    """Noise and arm of a piece."""
+    arm, _, noise = name.rpartition("-")
+    return float(noise), arm
+
+
+def rows_of(bench: Bench, found: Found) -> list[Row]:
+    """Errors of the weights first, then log Z, likelihood, what was restored, and what it cost."""
+    rows = []
+    for (arm, noise), piece in found.items():
+        n, at = piece.numbers, f"{arm}/noise={noise:g}"
+        judged = ("<=", bench.error_target) if arm in bench.required else (None, None)
+        rows += [Row(f"weight_error/{at}", n["error"], *judged), Row(f"weight_error_se/{at}", n["error_se"])]
+        rows += [
+            Row(f"share_of_{digit}/{at}", share) for digit, share in zip(CLASSES, n["shares"], strict=True)
+        ]
+        plain = found.get(("jarzynski", noise))
+        if plain is not None and arm.startswith("pcd"):
+            rows.append(Row(f"error_over_jarzynski/{at}", n["error"] / max(plain.numbers["error"], 1e-9)))
+        rows += [*log_z_rows(n, at), *restored_rows(bench, n, at, arm in bench.required)]
+        names = ("smc_error", "ess", "ancestors", "cross_entropy", "smc_cross_entropy", "seconds")
+        rows += [Row(f"{name}/{at}", n[name]) for name in names if n.get(name) is not None]
+    return rows
+
+
+def log_z_rows(numbers: dict[str, Any], at: str) -> list[Row]:
+    """log Z of training beside that of sequential Monte Carlo: they agree, or one of them is not trusted."""
+    estimates = {name: numbers[name] for name in ("log_z", "smc_log_z") if numbers[name] is not None}
+    read = {name: LogPartition.from_json(kept) for name, kept in estimates.items()}
+    rows = [Row(f"{name}/{at}", z.value) for name, z in read.items()]
+    rows += [Row(f"{name}_se/{at}", z.std_error) for name, z in read.items()]
+    rows += [Row(f"{name}_trusted/{at}", float(z.trusted)) for name, z in read.items()]
+    if len(read) == 2:
+        own, smc = read.values()
+        apart = abs(own.value - smc.value) / max((own.std_error**2 + smc.std_error**2) ** 0.5, 1e-12)
+        judged = ("<=", 3.0) if own.trusted and smc.trusted else (None, None)
+        rows.append(Row(f"log_z_apart_in_joint_se/{at}", apart, *judged))
+    return rows
+
+
+def restored_rows(bench: Bench, numbers: dict[str, Any], at: str, required: bool) -> list[Row]:
+    """Squared error of the filled-in half, as a share of that of the noise it was and of the mean digit's."""
+    error = numbers["restored_mean"]
+    targets = (("<=", 0.5), ("<=", 1.0)) if required and bench.restore_required else ((None, None),) * 2
+    return [
+        Row(f"restored_over_start/{at}", error / numbers["restored_given"], *targets[0]),
+        Row(f"restored_over_class_mean/{at}", error / numbers["restored_class_mean"], *targets[1]),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="jarzynski-mnist",
+    title="Three digits at 4/7, 2/7 and 1/7: who keeps their weights, and at which noise (Fig. 2-4, 11, 12)",
+    paper="Carbone, Hua, Coste, Vanden-Eijnden, NeurIPS 2023, Section 4.2 and Appendices B.2 and C.1.2",
+    scales=by_scale(
+        {
+            "required": ("jarzynski",),
+            "max_seconds": None,
+            "inflate": 1.1,
+            "pace": 0.03,
+            "mala_step": 0.12,
+            "ula_step": 0.05,
+            "first_noise": 0.3,
+            "annealed_over": 0.6,
+            "faster": 10.0,
+            "smc_ess": 0.9,
+        },
+        data=("digits", "mnist", "mnist"),
+        size=(None, 14, None),
+        energy=(MLPConfig(hidden=(128, 128)), MLPConfig(hidden=(256, 256)), ConvConfig()),
+        arms=(("jarzynski", "pcd"), ("jarzynski", "pcd", "pcd-data"), ("jarzynski", "pcd", "pcd-data")),
+        noises=((0.3,), (0.3, 0.1), (0.3, 0.1, 0.05)),
+        train_rows=(None, 12_000, None),
+        test_rows=(None, 4000, None),
+        count=(30, 250, 1400),
+        held_out_count=(9, 60, 200),
+        epochs=(30, 6, 8),
+        width=(8, 16, 32),
+        least_accuracy=(0.95, 0.97, 0.99),
+        walkers=(512, 1024, 2048),
+        paper_walkers=(256, 512, 1024),
+        populations=(4, 8, 8),
+        batch=(128, 256, 512),
+        rate=(3e-3, 1e-3, 3e-4),
+        steps=(600, 4000, 24_000),
+        smc_walkers=(16, 16, 128),
+        restored=(12, 24, 96),
+        restore_steps=(100, 300, 1000),
+        restore_required=(False, False, True),
+        error_target=(1.0, 0.5, 0.1),
+    ),
+    body=body,
+)

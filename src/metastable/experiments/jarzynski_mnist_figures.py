@@ -1,0 +1,72 @@
+"""Pictures of `jarzynski-mnist`: samples, errors over noise, curves, walkers by weight, and what was restored."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from metastable.report.figures import draw_level, palette, picture, save_image_rows
+
+from .base import Bench
+from .pieces import Piece
+from .three_digits import Digits
+
+SHOWN = 12
+"""Pictures in a row."""
+Found = dict[tuple[str, float], Piece]
+"""By arm and noise."""
+
+
+def shown(images: np.ndarray) -> np.ndarray:
+    """Bytes as numbers from −1 to 1."""
+    return images[:SHOWN].astype(np.float32) / 127.5 - 1
+
+
+def draw(bench: Bench, data: Digits, found: Found) -> None:
+    """Figures 2 (samples), 3 (errors), 4 (curves) and 11 (by weight), and what was restored."""
+    rows = torch.linspace(0, len(data.held_out) - 1, SHOWN).long()
+    samples = {"pictures": data.held_out.cpu()[rows].numpy()}
+    names = {key: f"{key[0]}, {key[1]:g}" for key in found}
+    for key, piece in found.items():
+        samples[names[key]] = shown(piece.arrays["clean"])
+        if key[0] == "jarzynski":
+            samples[f"{names[key]}, with noise"] = shown(piece.arrays["noisy"])
+    save_image_rows(bench.folder / "figure-2.png", samples)
+    weighted = {key: piece for key, piece in found.items() if key[0].startswith("jarzynski")}
+    draw_errors(bench, found)
+    if not weighted:
+        return
+    draw_curves(bench, {names[key]: piece for key, piece in weighted.items()})
+    by_weight, restored = {}, {}
+    for key, piece in weighted.items():
+        heavy, light = piece.arrays["by_weight"][:SHOWN], piece.arrays["by_weight"][SHOWN:]
+        by_weight |= {f"{names[key]}, heavy": shown(heavy), f"{names[key]}, light": shown(light)}
+        for what in ("truth", "given", "mean", "draw"):
+            restored[f"{names[key]}, {what}"] = shown(piece.arrays[f"restored_{what}"])
+    save_image_rows(bench.folder / "figure-11.png", by_weight)
+    save_image_rows(bench.folder / "restored.png", restored)
+
+
+def draw_errors(bench: Bench, found: Found) -> None:
+    """Figure 3, over the data noise: errors of the weights of each arm."""
+    with picture(bench.folder / "figure-3.png", 5.5, 3.4) as axes:
+        for arm, colour in zip(dict.fromkeys(arm for arm, _ in found), palette, strict=False):
+            own = {noise: piece.numbers for (name, noise), piece in found.items() if name == arm}
+            if own:
+                errors, bars = ([n[name] for n in own.values()] for name in ("error", "error_se"))
+                axes.errorbar(list(own), errors, bars, color=colour, marker="o", capsize=3, label=arm)
+        draw_level(axes, bench.error_target)
+        axes.set(xlabel="data noise", ylabel="mean relative error of the weights", ylim=(0, None))
+        axes.legend(fontsize=7)
+
+
+def draw_curves(bench: Bench, weighted: dict[str, Piece]) -> None:
+    """Figure 4: cross-entropy and effective sample size over updates."""
+    with picture(bench.folder / "figure-4.png", 9, 3.3, columns=2) as (entropy, ess):
+        for (name, piece), colour in zip(weighted.items(), palette, strict=False):
+            steps = piece.arrays["curve_step"]
+            entropy.plot(steps, piece.arrays["curve_cross_entropy"], color=colour, lw=1, label=name)
+            ess.plot(steps, piece.arrays["curve_ess"], color=colour, lw=1)
+        entropy.set(title="cross-entropy", xlabel="update")
+        ess.set(title="effective sample size", xlabel="update", ylim=(0, 1.02))
+        entropy.legend(fontsize=7)

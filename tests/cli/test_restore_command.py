@@ -1,0 +1,109 @@
+"""`metastable restore` and `sample --denoise`: what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import metastable as ms
+
+SIDE = 8
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """The folder of a run of small pictures with noise on them, beside its data and a mask."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    level = rng.normal(
+        0, 1, (80, 1, 1, 1)
+    )  # all pixels of a picture agree: half of it says what the other is
+    x = (level + 0.1 * rng.normal(0, 1, (80, 1, SIDE, SIDE))).astype(np.float32)
+    np.save(folder / "x.npy", x)
+    np.save(folder / "mask.npy", np.eye(SIDE))
+    method = ms.methods.PersistentCD(walkers=80)
+    energy = {"name": "mlp", "hidden": [8], "reference": "gaussian"}
+    ms.fit(energy, folder / "x.npy", method, 2, out=folder / "run", data_noise=0.2, seed=0)
+    return folder
+
+
+def test_half_of_a_picture_comes_back_from_the_other(metastable, pictures, tmp_path):
+    out = tmp_path / "out"
+    words = ("--images", pictures / "x.npy", "--mask", "left", "--n", 3, "--draws", 4, "--steps", 40)
+    result = metastable("restore", pictures / "run", *words, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "mean squared error of what was not known" in result.output
+    kept, x = np.load(out / "restored.npz"), np.load(pictures / "x.npy")[:3]
+    assert kept["draws"].shape == (3, 4, 1, SIDE, SIDE)
+    assert np.array_equal(kept["mean"][..., SIDE // 2 :], x[..., SIDE // 2 :])
+    assert np.allclose(kept["spread"], kept["draws"].std(1, ddof=1), atol=1e-6)
+    said = json.loads((out / "restored.json").read_text())
+    error = float(((kept["mean"] - x)[..., : SIDE // 2] ** 2).mean())
+    assert said["mean_squared_error"]["mean"] == pytest.approx(error, rel=1e-5)
+    assert error < 0.5 * said["mean_squared_error"]["given"]
+    assert (out / "restored.png").stat().st_size > 0
+
+
+def test_noise_that_is_added_is_taken_off(metastable, pictures, tmp_path):
+    words = ("--images", pictures / "x.npy", "--noise", 0.6, "--add-noise", "--n", 5, "--draws", 6)
+    result = metastable("restore", pictures / "run", *words, "--steps", 60, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    errors = json.loads((tmp_path / "restored.json").read_text())["mean_squared_error"]
+    assert errors["given"] == pytest.approx(0.36, rel=0.2)  # over all pixels: none of them was known
+    assert errors["mean"] < 0.85 * errors["given"]  # the reference says 1.44/(1.44 + 0.36) of it
+
+
+def test_noise_without_a_truth_has_no_error(metastable, pictures, tmp_path):
+    words = ("--images", pictures / "x.npy", "--noise", 0.6, "--n", 2, "--draws", 1, "--steps", 2)
+    result = metastable("restore", pictures / "run", *words, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "restored.json").read_text())["mean_squared_error"] is None
+
+
+def test_a_mask_from_a_file_is_of_all_channels(metastable, pictures, tmp_path):
+    words = ("--images", pictures / "x.npy", "--mask", pictures / "mask.npy", "--n", 2, "--steps", 2)
+    assert metastable("restore", pictures / "run", *words, "--out", tmp_path).exit_code == 0
+    missing = np.load(tmp_path / "restored.npz")["missing"]
+    assert np.array_equal(missing, np.broadcast_to(np.eye(SIDE, dtype=bool), missing.shape))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mask", "middle"), "mask: must be one of left"),
+        (("--mask", "none.npy"), "mask: must be one of left"),
+        ((), "mask: hides nothing, and noise is 0"),
+        (
+            ("--mask", "left", "--truth", "toy:circles"),
+            "truth: must have the run's shape (1, 8, 8), got (2,)",
+        ),
+    ],
+)
+def test_what_cannot_be_restored_is_refused(refused, pictures, words, said):
+    assert said in refused("restore", pictures / "run", "--images", pictures / "x.npy", *words)
+
+
+def test_samples_without_their_noise(metastable, pictures, tmp_path):
+    files = [tmp_path / "noisy.npy", tmp_path / "clean.npy"]
+    for file, more in zip(files, ((), ("--denoise",)), strict=True):
+        result = metastable("sample", pictures / "run", "--n", 20, "--steps", 3, "--out", file, *more)
+        assert result.exit_code == 0, result.output
+    noisy, clean = map(np.load, files)
+    expected = ms.load_run(pictures / "run").denoised(noisy).numpy()
+    assert np.allclose(clean, expected, atol=1e-5)
+    assert not np.allclose(clean, noisy, atol=1e-2)
+
+
+def test_a_run_without_noise_refuses_to_take_it_off(refused, run_folder, tmp_path):
+    assert "denoise: this run was trained without noise" in refused(
+        "sample", run_folder, "--n", 5, "--denoise", "--out", tmp_path / "x.npy"
+    )
+
+
+def test_the_report_shows_samples_without_their_noise(pictures):
+    run = ms.load_run(pictures / "run")
+    figures = np.load(pictures / "run" / "figures.npz")
+    assert np.allclose(figures["without_noise"], run.denoised(figures["samples"][:64]).numpy(), atol=1e-5)
+    assert "Without noise" in (pictures / "run" / "report.html").read_text()

@@ -1,0 +1,187 @@
+"""The experiment `jarzynski-mnist`: its pieces, its energies and its rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from metastable.core.errors import ConfigError, InputError
+from metastable.core.types import LogPartition, Walkers
+from metastable.energies import Tilted
+from metastable.energies.build import MLPConfig
+from metastable.experiments import jarzynski_mnist as room
+from metastable.experiments import jarzynski_mnist_figures as figures
+from metastable.experiments.base import Bench, changed
+from metastable.experiments.digit_classifier import ImageClassifier, class_shares, train_classifier
+from metastable.experiments.jarzynski_mnist import ALL_ARMS, EXPERIMENT, method_of, relative_error, rows_of
+from metastable.experiments.pieces import Piece, Pieces
+from metastable.experiments.three_digits import CLASSES, TRUE, Sharpened, some_of
+from metastable.methods import Jarzynski, PersistentCD
+from metastable.proposals import Gaussian
+
+TINY = {
+    **{"steps": 4, "walkers": 32, "paper_walkers": 16, "populations": 2, "batch": 16, "epochs": 1},
+    **{"energy": MLPConfig(hidden=(8,)), "smc_walkers": 2, "smc_ess": 0.5, "restored": 3, "restore_steps": 2},
+}
+
+
+def bench(folder, **changes) -> Bench:
+    settings = changed({**EXPERIMENT.scales["smoke"], **TINY}, changes)
+    return Bench(settings, "smoke", 0, "cpu", folder)
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """Two pieces, made by two commands; their folder, the rows of the second, and what it said."""
+    folder, seen = tmp_path_factory.mktemp("mnist"), []
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (room, figures):
+            patch.setattr(module, "SHOWN", 2)
+        with pytest.MonkeyPatch.context() as quietly:
+            quietly.setattr(room, "draw", lambda *_: None)
+            room.body(bench(folder, arms="jarzynski"))
+        again = bench(folder, arms=("jarzynski", "pcd-paper"))
+        again.say = seen.append
+        return folder, room.body(again), seen
+
+
+def test_what_is_there_is_not_made_again_and_all_of_it_is_gathered(pieces):
+    folder, rows, seen = pieces
+    said = [line.split(":")[0] for line in seen]
+    assert said == ["classifier", "pcd-paper-0.3"]
+    found = {row.metric for row in rows}
+    for arm in ("jarzynski", "pcd-paper"):
+        assert f"weight_error/{arm}/noise=0.3" in found
+    assert "error_over_jarzynski/pcd-paper/noise=0.3" in found
+    assert "log_z_apart_in_joint_se/jarzynski/noise=0.3" in found
+    assert {path.name for path in folder.glob("*.png")} == {
+        *("figure-2.png", "figure-3.png", "figure-4.png", "figure-11.png", "restored.png")
+    }
+
+
+def test_an_unknown_arm_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="arms: unknown value 'pdc'"):
+        room.body(bench(tmp_path, arms="pdc"))
+
+
+def test_a_piece_of_other_settings_is_refused(pieces):
+    folder, *_ = pieces
+    with pytest.raises(InputError, match=r"jarzynski-0\.3\.json was made with steps = 4, now it is 5"):
+        Pieces(folder / "pieces", {"steps": 5}).find("jarzynski-0.3")
+
+
+def test_a_piece_that_ran_out_of_time_goes_on(tmp_path):
+    data = room.digits(bench(tmp_path))
+    assert room.train(bench(tmp_path, max_seconds=1e-9), data, "pcd", 0.3) is None
+    run = room.train(bench(tmp_path), data, "pcd", 0.3)
+    assert run is not None
+    assert run.steps == 4
+    whole = room.train(bench(tmp_path / "whole"), data, "pcd", 0.3)
+    assert torch.equal(whole.walkers.x, run.walkers.x)
+
+
+@pytest.mark.parametrize("arm", ALL_ARMS)
+def test_every_arm_can_be_trained(arm, tmp_path):
+    small = bench(tmp_path, steps=2)
+    data = room.digits(small)
+    run = room.train(small, data, arm, 0.1)
+    assert run.steps == 2
+    assert run.data_noise == pytest.approx(0.1)
+    start = {"jarzynski": Jarzynski, "pcd": PersistentCD}[arm.split("-")[0]]
+    assert isinstance(method_of(small, arm, 0.1), start)
+    assert isinstance(run.energy.network, Sharpened) == arm.endswith("-annealed")
+
+
+def test_learned_precisions_are_those_of_a_gaussian():
+    mean, std = torch.tensor([[[1.0, -2.0]]]), torch.tensor([[[0.5, 2.0]]])
+    network = Sharpened(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 1), torch.nn.Flatten(0)), mean, std
+    )
+    energy = Tilted(Gaussian(mean, std), network)
+    x = torch.randn(50, 1, 1, 2, generator=torch.Generator().manual_seed(0))
+    assert energy.exact_start(x) is not None
+    with torch.no_grad():
+        network.log_precision.copy_(torch.tensor([[[math.log(4.0), math.log(0.25)]]]))
+    narrower = Gaussian(mean, std * torch.tensor([[[0.5, 2.0]]]))  # precision times 4 is half the width
+    assert torch.allclose(energy(x), -narrower.log_prob(x), atol=1e-4)
+
+
+def test_shares_are_by_weight_and_their_error_is_relative():
+    logits = torch.nn.functional.one_hot
+    x = torch.tensor([2, 2, 3, 6, 9])
+    walkers = Walkers(x, torch.tensor([3.0, 1.0, 2.0, 1.0, 1.0], dtype=torch.float64).log())
+    found = class_shares(walkers, ImageClassifier(lambda labels: logits(labels, 10).float(), 1.0))
+    assert found.shares[list(CLASSES)].tolist() == pytest.approx([0.5, 0.25, 0.125])
+    error, _ = relative_error(found.shares[list(CLASSES)], found.std_error[list(CLASSES)])
+    assert error == pytest.approx((1 / 8 + 1 / 8 + 1 / 8) / 3)
+    assert relative_error(TRUE, torch.zeros(3)) == (0.0, 0.0)
+
+
+def test_a_classifier_learns_what_there_is_to_learn():
+    labels = torch.arange(200) % 2
+    x = (
+        torch.randn(200, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+        + 3 * labels[:, None, None, None]
+    )
+    assert (
+        train_classifier(x[:150], labels[:150], (x[150:], labels[150:]), epochs=20, width=4).accuracy > 0.85
+    )
+
+
+def test_the_three_digits_come_four_two_one():
+    labels = torch.arange(100) % 10
+    x, chosen = some_of(labels[:, None], labels, 2)
+    assert chosen.tolist() == [2] * 8 + [3] * 4 + [6] * 2
+    assert torch.equal(x[:, 0], chosen)
+    with pytest.raises(
+        ConfigError, match="count: must be such that there are 4 times as many pictures of a 2"
+    ):
+        some_of(labels[:, None], labels, 3)
+
+
+def piece(value: float, std_error: float, warnings: tuple[str, ...] = ()) -> dict[str, object]:
+    return LogPartition(value, std_error, 10.0, 7, warnings).as_json()
+
+
+def test_log_z_must_agree_where_both_are_trusted():
+    numbers = {"log_z": piece(1.0, 0.3), "smc_log_z": piece(3.0, 0.4)}
+    rows = {row.metric: row for row in room.log_z_rows(numbers, "x")}
+    assert rows["log_z_apart_in_joint_se/x"].value == pytest.approx(4.0)
+    assert not rows["log_z_apart_in_joint_se/x"].ok
+    numbers["smc_log_z"] = piece(3.0, 0.4, ("populations disagree",))
+    rows = {row.metric: row for row in room.log_z_rows(numbers, "x")}
+    assert rows["log_z_apart_in_joint_se/x"].ok
+    assert rows["smc_log_z_trusted/x"].value == 0
+
+
+def test_a_large_error_of_the_required_arm_fails_and_of_another_does_not(tmp_path):
+    numbers = {
+        **{
+            "error": 3.0,
+            "error_se": 0.1,
+            "shares": [0.1, 0.1, 0.1],
+            "log_z": None,
+            "smc_log_z": piece(1.0, 0.1),
+        },
+        **{"restored_mean": 1.0, "restored_given": 1.0, "restored_class_mean": 1.0},
+    }
+    found = {(arm, 0.3): Piece(arm, numbers, {}) for arm in ("jarzynski", "pcd")}
+    ok = {row.metric: row.ok for row in rows_of(bench(tmp_path), found)}
+    assert not ok["weight_error/jarzynski/noise=0.3"]
+    assert ok["weight_error/pcd/noise=0.3"]
+
+
+def test_settings_of_a_scale_can_be_changed_and_only_those():
+    settings = {"noises": (0.3, 0.1), "steps": 10}
+    assert changed(settings, {"noises": [0.05], "steps": 5}) == {"noises": (0.05,), "steps": 5}
+    with pytest.raises(ConfigError, match="unknown option"):
+        changed(settings, {"noise": 0.1})
+
+
+def test_pictures_are_bytes():
+    x = torch.tensor([-2.0, -1.0, 0.0, 1.0, 7.0])
+    assert room.small(x).tolist() == [0, 0, 128, 255, 255]
+    assert np.allclose(figures.shown(room.small(x[1:4])), [-1, 0, 1], atol=0.01)

@@ -1,0 +1,139 @@
+"""Nonsense through the command line: a share of `fuzz.py` at every commit, and every find as a case of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import each
+from fuzz import DATA, Case, call, fuzz, judge, make_run, npy_header, quick, zip_of
+
+from metastable.core import room
+from metastable.core.errors import InputError
+from metastable.core.room import require_room
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with quick():
+        yield make_run(tmp_path_factory.mktemp("run"))
+
+
+def test_nonsense_is_refused_in_words(run, tmp_path):
+    assert fuzz(60, seed=0, place=tmp_path, run=run) == []
+
+
+@pytest.mark.slow
+def test_much_nonsense_is_refused_in_words(run, tmp_path):
+    assert fuzz(5000, seed=10_000, place=tmp_path, run=run) == []
+
+
+def test_the_fuzzer_sees_tracebacks_and_wrong_statuses(monkeypatch, tmp_path):
+    def bug(*words: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    words = ("train", "--data", DATA, "--out", str(tmp_path / "run"))
+    assert judge(Case.of("right", *words, "--set", "nothing=1")) == ""
+    assert "status 2, expected" in judge(Case.of("wrong", *words, "--set", "nothing=1", allowed=(0,)))
+    monkeypatch.setattr("metastable.cli.settings.trainer_of", bug)
+    assert "ZeroDivisionError" in judge(Case.of("bug", *words))
+
+
+TINY = ("--steps", "1", "--set", "trainer.batch_size=16", "--no-progress")
+
+
+@each(
+    "words, expected",
+    [
+        (("--device", "mps"), "'mps' was asked for"),
+        (("--device", "cpu:7"), "there is cpu:0 to cpu:0 on this machine, got 'cpu:7'"),
+        (("--set", "energy.hidden=3"), "energy.hidden: must be"),
+        (("--set", 'energy.hidden=["a"]'), "energy.hidden.0: must be int, got 'a'"),
+        (("--set", "trainer.optimiser.betas=7"), "betas"),
+        (("--set", "trainer.optimiser.betas=[2, 3]"), "betas: must be two numbers of at least 0 and below 1"),
+        (("--set", "trainer.optimiser.betas=[0.1]"), "betas: must be a list of 2, got [0.1]"),
+        (("--set", "method=[]"), "method.name: unknown value []"),
+        (("--set", f"trainer.max_seconds={'9' * 400}"), "trainer.max_seconds: must be a number"),
+        (("--set", f"trainer.steps={10**20}"), "trainer.steps: must be an integer of at most 64 bits"),
+        (("--set", f"trainer.steps=1{'0' * 5000}"), "trainer.steps: must be int"),
+        (("--method", ""), "method.name: unknown value ''"),
+        (("--method", "density"), "method: 'density' trains a model with loss"),
+        (("--data", f"toy:two-modes?n={10**20}"), "EiB of memory"),
+        (("--set", f"method.walkers={10**12}"), "walkers would take about"),
+        (("--set", "energy.hidden=[10000000, 10000000]"), "weights would take about"),
+    ],
+)
+def test_what_was_found_before_is_refused_by_name_dry_or_not(words, expected, tmp_path):
+    given = {"--data": DATA, "--out": str(tmp_path / "run")}
+    options = [word for name, value in given.items() if name not in words for word in (name, value)]
+    for dry in ((), ("--dry-run",)):
+        status, wrong, said = call(("train", *options, *TINY, *words, *dry))
+        assert (status, wrong) == (2, "")
+        assert expected in said
+        assert not (tmp_path / "run" / "config.json").exists()
+
+
+@each(
+    "text, expected",
+    [
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"method": {"name": ["cd"]}}', "unknown value ['cd']"),
+        ('{"data": ["toy:two-modes"]}', "data: give --data"),
+        ('{"energy": "os:abort", "data": "toy:two-modes"}', "a file must not name code to run"),
+    ],
+)
+def test_settings_files_of_nonsense_are_refused_by_name(text, expected, tmp_path):
+    (tmp_path / "c.json").write_text(text)
+    status, wrong, said = call(
+        ("train", "--config", str(tmp_path / "c.json"), "--out", str(tmp_path / "run"))
+    )
+    assert (status, wrong) == (2, "")
+    assert expected in said
+
+
+# ---- hostile files
+
+
+def test_what_does_not_fit_is_refused_before_it_is_taken(monkeypatch, tmp_path):
+    taken: list[int] = []
+    monkeypatch.setattr(room, "free_bytes", lambda device="cpu": 1 << 20)
+    monkeypatch.setattr(np, "load", lambda *a, **k: taken.append(1))
+    require_room("data", "a megabyte", 1 << 20)
+    with pytest.raises(
+        InputError, match=r"data: two would take about 2.0 MiB of memory, and 1.0 MiB are free"
+    ):
+        require_room("data", "two", 2 << 20)
+    zip_of(tmp_path / "bomb.npz", {"x.npy": npy_header("(1000000, 2)") + bytes(8_000_000)})
+    assert (tmp_path / "bomb.npz").stat().st_size < 20_000
+    status, wrong, said = call(
+        ("train", "--data", str(tmp_path / "bomb.npz"), "--out", str(tmp_path / "run"))
+    )
+    assert (status, wrong, taken) == (2, "", [])
+    assert "1 arrays, unpacked," in said
+
+
+@each("name", ["x.npy", "x.npz"])
+def test_a_header_that_claims_more_than_the_file_holds_is_refused(name, tmp_path):
+    lie = npy_header("(500000, 1000)") + bytes(80)
+    path: Path = tmp_path / name
+    path.write_bytes(lie) if name == "x.npy" else zip_of(path, {"x.npy": lie})
+    status, wrong, said = call(("train", "--data", str(path), "--out", str(tmp_path / "run")))
+    assert (status, wrong) == (2, "")
+    assert "its header claims shape (500000, 1000), 1.9 GiB, and the file holds" in said
+
+
+def test_the_page_of_a_run_shows_the_text_of_a_script_in_a_name(run, tmp_path):
+    attack = "<script>alert(1)</script>"
+    rows = np.random.default_rng(0).normal(size=(30, 2))
+    np.savetxt(tmp_path / "a<b>.csv", rows, delimiter=",", header=f"{attack},<img src=x>", comments="")
+    small = [word for name in ("energy.hidden=[4]", "method.walkers=64") for word in ("--set", name)]
+    out = tmp_path / "<b>run"
+    status, wrong, said = call(
+        ("train", "--data", str(tmp_path / "a<b>.csv"), "--out", str(out), *TINY, *small)
+    )
+    assert (status, wrong) == (0, ""), said
+    page = (out / "report.html").read_text()
+    assert "<script>alert" not in page
+    assert "<img src=x>" not in page
+    assert "a&lt;b&gt;.csv" in page

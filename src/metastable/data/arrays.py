@@ -108,8 +108,7 @@ class Dataset:
     def split(self, fraction: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
         """(train, held_out): `fraction` of the rows, chosen by `seed`, is held out.
 
-        Both parts have at least one row and no row is in both. Where rows have groups, a share of those is held
-        out, each with all of its rows.
+        Both parts have at least one row and no row is in both; groups, where there are some, stay whole.
 
         >>> train, held_out = load_array("toy:two-modes?n=50").split(0.2, seed=0)
         >>> len(train), len(held_out)

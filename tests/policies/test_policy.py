@@ -291,3 +291,22 @@ def test_a_run_without_contexts_is_no_policy():
     run = ms.fit("flow", torch.randn(20, 2), "density", steps=1, evaluate=False)
     with pytest.raises(InputError, match="chunks given contexts"):
         RunActions(run)
+
+
+def test_an_energy_on_its_proposal_ranks_by_either():
+    method = {"name": "ranking-nce", "proposal": "flow", "pretrain": 2, "train_proposal": False}
+    settings = {"steps": 4, "batch_size": 32}
+    policy = fit_policy(shown(), "on-proposal", method, PolicyConfig(2, 4, 2, rank="network"), **settings)
+    run, given = policy.model.run, torch.randn(3, 4)
+    whole, part = RunActions(run), RunActions(run, rank="network")
+    x = whole.draw(given, 5, 0)
+    log_prob = run.players["proposal"].inner.log_prob(*inside(run, x, given))
+    torch.testing.assert_close(whole.energy(x, given), part.energy(x, given) - log_prob)
+    assert policy.model.rank == "network", "also after it was settled"
+    with pytest.raises(ConfigError, match="'network' for an energy on its proposal"):
+        RunActions(run_of(Smooth()), rank="network")
+
+
+def inside(run, x, given):
+    """Events and contexts in the units of training."""
+    return run.coordinates.events.forward(x).float(), run.model.as_contexts(given)

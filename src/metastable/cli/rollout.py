@@ -26,6 +26,7 @@ def rollout(
     steps: Annotated[int, typer.Option(help="Steps of an episode, at most.")] = 300,
     candidates: Annotated[int | None, typer.Option(help="Chunks of which the likeliest is taken.")] = None,
     chain: Annotated[int | None, typer.Option(help="Steps of the chain that moves the candidates.")] = None,
+    rank: Annotated[str | None, typer.Option(help="What ranks them: energy or network.")] = None,
     against: Annotated[
         Path | None,
         typer.Option(help="Another run's folder: its policy from the same starts, and the difference."),
@@ -41,7 +42,7 @@ def rollout(
 
     from .console import note, say
 
-    asked = {"candidates": candidates, "steps": chain}
+    asked = {"candidates": candidates, "steps": chain, "rank": rank}
     changed = {key: value for key, value in asked.items() if value is not None}
     if candidates == 1:  # which a warm start would leave no draw
         changed["warm"] = 0

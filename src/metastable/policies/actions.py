@@ -25,6 +25,7 @@ from metastable.kernels import MALA
 from metastable.kernels.adaptation import warm_up_each
 from metastable.methods import Density
 from metastable.methods.conditional_chains import run_chains
+from metastable.methods.draw_pool import OnDensity
 from metastable.proposals.given import sample_given
 from metastable.runs.run import Run
 
@@ -70,6 +71,8 @@ class RunActions:
             the three stages of an interpolating energy. A density has its own draws either way.
         covariance: C, from `settle`.
         step_size: of the chains, in units of v, from `settle`.
+        rank: `energy`, or `network` for that part alone of an energy on its proposal: how much likelier a chunk is
+            than the proposal says, which costs no density.
         options: of `Run.sample`, for algorithm 4.
     """
 
@@ -79,11 +82,16 @@ class RunActions:
         algorithm: int = 2,
         covariance: Tensor | None = None,
         step_size: float | None = None,
+        rank: str = "energy",
         **options: Any,
     ):
         if not run.conditional or len(run.event_shape) != 1:
             raise InputError("run: a policy needs one of chunks given contexts; see Windows.dataset")
         require(algorithm in (2, 4), "algorithm", "2 or 4", algorithm)
+        stands = provides(run.model.energy, OnDensity)
+        rule = "'energy', or 'network' for an energy on its proposal"
+        require(rank == "energy" or (rank == "network" and stands), "rank", rule, rank)
+        self.rank = rank
         self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
         self.covariance, self.step_size = covariance, step_size
         self.units = None if run.coordinates is None else run.coordinates.events
@@ -105,7 +113,8 @@ class RunActions:
     def energy(self, x: Tensor, contexts: Tensor) -> Tensor:
         """E of each chunk, `(B, n)`."""
         u = (x if self.units is None else self.units.forward(x)).to(self.model.home)
-        target = bind(self.model.energy, self.model.as_contexts(contexts), self.time)
+        ranking: Any = self.model.energy if self.rank == "energy" else self.model.energy.network
+        target = bind(ranking, self.model.as_contexts(contexts), self.time)
         return target(u.flatten(0, 1)).view(x.shape[:2])
 
     def settle(self, contexts: Tensor, seed: int = 0) -> RunActions:
@@ -113,7 +122,7 @@ class RunActions:
         rows = torch.randperm(len(contexts), generator=generator(derive(seed, "settle")))[:CONTEXTS]
         contexts = contexts[rows.to(contexts.device)]
         x = self.draw(contexts, DRAWS, seed)
-        found = RunActions(self.run, self.algorithm, pooled_covariance(x), **self.options)
+        found = RunActions(self.run, self.algorithm, pooled_covariance(x), rank=self.rank, **self.options)
         if found.has_chains:
             target, root = found._target(contexts, x[:, 0, :0])
             v = whitened(x[:, :PILOTS], root).flatten(0, 1)

@@ -39,6 +39,7 @@ class PolicyConfig:
         steps: of the chain that moves them on the energy; 0 ranks the proposal's own draws. A density has no chain.
         warm: how many of the chains start from what is left of the last chunk.
         freeze: actions of the last chunk that the next one begins with, so that the two join.
+        rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`.
         algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
         sampling: options of `Run.sample` for algorithm 4.
     """
@@ -50,6 +51,7 @@ class PolicyConfig:
     steps: int = 50
     warm: int = 1
     freeze: int = 0
+    rank: str = "energy"
     algorithm: int = 2
     sampling: dict[str, Any] = field(default_factory=dict)
 
@@ -190,7 +192,7 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
     refuse_newer(path, kept.get("version"), __version__)
     config = build(PolicyConfig, {**kept["policy"], **changed}, "policy")
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
-    model = RunActions(run, config.algorithm, covariance, kept["step_size"], **config.sampling)
+    model = RunActions(run, config.algorithm, covariance, kept["step_size"], config.rank, **config.sampling)
     return Policy(model, Scaling.from_json(kept["scaling"]), config, kept["seed"])
 
 
@@ -233,7 +235,7 @@ def policy_of(
 ) -> Policy:
     """A run as a policy, settled on some of its contexts `(n, c)`, and saved where the run has a folder."""
     config = config or PolicyConfig()
-    model = RunActions(run, config.algorithm, **config.sampling).settle(contexts, seed)
+    model = RunActions(run, config.algorithm, rank=config.rank, **config.sampling).settle(contexts, seed)
     policy = Policy(model, scaling, config, seed)
     if run.folder is not None:
         policy.save()

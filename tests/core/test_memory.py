@@ -148,7 +148,7 @@ class Measures:
 
 def test_evaluation_says_which_section():
     run = SimpleNamespace(walkers=ms.Walkers.equal(DATA))
-    judged: Any = SimpleNamespace(run=run, rows=Batch(DATA), x=DATA, found={})
+    judged: Any = SimpleNamespace(run=run, rows=Batch(DATA), x=DATA, found={}, after_training=False)
     words = r"evaluation, own: 40 rows of data of shape \(2,\) .*lower data=40 rows or walkers=40 \(\[enforce"
     with pytest.raises(OutOfMemoryError, match=words):
         judge(judged, [Measures()])

@@ -14,14 +14,34 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from metastable import data, energies, evaluation, kernels, methods, proposals, training, walkers
+    from metastable import (
+        data,
+        energies,
+        evaluation,
+        kernels,
+        methods,
+        policies,
+        proposals,
+        training,
+        walkers,
+    )
     from metastable.api import continue_sampling, fit, load_run, log_partition, sample
     from metastable.core.precision import precision
     from metastable.core.types import LogPartition, Walkers
     from metastable.estimator import EnergyDensity
     from metastable.runs.run import Run
 
-_ROOMS = ("data", "energies", "evaluation", "kernels", "methods", "proposals", "training", "walkers")
+_ROOMS = (
+    "data",
+    "energies",
+    "evaluation",
+    "kernels",
+    "methods",
+    "policies",
+    "proposals",
+    "training",
+    "walkers",
+)
 _NAMES = {
     "fit": "metastable.api",
     "sample": "metastable.api",
@@ -50,6 +70,7 @@ __all__ = [
     "load_run",
     "log_partition",
     "methods",
+    "policies",
     "precision",
     "proposals",
     "sample",

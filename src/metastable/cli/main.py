@@ -18,6 +18,7 @@ from .guard import guarded
 from .report import report
 from .reproduce import reproduce
 from .restore import restore
+from .rollout import rollout
 from .sample import sample
 from .score import score
 from .train import train
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, sample, restore, evaluate, score, compare, reproduce, bench, report):
+for command in (train, sample, restore, evaluate, score, compare, reproduce, rollout, bench, report):
     app.command()(guarded(command))
 
 

@@ -2,6 +2,8 @@
 
 from .arrays import Dataset, check_data, check_labels, load_array, load_images
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet, conditional_toy_set
+from .demonstration_files import load_episodes, load_lasa, load_lerobot, load_pusht
+from .demonstrations import Demonstrations, Scaling, Windows
 from .image_files import IMAGE_SETS, ImageSet
 from .images import Images, open_images
 from .standardiser import Standardiser
@@ -13,15 +15,22 @@ __all__ = [
     "TOY_SETS",
     "ConditionalToySet",
     "Dataset",
+    "Demonstrations",
     "ImageSet",
     "Images",
+    "Scaling",
     "Standardiser",
     "ToySet",
+    "Windows",
     "check_data",
     "check_labels",
     "conditional_toy_set",
     "load_array",
+    "load_episodes",
     "load_images",
+    "load_lasa",
+    "load_lerobot",
+    "load_pusht",
     "open_images",
     "toy_set",
 ]

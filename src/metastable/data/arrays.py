@@ -44,6 +44,7 @@ class Dataset:
         given: the context of each row where events are learned given one, `(n, *context)`.
         unlabelled: why an array of labels that lay beside the rows was not taken, where there was one.
         columns: names of the columns of a table, where it has a header.
+        groups: of rows that belong together, such as those of one episode, int64 `(n,)`: `split` keeps them so.
     """
 
     x: Tensor
@@ -55,6 +56,7 @@ class Dataset:
     given: Tensor | None = None
     unlabelled: str = ""
     columns: tuple[str, ...] = ()
+    groups: Tensor | None = None
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class Dataset:
         given: Any = None,
         unlabelled: str = "",
         columns: Sequence[str] = (),
+        groups: Any = None,
     ) -> Dataset:
         """A dataset of rows that are known to be good, with its digest; the labels are checked.
 
@@ -81,13 +84,15 @@ class Dataset:
             given = check_given(given, len(x), dtype=None if x.dtype == torch.float32 else x.dtype).to(
                 x.device
             )
+        if groups is not None:
+            groups = check_labels(groups, len(x), name="groups").to(x.device)
         digest = _digest(x, labels, given)
-        return cls(x, name, digest, toy, labels, tuple(classes), given, unlabelled, tuple(columns))
+        return cls(x, name, digest, toy, labels, tuple(classes), given, unlabelled, tuple(columns), groups)
 
     def beside(self, *, labels: Any = None, given: Any = None) -> Dataset:
         """The same rows with these labels or contexts beside them."""
         labels = self.labels if labels is None else labels
-        return self._with(self.x, self.name, labels, self.given if given is None else given)
+        return self._with(self.x, self.name, labels, self.given if given is None else given, self.groups)
 
     @property
     def event_shape(self) -> tuple[int, ...]:
@@ -103,29 +108,32 @@ class Dataset:
     def split(self, fraction: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
         """(train, held_out): `fraction` of the rows, chosen by `seed`, is held out.
 
-        Both parts have at least one row and no row is in both.
+        Both parts have at least one row and no row is in both; groups, where there are some, stay whole.
 
         >>> train, held_out = load_array("toy:two-modes?n=50").split(0.2, seed=0)
         >>> len(train), len(held_out)
         (40, 10)
         """
         require(0 < fraction < 1, "fraction", "a number between 0 and 1 (the share held out)", fraction)
-        held = min(max(round(fraction * len(self)), 1), len(self) - 1)
+        groups = None if self.groups is None else self.groups.unique()
+        parts = len(self) if groups is None else len(groups)
+        require(groups is None or parts > 1, "groups", "at least 2, so that one can be held out", parts)
+        held = min(max(round(fraction * parts), 1), parts - 1)
         rng = generator(derive(seed, "split"))
-        rows = torch.randperm(len(self), generator=rng).to(self.x.device)
+        rows = torch.randperm(parts, generator=rng).to(self.x.device)
+        if self.groups is not None and groups is not None:
+            held_out = torch.isin(self.groups, groups[rows[:held]])
+            return self._part(~held_out, "train"), self._part(held_out, "held out")
         return self._part(rows[held:], "train"), self._part(rows[:held], "held out")
 
     def _part(self, rows: Tensor, what: str) -> Dataset:
-        labels, given = (None if values is None else values[rows] for values in (self.labels, self.given))
-        return self._with(self.x[rows], f"{self.name} ({what})", labels, given)
+        beside = (self.labels, self.given, self.groups)
+        labels, given, groups = (None if values is None else values[rows] for values in beside)
+        return self._with(self.x[rows], f"{self.name} ({what})", labels, given, groups)
 
-    def _with(self, x: Tensor, name: str, labels: Any, given: Any) -> Dataset:
-        kept: dict[str, Any] = {
-            "classes": self.classes,
-            "unlabelled": self.unlabelled,
-            "columns": self.columns,
-        }
-        return Dataset.of(x, name, self.toy, labels=labels, given=given, **kept)
+    def _with(self, x: Tensor, name: str, labels: Any, given: Any, groups: Any) -> Dataset:
+        kept: dict[str, Any] = {name: vars(self)[name] for name in ("classes", "unlabelled", "columns")}
+        return Dataset.of(x, name, self.toy, labels=labels, given=given, groups=groups, **kept)
 
 
 def load_array(

@@ -9,6 +9,7 @@ from .image_nets import AdaNCENet, FEBMNet, ShortRunNet
 from .joint import JointEnergy
 from .networks import MLP, ConvNet, Tilted, on_reference, zero_last_layer
 from .normalised import AsEnergy, as_energy
+from .on_proposal import OnProposal
 from .spectral import SpectralNorm, spectral_norm
 from .wide_resnet import WideResNet
 
@@ -30,6 +31,7 @@ __all__ = [
     "GaussianMixture",
     "Hopfield",
     "JointEnergy",
+    "OnProposal",
     "ShortRunNet",
     "SpectralNorm",
     "Tilted",

@@ -28,6 +28,7 @@ from .network_configs import (
     WideResNetConfig,
 )
 from .networks import MLP, ConvNet
+from .on_proposal import OnProposal
 from .wide_resnet import WideResNet
 
 
@@ -225,6 +226,24 @@ class ConditionalConfig:
         )
 
 
+@dataclass(frozen=True)
+class OnProposalConfig(ConditionalConfig):
+    """A `ConditionalNet` on the proposal of its method, and zero at first; see `OnProposal`."""
+
+    reference: str = "none"
+
+    name: ClassVar[str] = "on-proposal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("energy.reference", self.reference, ("none",))
+        require(not self.time, "energy.time", "False: the density of a proposal is that at t = 1", self.time)
+
+    def build(self, data: Rows, seed: int) -> nn.Module:  # pyright: ignore
+        """The energy for this data."""
+        return OnProposal(super().build(data, seed))
+
+
 ENERGIES: dict[str, type] = {
     c.name: c
     for c in (
@@ -242,6 +261,7 @@ ENERGIES: dict[str, type] = {
         RBMConfig,
         BoltzmannConfig,
         ConditionalConfig,
+        OnProposalConfig,
         *DENSITIES,
     )
 }

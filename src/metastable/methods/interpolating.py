@@ -40,7 +40,7 @@ from metastable.proposals.choose import named_settings, require_density
 
 from .base import Context, Metrics, Nothing
 from .conditional_sampling import sample_interpolating
-from .ranking import Ranked, ranking_loss, ranking_metrics
+from .ranked import Ranked, ranking_loss, ranking_metrics
 
 NAMED = ("interpolant",)
 ABILITIES = ("draw_times", "interpolate", "trajectories")

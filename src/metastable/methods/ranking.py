@@ -17,262 +17,25 @@ P. Florence and others, *Implicit behavioral cloning*, CoRL 2021.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch import Tensor
 
-from metastable.core.batch import Batch, Rows, as_batch
-from metastable.core.errors import (
-    ConfigError,
-    UnsupportedError,
-    require,
-    require_choice,
-    require_count,
-    require_positive,
-)
-from metastable.core.protocols import Fitted, Reparametrised, is_biased, provides
+from metastable.core.batch import Rows, as_batch
+from metastable.core.errors import UnsupportedError, require, require_count
+from metastable.core.protocols import Reparametrised, is_biased, provides
 from metastable.core.types import Proposal
-from metastable.core.weights import ess_fraction
-from metastable.proposals import proposal_for, require_support
-from metastable.proposals.choose import LEARNED, named_settings, require_density
-from metastable.proposals.encoders import shared_encoder
-from metastable.proposals.given import (
-    is_conditional,
-    log_prob_given,
-    log_prob_of,
-    sample_and_log_prob_given,
-    sample_given,
-)
+from metastable.proposals.given import log_prob_of
 
-from .base import Context, Metrics, Negatives, Nothing, gap_metrics
-from .importance import ImportanceSampled
-
-OWNERS = ("energy", "proposal")
-
-
-def ranking_loss(positive: Tensor, negatives: Tensor) -> Tensor:
-    """−log q of the datum among its K negatives, (3.7), one for each datum.
-
-    −log softmax at the datum is log(1 + Σₖ exp(rₖ − r₀)), which stays exact when one point has all the weight.
-
-    Args:
-        positive: log-ratio r₀ of each datum, `(B,)`, up to a constant that all points share.
-        negatives: log-ratios of the negatives, `(B, K)`, or `(1, K)` where all data share them.
-
-    Returns:
-        `(B,)`; log(K + 1) where nothing tells the points apart, and 0 where everything does.
-
-    >>> ranking_loss(torch.zeros(1), torch.zeros(1, 3))  # log 4
-    tensor([1.3863])
-    """
-    return -logsigmoid(positive - torch.logsumexp(negatives, 1))
-
-
-@dataclass(frozen=True)
-class Ranked(ImportanceSampled):
-    """What ranking methods share; they differ in the score by which a point is ranked.
-
-    An update of the energy follows, with r the scores and q = softmax(r) over a datum and its negatives,
-
-        (1 − q₀) ∇E(y₀) − Σₖ qₖ ∇E(yₖ),
-
-    averaged over the batch: a datum that is told from its negatives already has no weight. Where events are given
-    contexts, everything is given that of the datum: its negatives, their energies E(y | x) and their density.
-
-    Attributes:
-        negatives_per_datum: K.
-        proposal: where negatives come from: `gaussian` or `uniform`, fitted to the data, `flow` or `interpolant`,
-            which learn beside the energy, a table of such a name and its settings, or any module with `sample`,
-            `log_prob` and `event_shape`. One without contexts serves all contexts alike. A run works on a copy of
-            the module, `run.players["proposal"]`.
-        shared: draw one set of K negatives for the whole batch of B, so that an update costs B + K energies
-            instead of B·(K + 1). Then use a large K: the negatives' noise is the same for every datum. Not for
-            events with contexts, whose energies differ.
-        train_proposal: where the proposal has parameters, fit them to the data beside the energy, by its own `loss`
-            where it has one (Remark 3.1), by maximum likelihood otherwise. The two do not play against each other:
-            the energy's loss leaves the proposal alone.
-        proposal_rate: what the learning rate is multiplied with for the proposal.
-        walkers: draws behind samples and log Z after training.
-        proposal_steps: T_samp, steps of the proposal in an outer iteration.
-        energy_steps: T_rnce, steps of the energy that follow them. Where both numbers are 1, the two share an
-            update and its batch; otherwise an update is a step of one of them, on a batch of its own.
-        pretrain: updates in which the proposal learns alone, before the first one of the energy; with
-            `train_proposal=False` it is left as it is after them.
-        encoder_owner: `energy` or `proposal` for one encoder of contexts in both, the energy's `encoder`, which
-            only the loss of its owner moves; empty for one in each, or none.
-    """
-
-    negatives_per_datum: int = 8
-    proposal: str | Mapping[str, Any] | Proposal = "gaussian"
-    shared: bool = False
-    train_proposal: bool = True
-    proposal_rate: float = 1.0
-    walkers: int = 8192
-    proposal_steps: int = 1
-    energy_steps: int = 1
-    pretrain: int = 0
-    encoder_owner: str = ""
-
-    needs: ClassVar[str] = "given?"
-    weighs: ClassVar[bool] = True
-    """Whether points are ranked with their density under the proposal."""
-
-    def moving(self, batch: int, rows: int) -> int:
-        """K for each datum."""
-        return self.negatives_per_datum * batch
-
-    def stored(self, batch: int, rows: int) -> int:
-        """Nothing is carried."""
-        return 0
-
-    def __post_init__(self) -> None:
-        for name in ("negatives_per_datum", "walkers", "proposal_steps", "energy_steps"):
-            require_count(f"{self.name}.{name}", vars(self)[name])
-        require_count(f"{self.name}.pretrain", self.pretrain, 0)
-        require_positive(f"{self.name}.proposal_rate", self.proposal_rate)
-        if isinstance(self.proposal, (str, Mapping)):
-            named_settings(self.proposal, f"{self.name}.proposal")
-        if self.encoder_owner:
-            require_choice(f"{self.name}.encoder_owner", self.encoder_owner, OWNERS)
-
-    def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
-        """r, by which points are ranked, of the shape of `E`."""
-        raise NotImplementedError
-
-    # ---- players
-
-    def companions(self, energy: nn.Module, data: Rows, noise: Proposal, seed: int) -> dict[str, nn.Module]:
-        """The proposal; a module that was given is copied, so that the next run finds it as it was."""
-        field, named, settings = f"{self.name}.encoder_owner", isinstance(self.proposal, (str, Mapping)), {}
-        if self.encoder_owner:
-            if not named or named_settings(self.proposal, field)[0] not in LEARNED:  # pyright: ignore
-                raise ConfigError(
-                    field, f"needs a proposal by name, {' or '.join(LEARNED)}, got {self.proposal!r}"
-                )
-            settings["encoder"] = shared_encoder(energy, self.encoder_owner, field)
-        proposal = self.new_proposal(data, seed, **settings)
-        return {"proposal": proposal if named else copy.deepcopy(proposal)}
-
-    def new_proposal(self, data: Rows, seed: int, **settings: Any) -> nn.Module:
-        """The proposal that the settings name, or the module that was given."""
-        return proposal_for(self.proposal, data, f"{self.name}.proposal", seed, **settings)
-
-    def rate(self, player: str) -> float:
-        """`proposal_rate` for the proposal."""
-        return self.proposal_rate if player == "proposal" else 1.0
-
-    def turns(self, context: Context) -> tuple[str, ...]:
-        """Algorithm 1, lines 4–13: which of the two is stepped in this update.
-
-        Where they share an update the energy goes first, since its negatives were drawn from p_ξ as it is.
-        """
-        return self.turns_at(context.step) if learns(_proposal(context)) else ("energy",)
-
-    def turns_at(self, step: int) -> tuple[str, ...]:
-        """Those of update `step`, where the proposal can learn."""
-        step -= self.pretrain
-        if step < 0:
-            return ("proposal",)
-        if not self.train_proposal:
-            return ("energy",)
-        if self.proposal_steps == self.energy_steps == 1:
-            return ("energy", "proposal")
-        place = step % (self.proposal_steps + self.energy_steps)
-        return ("proposal",) if place < self.proposal_steps else ("energy",)
-
-    def phase(self, context: Context) -> Hashable:
-        """Whether the proposal is an adversary."""
-        return self.plays_against(context.step)
-
-    def updates(self, context: Context, player: str, steps: int) -> int:
-        """In how many of the first `steps` updates this player has a turn."""
-        if not learns(_proposal(context)):
-            return steps
-        return sum(player in self.turns_at(step) for step in range(steps))
-
-    # ---- one update
-
-    def start(self, context: Context) -> Nothing:
-        """Nothing is carried; data that the proposal cannot have made are refused."""
-        if self.shared and context.given is not None:
-            raise ConfigError(
-                f"{self.name}.shared", "events with contexts cannot share negatives; leave it out"
-            )
-        require_support(_proposal(context), Batch(context.data, context.given), f"{self.name}.proposal")
-        return Nothing()
-
-    def negatives(self, context: Context, state: Nothing, batch: Rows) -> tuple[Any, Nothing, Metrics]:
-        """Algorithm 1, line 11: K draws for each datum, row by row, or K for all of them."""
-        if "energy" not in self.turns(context):
-            return None, state, {}
-        with torch.no_grad():
-            negatives = self.draw(_proposal(context), as_batch(batch), context.rng)
-        require_density(negatives.log_prob, "negatives", f"{self.name}.proposal", context.step)
-        return negatives, state, {}
-
-    def draw(self, proposal: Any, batch: Batch, rng: torch.Generator, gradients: bool = False) -> Negatives:
-        """Negatives of p_ξ as rows in order, with their log-density where points are ranked with it."""
-        given, K, log_prob = batch.given, self.negatives_per_datum, None
-        n = K if given is not None or self.shared else K * len(batch)
-        if gradients:
-            y = sample_given(proposal, n, rng, given, gradients=True)
-            log_prob = log_prob_given(proposal, y, given)
-        elif self.weighs:
-            y, log_prob = sample_and_log_prob_given(proposal, n, rng, given)
-        else:
-            y = sample_given(proposal, n, rng, given)
-        if given is None:
-            return Negatives(y, log_prob=log_prob)
-        return Negatives(y.flatten(0, 1), log_prob=None if log_prob is None else log_prob.flatten())
-
-    def loss(
-        self, context: Context, state: Nothing, player: str, batch: Rows, negatives: Any
-    ) -> tuple[Tensor, Metrics]:
-        """Algorithm 1: line 12 for the energy, line 7 for the proposal, or (4.9) where it is an adversary."""
-        batch, p_ξ = as_batch(batch), _proposal(context)
-        adversary = player == "proposal" and self.plays_against(context.step)
-        if player == "proposal" and not adversary:
-            return self.proposal_loss(context, batch)
-        if adversary:
-            negatives = self.draw(p_ξ, batch, context.rng, gradients=True)
-        with torch.set_grad_enabled(adversary):
-            log_prob = log_prob_of(p_ξ, batch) if self.weighs else None
-        require_density(log_prob, "data rows", f"{self.name}.proposal", context.step)
-        E_data, E_negatives = energies(context.energy, batch, negatives.x)
-        r_data, r_negatives = self.scores(E_data, log_prob), self.scores(E_negatives, negatives.log_prob)
-        losses = ranking_loss(r_data, r_negatives.view(-1, self.negatives_per_datum))  # (3.7)
-        if adversary:
-            return -losses.mean(), {"proposal_loss": -losses.detach().mean()}
-        sets = 1 if batch.given is None else len(batch)  # one Z for all data, or one for each context
-        metrics = ranking_metrics(losses, E_data, E_negatives.view(sets, -1), r_negatives.view(sets, -1))
-        if log_prob is not None:
-            metrics["proposal_nll"] = -log_prob.mean()
-        return losses.mean(), metrics
-
-    def plays_against(self, step: int) -> bool:
-        """Whether the proposal minimises in update `step` what the energy maximises."""
-        return False
-
-    def proposal_loss(self, context: Context, batch: Rows) -> tuple[Tensor, Metrics]:
-        """Line 7, or the proposal's own loss in its place (Remark 3.1)."""
-        proposal, batch = _proposal(context), as_batch(batch)
-        if provides(proposal, Fitted):
-            given = (batch.given,) if batch.given is not None and is_conditional(proposal) else ()
-            loss = proposal.loss(batch.x, *given, rng=context.rng)
-        else:
-            loss = -log_prob_of(proposal, batch).mean()
-        return loss, {"proposal_loss": loss.detach()}
-
-    def evaluations(self, context: Context, batch: int) -> int:
-        """One energy for each datum and each negative, where the energy has a turn, or its adversary."""
-        points = batch + self.negatives_per_datum * (1 if self.shared else batch)
-        again = self.turns(context).count("proposal") if self.plays_against(context.step) else 0
-        return points * (self.turns(context).count("energy") + again)
+from .base import Context, Metrics, Nothing
+from .draw_pool import Drawn, DrawPool, OnDensity, drawn_rows, empty_pool, keep_draws
+from .ranked import Ranked as Ranked
+from .ranked import learns, proposal_of
+from .ranked import ranking_loss as ranking_loss
+from .ranked import ranking_metrics as ranking_metrics
 
 
 @dataclass(frozen=True)
@@ -290,6 +53,16 @@ class RankingNCE(Ranked):
             its own loss, with gradients through its draws and through log p_ξ: `flow`, `interpolant` (which then
             differentiates through its ODE), or a module with parameters and `rsample`. The updates of `pretrain`
             are by its own loss all the same: there is no energy yet to play against.
+        reuse: updates of the energy for each batch whose negatives are drawn. Draws and densities of a continuous
+            flow cost hundreds of energies each; with 50 an update hardly costs more than the energy itself. Data,
+            draws and densities of the last `pool` rows are kept, and an update takes rows of them at random. They
+            are those of the proposal as it was, up to `reuse`·`pool`/batch updates ago: another proposal, for which
+            the objective is as right.
+        pool: rows that are kept where `reuse` is above 1.
+
+    An energy that stands on its proposal (`energies.OnProposal`) is ranked by its network alone: it starts at
+    chance, −log(K + 1), and no density is computed in training. With `reuse` the proposal must stay as it is, after
+    `pretrain`.
 
     Deviations: where T_samp = T_rnce = 1 both steps are taken on the same batch, the energy's first: the sequence
     of steps is the paper's, shifted by half an update. Sums over the batch are means. `shared` is not in the paper.
@@ -301,17 +74,28 @@ class RankingNCE(Ranked):
     """
 
     adversarial: bool = False
+    reuse: int = 1
+    pool: int = 4096
 
     name: ClassVar[str] = "ranking-nce"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_count("ranking-nce.reuse", self.reuse)
+        require_count("ranking-nce.pool", self.pool)
+        alone = self.reuse == 1 or not (self.adversarial or self.shared)
+        require(
+            alone,
+            "ranking-nce.reuse",
+            "1 with adversarial or shared: their draws are of one update",
+            self.reuse,
+        )
         rule = "False with train_proposal=False: an adversary that does not learn is none"
         require(self.train_proposal or not self.adversarial, "ranking-nce.adversarial", rule, True)
 
-    def start(self, context: Context) -> Nothing:
+    def start(self, context: Context) -> Any:
         """As of all ranking; a density that is itself an estimate is no correction."""
-        proposal = _proposal(context)
+        proposal = proposal_of(context)
         if is_biased(proposal):
             raise UnsupportedError(
                 "ranking-nce.proposal: its log_prob is a biased estimate, which the ranking would take for the "
@@ -321,11 +105,63 @@ class RankingNCE(Ranked):
             able = provides(proposal, Reparametrised) and learns(proposal)
             rule = "False for a proposal without parameters or without rsample; 'flow' and 'interpolant' have both"
             require(able, "ranking-nce.adversarial", rule, True)
-        return super().start(context)
+        if provides(context.energy, OnDensity) and not self.adversarial:
+            moves = self.reuse > 1 and self.train_proposal and learns(proposal)
+            rule = (
+                "1 for an energy on its proposal that goes on learning; set train_proposal=False and pretrain"
+            )
+            require(not moves, "ranking-nce.reuse", rule, self.reuse)
+        super().start(context)
+        K = self.negatives_per_datum
+        if self.reuse == 1:
+            return Nothing()
+        return empty_pool(context, self.pool, K, self.ranked(context)[1])
+
+    def phase(self, context: Context) -> Hashable:
+        """As of all ranking; rows of a pool are told by the update, and each is then a phase of its own."""
+        return super().phase(context) if self.reuse == 1 else context.step
+
+    def negatives(self, context: Context, state: Any, batch: Rows) -> tuple[Any, Any, Metrics]:
+        """Draws for this batch, or for one in `reuse`, from all of which rows are then taken."""
+        if self.reuse == 1 or "energy" not in self.turns(context):
+            return super().negatives(context, state, batch)
+        rows, k = as_batch(batch), self.energy_updates(context)
+        turns = -(-len(state.x) // len(rows))  # in which the pool is filled
+        if k < turns or k % self.reuse == 0:
+            drawn, _, _ = super().negatives(context, state, rows)
+            weighs = self.ranked(context)[1]
+            with torch.no_grad():
+                log_prob = log_prob_of(proposal_of(context), rows) if weighs else None
+            place = k if k < turns else turns + (k - turns) // self.reuse
+            state = keep_draws(state, rows, drawn, log_prob, place * len(rows))
+        filled = min(len(state.x), (k + 1) * len(rows))
+        return drawn_rows(state, len(rows), filled, context.rng), state, {}
+
+    def energy_updates(self, context: Context) -> int:
+        """Updates of the energy before this one."""
+        if not learns(proposal_of(context)):
+            return context.step
+        step, turns = context.step - self.pretrain, self.proposal_steps + self.energy_steps
+        if not self.train_proposal or turns == 2:
+            return step
+        cycles, place = divmod(step, turns)
+        return cycles * self.energy_steps + max(0, place - self.proposal_steps)
+
+    def loss(
+        self, context: Context, state: Any, player: str, batch: Rows, negatives: Any
+    ) -> tuple[Tensor, Metrics]:
+        """As of all ranking; on rows of the pool where those are ranked."""
+        if player != "energy" or not isinstance(negatives, Drawn):
+            return super().loss(context, state, player, batch, negatives)
+        return self.ranking(self.ranked(context)[0], negatives.batch, negatives.negatives, negatives.log_prob)
+
+    def load(self, tree: dict[str, Any]) -> Any:
+        """The pool, where there is one."""
+        return DrawPool(**tree) if tree else Nothing()
 
     def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
-        """−E − log p_ξ."""
-        return -E - log_prob  # pyright: ignore
+        """−E − log p_ξ; −E where that has p_ξ in it."""
+        return -E if log_prob is None else -E - log_prob
 
     def plays_against(self, step: int) -> bool:
         """An adversary does, but not before the energy has learned anything."""
@@ -350,41 +186,3 @@ class ImplicitBC(Ranked):
     def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
         """−E."""
         return -E
-
-
-def energies(energy: Any, batch: Batch, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Energies of the data, `(B,)`, and of N negatives, `(N,)`, in one call.
-
-    Where there are contexts, the negatives are K for each of them, in order, and a context is encoded once for its
-    datum and all its negatives.
-    """
-    if batch.given is not None:
-        y = negatives.unflatten(0, (len(batch), -1))
-        E = energy(torch.cat([batch.x[:, None], y], 1), batch.given)
-        return E[:, 0], E[:, 1:].reshape(-1)
-    E_data, E_negatives = energy(torch.cat([batch.x, negatives])).split([len(batch), len(negatives)])
-    return E_data, E_negatives
-
-
-def _proposal(context: Context) -> Any:
-    return context.players["proposal"]
-
-
-def learns(proposal: nn.Module) -> bool:
-    """Whether it has parameters that training may move."""
-    return any(p.requires_grad for p in proposal.parameters())
-
-
-def ranking_metrics(losses: Tensor, E_data: Tensor, E_negatives: Tensor, r_negatives: Tensor) -> Metrics:
-    """The objective, the mean weight 1 − q₀ of a datum, and the negatives as weighted samples of the model.
-
-    Negatives come in sets that share a normalisation, `(sets, N)`; what is said of them is averaged over sets.
-    """
-    losses, r_negatives = losses.detach(), r_negatives.detach()
-    model = (torch.softmax(r_negatives, 1).to(E_negatives.dtype) * E_negatives.detach()).sum(1)
-    return {
-        "objective": -losses.mean(),
-        "positive_weight": -torch.expm1(-losses).mean(),
-        "ess_negatives": ess_fraction(r_negatives).mean(),
-        **gap_metrics(E_data.mean(), model.mean()),
-    }

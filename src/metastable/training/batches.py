@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from metastable.core.augment import augmented
-from metastable.core.batch import Batch, Rows, as_batch
+from metastable.core.batch import Batch, Beside, Rows, as_batch
+from metastable.core.errors import ConfigError
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.units import Units
+from metastable.core.units import Coordinates
 
 
 class Batches:
     """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None.
 
-    Events are shuffled with what they are given, and noise is added to the events only: in the data's units, where
-    `units` are others. Pictures are changed at random in the ways that `augment` names, before the noise.
+    Events are shuffled with what they are given. Pictures are changed at random in the ways that `augment` names.
+    Noise is added to the events, and `given_noise` times as much to the contexts: in the data's units, where
+    `coordinates` are others.
     """
 
     def __init__(
@@ -24,11 +28,14 @@ class Batches:
         data: Rows,
         size: int | None,
         seed: int,
-        units: Units | None = None,
+        coordinates: Coordinates | None = None,
         augment: Sequence[str] = (),
+        given_noise: float | tuple[float, ...] = 0.0,
     ):
         self.data = data = as_batch(data)
-        self.units, self.augment = units, augment
+        self.units = None if coordinates is None else coordinates.events
+        self.given_units = None if coordinates is None else coordinates.given
+        self.given_noise, self.augment = _given_noise(given_noise, data), augment
         self.device = data.device
         self.size = len(data) if size is None else min(size, len(data))
         self.seed = seed
@@ -75,4 +82,27 @@ class Batches:
     def _noisy(self, batch: Batch, step: int, noise: float) -> Batch:
         rng = generator(derive(self.seed, "data-noise", step), self.device)
         drawn = noise * normal_like(batch.x, rng)
-        return batch.with_events(batch.x + (drawn if self.units is None else self.units.turn(drawn)))
+        noisy = batch.with_events(batch.x + (drawn if self.units is None else self.units.turn(drawn)))
+        if self.given_noise is None:
+            return noisy
+        drawn = noise * self.given_noise * normal_like(noisy.conditions, rng)
+        turned = drawn if self.given_units is None else self.given_units.turn(drawn)
+        return replace(noisy, given=noisy.conditions + turned)
+
+
+def _given_noise(share: float | tuple[float, ...], data: Batch) -> Tensor | None:
+    """What the noise of contexts is multiplied with, of the shape of one; None where they have none."""
+    shares = torch.as_tensor(share, dtype=data.x.dtype, device=data.device)
+    if not bool(shares.any()):
+        return None
+    if data.kind is not Beside.CONTEXTS:
+        raise ConfigError(
+            "trainer.given_noise", "is for events with contexts, which these have not; leave it out"
+        )
+    one = data.conditions[0]
+    if shares.dim() and shares.numel() != one.numel():
+        raise ConfigError(
+            "trainer.given_noise",
+            f"must be one number, or one for each of the {one.numel()} of a context, got {len(shares)}",
+        )
+    return shares.expand(one.shape) if shares.dim() == 0 else shares.view(one.shape)

@@ -155,6 +155,8 @@ class TrainerConfig:
             that have none, such as pixels, and smooths the one that is learned.
         data_noise_final: where the noise ends, in a straight line over `steps`; None keeps it constant.
         data_noise_over: share of `steps` in which it falls there; it stays for the rest.
+        given_noise: what the noise is multiplied with on contexts: a number, or one for each number of a context; 0
+            leaves them as they are.
         augment: ways in which the pictures of every update are changed at random, each on its own: `flip`
             (mirrored), `crop` (shifted by up to an eighth), `rescale`, `colour`, `blur`; see `core.augment`. The
             density that is learned is then one of such pictures.
@@ -196,6 +198,7 @@ class TrainerConfig:
     data_noise: float = 0.0
     data_noise_final: float | None = None
     data_noise_over: float = field(default=1.0, kw_only=True)
+    given_noise: float | tuple[float, ...] = field(default=0.0, kw_only=True)
     augment: tuple[str, ...] = field(default=(), kw_only=True)
     optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
@@ -229,6 +232,8 @@ class TrainerConfig:
         for name in ("data_noise", "data_noise_final"):
             value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
+        if not isinstance(self.given_noise, (int, float)):
+            object.__setattr__(self, "given_noise", tuple(self.given_noise))
         object.__setattr__(self, "augment", require_changes("trainer.augment", self.augment))
         require(
             0 < self.data_noise_over <= 1,

@@ -107,7 +107,7 @@ class Trainer:
         steps = config.steps or 0
         self.choice = choose_engine(config.engine, x.device, method, steps, energy, x, engine.precision)
         units = None if coordinates is None else coordinates.events
-        self.batches = Batches(data, config.batch_size, seed, units, config.augment)
+        self.batches = Batches(data, config.batch_size, seed, coordinates, config.augment, config.given_noise)
         self.offsets = {} if units is None else offsets_of(units.log_det, power)
         self.context = make_context(
             energy=energy,

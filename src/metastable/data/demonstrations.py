@@ -1,0 +1,287 @@
+"""Demonstrations: episodes of observations and actions, cut into windows that a policy learns from.
+
+At step i of an episode a policy has seen the last N_ctx observations and says the next N_pred actions:
+
+| | |
+|---|---|
+| context | o[i − N_ctx + 1], …, o[i] |
+| chunk | a[i], …, a[i + N_pred − 1], of which a[i] answers o[i] |
+
+Where an action is the next position, a[i] = y[i + 1], this is p(y[i + 1], …, y[i + N_pred] | y[i], …,
+y[i − N_ctx + 1]) of S. Singh, S. Tu, V. Sindhwani, *Revisiting energy based models as policies*, TMLR 2024,
+Sections 7.3 and 7.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, require, require_choice, require_count
+from ..core.labels import integers
+from ..core.random import derive, generator
+from .arrays import Dataset, check_data
+
+STATE = "state"
+"""Name of observations that are one array."""
+
+
+@dataclass(frozen=True, eq=False)
+class Demonstrations:
+    """Episodes, one after the other.
+
+    Attributes:
+        observations: by name, `(T, …)` each: finite floating numbers, or pictures as uint8, `(T, C, H, W)`.
+        actions: `(T, A)`, finite.
+        ends: one past the last step of each episode, int64 `(E,)`; the last is T.
+        name: where they came from, for people.
+        noisy: names of the observations that σ_pert may perturb: by default all that are no pictures.
+
+    >>> two = Demonstrations.of(np.arange(5.0), np.arange(5.0), [2, 5])
+    >>> len(two), two.lengths.tolist(), two.some([1]).actions.flatten().tolist()
+    (2, [2, 3], [2.0, 3.0, 4.0])
+    """
+
+    observations: dict[str, Tensor]
+    actions: Tensor
+    ends: Tensor
+    name: str = "demonstrations"
+    noisy: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        observations: Any,
+        actions: Any,
+        ends: Any,
+        name: str = "demonstrations",
+        noisy: Sequence[str] | None = None,
+    ) -> Demonstrations:
+        """Demonstrations that are checked: one observation for each action, finite numbers, ends in order.
+
+        `observations` that are no mapping are one array, by the name `state`.
+        """
+        actions = check_data(actions, f"{name}: actions", least=1).flatten(1)
+        named = observations if isinstance(observations, Mapping) else {STATE: observations}
+        seen = {
+            key: _observed(value, len(actions), f"{name}: observations.{key}") for key, value in named.items()
+        }
+        require(bool(seen), f"{name}: observations", "at least one array", named)
+        numbers = tuple(key for key, value in seen.items() if value.dtype != torch.uint8)
+        for key in noisy or ():
+            require_choice(f"{name}: noisy", key, numbers)
+        return cls(
+            seen, actions, _ends(ends, len(actions), name), name, numbers if noisy is None else tuple(noisy)
+        )
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def starts(self) -> Tensor:
+        """The first step of each episode, `(E,)`."""
+        return torch.cat([self.ends.new_zeros(1), self.ends[:-1]])
+
+    @property
+    def lengths(self) -> Tensor:
+        """Steps of each episode, `(E,)`."""
+        return self.ends - self.starts
+
+    def some(self, episodes: Sequence[int] | Tensor) -> Demonstrations:
+        """Some of the episodes, in this order."""
+        starts, ends = self.starts.tolist(), self.ends.tolist()
+        steps = torch.cat([torch.arange(starts[e], ends[e]) for e in map(int, episodes)])
+        lengths = self.lengths[torch.as_tensor(episodes)]
+        seen = {key: value[steps] for key, value in self.observations.items()}
+        return Demonstrations(seen, self.actions[steps], lengths.cumsum(0), self.name, self.noisy)
+
+    def split(self, fraction: float = 0.1, seed: int = 0) -> tuple[Demonstrations, Demonstrations]:
+        """(train, held_out): whole episodes, so that no window of one part has steps of the other."""
+        require(0 < fraction < 1, "fraction", "a number between 0 and 1 (the share held out)", fraction)
+        require(len(self) > 1, f"{self.name}: episodes", "at least 2 to hold some out", len(self))
+        held = min(max(round(fraction * len(self)), 1), len(self) - 1)
+        order = torch.randperm(len(self), generator=generator(derive(seed, "episodes")))
+        return self.some(order[held:].sort().values), self.some(order[:held].sort().values)
+
+    def windows(self, context: int = 2, prediction: int = 16, *, padded: bool = True) -> Windows:
+        """Every step of every episode with the observations before it and the actions from it on.
+
+        Args:
+            context: N_ctx.
+            prediction: N_pred.
+            padded: repeat an episode's first observation before it and its last action after it, so that every step
+                has a window, T of them. Without, only the windows that lie inside their episode are taken, as the
+                paper does, and an episode that has none is refused.
+        """
+        require_count("context", context)
+        require_count("prediction", prediction)
+        starts, ends = self.starts.tolist(), self.ends.tolist()
+        before, after = (0, 0) if padded else (context - 1, prediction - 1)
+        for episode, length in enumerate(self.lengths.tolist()):
+            if length <= before + after:
+                raise InputError(
+                    f"{self.name}: episode {episode} has {length} steps, and a window of {context} observations "
+                    f"and {prediction} actions needs {before + after + 1}; leave the episode out, or pad"
+                )
+        places = [torch.arange(s + before, e - after) for s, e in zip(starts, ends, strict=True)]
+        episodes = torch.repeat_interleave(torch.arange(len(places)), torch.tensor([len(p) for p in places]))
+        return Windows(self, context, prediction, torch.cat(places), episodes)
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows over episodes; nothing is copied before it is asked for.
+
+    Attributes:
+        demonstrations: the episodes.
+        context: N_ctx.
+        prediction: N_pred.
+        step: i of each window, int64 `(n,)`, counted over all episodes.
+        episode: which one it belongs to, int64 `(n,)`.
+    """
+
+    demonstrations: Demonstrations
+    context: int
+    prediction: int
+    step: Tensor
+    episode: Tensor
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def contexts(self, rows: Any = slice(None)) -> dict[str, Tensor]:
+        """o[i − N_ctx + 1], …, o[i] by name, `(n, N_ctx, …)`; pictures stay bytes."""
+        steps = self._steps(rows, torch.arange(1 - self.context, 1))
+        return {key: value[steps] for key, value in self.demonstrations.observations.items()}
+
+    def chunks(self, rows: Any = slice(None)) -> Tensor:
+        """a[i], …, a[i + N_pred − 1], `(n, N_pred, A)`."""
+        return self.demonstrations.actions[self._steps(rows, torch.arange(self.prediction))]
+
+    def dataset(self, scaling: Scaling | None = None) -> Dataset:
+        """Rows for `fit`: chunks `(n, N_pred·A)` given contexts `(n, c)`, both scaled, grouped by episode."""
+        scaling = Scaling.fit(self.demonstrations) if scaling is None else scaling
+        x, given = scaling.scale_actions(self.chunks()).flatten(1), scaling.pack(self.contexts())
+        return Dataset.of(x, self.demonstrations.name, given=given, groups=self.episode)
+
+    def _steps(self, rows: Any, offsets: Tensor) -> Tensor:
+        """Steps beside those of some windows, none of them outside of the window's own episode."""
+        first = self.demonstrations.starts[self.episode[rows]][:, None]
+        last = self.demonstrations.ends[self.episode[rows]][:, None] - 1
+        return (self.step[rows][:, None] + offsets).clamp(first, last)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Numbers as a policy's model sees them: every one from −1 to 1 over the demonstrations, pictures too.
+
+    A number is x = middle + half·u; one that never changes has half = 1. σ_pert is in units of u.
+
+    Attributes:
+        middle: by name of an observation, and `action`, float32, of the shape of one of them.
+        half: likewise.
+        pictures: names of observations that are bytes, with their shapes.
+        noisy: names of the observations that σ_pert may perturb.
+    """
+
+    middle: dict[str, Tensor]
+    half: dict[str, Tensor]
+    pictures: dict[str, tuple[int, ...]]
+    noisy: tuple[str, ...]
+
+    @classmethod
+    def fit(cls, demonstrations: Demonstrations) -> Scaling:
+        """The ranges of these demonstrations."""
+        seen = demonstrations.observations
+        numbers = {key: value for key, value in seen.items() if value.dtype != torch.uint8}
+        numbers["action"] = demonstrations.actions
+        low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
+        half = {key: (high[key] - low[key]) / 2 for key in numbers}
+        half = {key: torch.where(value > 0, value, torch.ones_like(value)) for key, value in half.items()}
+        middle = {key: (high[key] + low[key]) / 2 for key in numbers}
+        pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
+        return cls(middle, half, pictures, demonstrations.noisy)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Observations in the order in which they are packed: numbers, then pictures."""
+        return (*(key for key in self.middle if key != "action"), *self.pictures)
+
+    def pack(self, contexts: Mapping[str, Any]) -> Tensor:
+        """Contexts by name, `(B, N_ctx, …)` each, as one vector each, `(B, c)`."""
+        missing = [key for key in self.names if key not in contexts]
+        if missing:
+            raise InputError(
+                f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
+                f"{', '.join(contexts) or 'nothing'}"
+            )
+        return torch.cat([self._packed(key, torch.as_tensor(contexts[key])) for key in self.names], 1)
+
+    def _packed(self, key: str, values: Tensor) -> Tensor:
+        shape = self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
+        if tuple(values.shape[2:]) != shape:
+            raise InputError(
+                f"observation.{key}: must have shape {shape}, as in the demonstrations, got "
+                f"{tuple(values.shape[2:])}"
+            )
+        if key in self.pictures:
+            return values.flatten(1).float() / 127.5 - 1
+        return self._in(key, values).flatten(1)
+
+    def noise_mask(self, context: int) -> tuple[float, ...]:
+        """1 for every number of a packed context that σ_pert may perturb, else 0."""
+        shapes = {key: tuple(value.shape) for key, value in self.middle.items()} | self.pictures
+        numbers = {key: context * math.prod(shapes[key]) for key in self.names}
+        return tuple(float(key in self.noisy) for key in self.names for _ in range(numbers[key]))
+
+    def scale_actions(self, actions: Tensor) -> Tensor:
+        """Actions `(…, A)` from −1 to 1."""
+        return self._in("action", actions)
+
+    def to_actions(self, u: Tensor) -> Tensor:
+        """The inverse of `scale_actions`."""
+        return u * self.half["action"].to(u) + self.middle["action"].to(u)
+
+    def _in(self, key: str, values: Tensor) -> Tensor:
+        values = values.to(torch.float32)
+        return (values - self.middle[key].to(values)) / self.half[key].to(values)
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers, as a policy's file keeps them."""
+        parts = {name: {k: v.tolist() for k, v in vars(self)[name].items()} for name in ("middle", "half")}
+        return {
+            **parts,
+            "pictures": {k: list(v) for k, v in self.pictures.items()},
+            "noisy": list(self.noisy),
+        }
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Scaling:
+        """The inverse of `as_json`."""
+        middle, half = ({k: torch.tensor(v) for k, v in kept[name].items()} for name in ("middle", "half"))
+        return cls(middle, half, {k: tuple(v) for k, v in kept["pictures"].items()}, tuple(kept["noisy"]))
+
+
+def _observed(value: Any, steps: int, name: str) -> Tensor:
+    """Numbers, finite and floating, or pictures as bytes: one for each step."""
+    array = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    if len(array) != steps:
+        raise InputError(f"{name}: must be one for each of the {steps} actions, got {len(array)}")
+    return array if array.dtype == torch.uint8 and array.dim() == 4 else check_data(array, name, least=1)
+
+
+def _ends(ends: Any, steps: int, name: str) -> Tensor:
+    values = integers(ends, f"{name}: ends")
+    right = values.dim() == 1 and len(values) > 0 and int(values[0]) > 0 and bool((values.diff() > 0).all())
+    if not right or int(values[-1]) != steps:
+        raise InputError(
+            f"{name}: ends: must be one past the last step of each episode, rising to the {steps} steps there are, "
+            f"got {values.flatten()[:5].tolist()}{' …' if values.numel() > 5 else ''}"
+        )
+    return values

@@ -1,0 +1,62 @@
+"""Energies that start as their proposal: E(y | x) = network(y | x) − log p_ξ(y | x), the network zero at first.
+
+exp(−E) is p_ξ·exp(−network): what is learned is by how much data are likelier than draws of the proposal. Among
+draws of p_ξ and a datum, ranking by −E − log p_ξ is ranking by −network alone: no density is needed to train.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from metastable.core.protocols import StepwiseSolved, event_shape_of, provides
+from metastable.proposals.given import log_prob_given
+
+from .networks import zero_last_layer
+
+
+class OnProposal(nn.Module):
+    """network − log p_ξ, for events with contexts or without; the network alone until a method attaches p_ξ.
+
+    The proposal is no part of it: the method trains and keeps that.
+
+    Args:
+        network: `(B, *event) → (B,)`, or with contexts as `ConditionalNet`.
+        zero_start: set its last layer to zero, so that exp(−E) is the proposal.
+    """
+
+    def __init__(self, network: nn.Module, zero_start: bool = True):
+        super().__init__()
+        self.network = network
+        self.event_shape = event_shape_of(network)
+        self.time, self.costly = False, False
+        self.beneath: tuple[Any, ...] = ()  # in a tuple, so that weights are saved once, where they belong
+        if zero_start:
+            zero_last_layer(network)
+
+    def attach(self, proposal: nn.Module) -> None:
+        """Stand on this proposal."""
+        self.beneath = (proposal,)
+        self.costly = provides(proposal, StepwiseSolved)  # its density is an ODE solved
+
+    def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+        """E: `(B, *event)` to `(B,)`, or `(B, K, *event)` to `(B, K)` with contexts."""
+        E = self.network(x) if given is None else self.network(x, given)
+        if not self.beneath:
+            return E
+        (proposal,) = self.beneath
+        if given is None:
+            return E - proposal.log_prob(x)
+        if E.dim() == 1:
+            return E - log_prob_given(proposal, x[:, None], given)[:, 0]
+        return E - log_prob_given(proposal, x, given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnProposal:
+        """A network of its own on the same proposal: an average of the energy stands where the energy does."""
+        made = OnProposal(copy.deepcopy(self.network, memo), zero_start=False)
+        made.train(self.training)
+        if self.beneath:
+            made.attach(self.beneath[0])
+        return made

@@ -1,0 +1,42 @@
+"""Policies: conditional models that act, and worlds to act in."""
+
+from metastable.methods.conditional_sampling import Best, best_of
+
+from .actions import ActionModel, RunActions
+from .environments import Environments, PushT, gym_environments, pusht_starts
+from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference, t_interval
+from .path_world import PathWorlds, path_demonstrations, plan_paths, roll_paths, rollout_paths
+from .planner import PathPrior, Planner
+from .policy import Policy, PolicyConfig, fit_policy, load_policy, policy_of
+from .rollouts import Rollouts, rollout, rollout_pusht
+
+__all__ = [
+    "ActionModel",
+    "Best",
+    "Environments",
+    "Interval",
+    "PathPrior",
+    "PathWorlds",
+    "Planner",
+    "Policy",
+    "PolicyConfig",
+    "PushT",
+    "Rollouts",
+    "RunActions",
+    "best_of",
+    "clopper_pearson",
+    "fit_policy",
+    "gym_environments",
+    "load_policy",
+    "mean_over_starts",
+    "paired_difference",
+    "path_demonstrations",
+    "plan_paths",
+    "policy_of",
+    "pusht_starts",
+    "roll_paths",
+    "rollout",
+    "rollout_paths",
+    "rollout_pusht",
+    "t_interval",
+]

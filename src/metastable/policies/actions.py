@@ -1,0 +1,239 @@
+"""Chunks of actions from a conditional run: draws, energies, and chains that know how actions vary together.
+
+A chunk is smooth, so that its covariance given a context has a condition number of 10⁵ and more, and a chain with
+one step size for all numbers hardly moves. Chains therefore move v with x = Lv, where LLᵀ = C is the covariance of
+the proposal's draws given a context, averaged over contexts. L and the step size are found once, by `settle`.
+
+The first numbers of a chunk can be frozen, so that it joins the one before. With p the frozen numbers and r the
+others, draws are moved to x_r + C_rp C_pp⁻¹ (p − x_p), which is exact for a Gaussian, and chains move x_r = L_r v
+on E([p, x_r] | context), where L_r L_rᵀ = C_rr − C_rp C_pp⁻¹ C_pr.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.errors import InputError, require
+from metastable.core.protocols import Encoding, has_time, is_costly, provides
+from metastable.core.random import derive, generator
+from metastable.core.types import Bound, bind
+from metastable.core.units import Units
+from metastable.kernels import MALA
+from metastable.kernels.adaptation import warm_up_each
+from metastable.methods import Density
+from metastable.methods.conditional_chains import run_chains
+from metastable.methods.draw_pool import OnDensity
+from metastable.proposals.given import sample_given
+from metastable.runs.run import Run
+
+RIDGE = 1e-6
+"""Variance that every direction is given at least, as a share of the mean variance of a number."""
+DRAWS, CONTEXTS = 32, 64
+"""Draws for each context, and contexts, behind the covariance and the step size."""
+PILOTS, WARM_UP, FIRST = 8, 100, 0.1
+"""Chains for each context that find the step size, their steps, and where it begins, in units of v."""
+
+
+@runtime_checkable
+class ActionModel(Protocol):
+    """What a policy asks of a model: chunks as vectors `(B, n, D)`, given packed contexts `(B, c)`.
+
+    `has_chains` says whether draws can be moved on the energy: those of a density need not, and where an energy is
+    an ODE solved they are ranked as they are.
+    """
+
+    has_chains: bool
+
+    def draw(self, contexts: Tensor, n: int, seed: int) -> Tensor:
+        """`n` chunks for each context, `(B, n, D)`."""
+        ...
+
+    def energy(self, x: Tensor, contexts: Tensor) -> Tensor:
+        """E of each of them, `(B, n)`: low is likely, up to a constant for each context."""
+        ...
+
+    def move(
+        self, x: Tensor, contexts: Tensor, steps: int, seed: int, frozen: Tensor | None = None
+    ) -> Tensor:
+        """Chunks after `steps` moves of a chain, the first numbers of each held at `frozen`, `(B, p)`."""
+        ...
+
+
+class RunActions:
+    """The model of a conditional run: ranking and interpolating energies, implicit cloning, flows and diffusions.
+
+    Args:
+        run: trained on rows of `Windows.dataset`.
+        algorithm: 2 draws from the run's proposal, from where chains may move; 4 draws by the run's own sampler,
+            the three stages of an interpolating energy. A density has its own draws either way.
+        covariance: C, from `settle`.
+        step_size: of the chains, in units of v, from `settle`.
+        rank: `energy`, or `network` for that part alone of an energy on its proposal: how much likelier a chunk is
+            than the proposal says, which costs no density.
+        options: of `Run.sample`, for algorithm 4.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        algorithm: int = 2,
+        covariance: Tensor | None = None,
+        step_size: float | None = None,
+        rank: str = "energy",
+        **options: Any,
+    ):
+        if not run.conditional or len(run.event_shape) != 1:
+            raise InputError("run: a policy needs one of chunks given contexts; see Windows.dataset")
+        require(algorithm in (2, 4), "algorithm", "2 or 4", algorithm)
+        stands = provides(run.model.energy, OnDensity)
+        rule = "'energy', or 'network' for an energy on its proposal"
+        require(rank == "energy" or (rank == "network" and stands), "rank", rule, rank)
+        self.rank = rank
+        self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
+        self.covariance, self.step_size = covariance, step_size
+        self.units = None if run.coordinates is None else run.coordinates.events
+        self.density = isinstance(run.trained_with, Density)
+        self.has_chains = not self.density and not is_costly(self.model.energy)  # whose gradient is an ODE's
+        self.time = None if self.density or not has_time(self.model.energy) else 1.0
+
+    @torch.no_grad()
+    def draw(self, contexts: Tensor, n: int, seed: int) -> Tensor:
+        """`n` chunks for each context, `(B, n, D)`."""
+        if self.density or self.algorithm == 4:
+            return self.run.sample(n, given=contexts, seed=seed, **self.options).x.to(self.model.home)
+        given = self.model.as_contexts(contexts)
+        rng = generator(derive(seed, "draw actions"), given.device)
+        u = sample_given(self.model.players["proposal"], n, rng, given)
+        return (u if self.units is None else self.units.inverse(u)).to(self.model.home)
+
+    @torch.no_grad()
+    def energy(self, x: Tensor, contexts: Tensor) -> Tensor:
+        """E of each chunk, `(B, n)`."""
+        u = (x if self.units is None else self.units.forward(x)).to(self.model.home)
+        ranking: Any = self.model.energy if self.rank == "energy" else self.model.energy.network
+        target = bind(ranking, self.model.as_contexts(contexts), self.time)
+        return target(u.flatten(0, 1)).view(x.shape[:2])
+
+    def settle(self, contexts: Tensor, seed: int = 0) -> RunActions:
+        """The same with a covariance and a step size, found from `CONTEXTS` of these contexts, `(n, c)`."""
+        rows = torch.randperm(len(contexts), generator=generator(derive(seed, "settle")))[:CONTEXTS]
+        contexts = contexts[rows.to(contexts.device)]
+        x = self.draw(contexts, DRAWS, seed)
+        found = RunActions(self.run, self.algorithm, pooled_covariance(x), rank=self.rank, **self.options)
+        if found.has_chains:
+            target, root = found._target(contexts, x[:, 0, :0])
+            v = whitened(x[:, :PILOTS], root).flatten(0, 1)
+            rng = generator(derive(seed, "settle chains"), x.device)
+            each = warm_up_each(MALA(), target, v, WARM_UP, rng, v.new_full((len(contexts),), FIRST))
+            found.step_size = float(each.step_size.median())
+        return found
+
+    def move(
+        self, x: Tensor, contexts: Tensor, steps: int, seed: int, frozen: Tensor | None = None
+    ) -> Tensor:
+        """Chunks after `steps` moves of MALA on E(· | context), `(B, n, D)`; a density's stay where they are."""
+        x = x.to(self.model.home)
+        fixed = x[:, 0, :0] if frozen is None else frozen.to(x)
+        p = fixed.shape[1]
+        if p:
+            x = joined(x, fixed, self._settled())
+        if not self.has_chains or not steps:
+            return x
+        target, root = self._target(contexts, fixed)
+        v = whitened(x[..., p:], root)
+        rng = generator(derive(seed, "move actions"), x.device)
+        moved, _ = run_chains(target, v.flatten(0, 1), MALA(self.step_size or FIRST), steps, rng, "auto")
+        return torch.cat([x[..., :p], moved.view(v.shape) @ root.to(v).T], -1)
+
+    def _settled(self) -> Tensor:
+        if self.covariance is None:
+            raise InputError(
+                "policy: chains and frozen actions need the actions' covariance; call settle(contexts)"
+            )
+        return self.covariance
+
+    def _target(self, contexts: Tensor, frozen: Tensor) -> tuple[Bound, Tensor]:
+        """E of v given contexts and frozen numbers, and L."""
+        root, given = free_root(self._settled(), frozen.shape[1]), self.model.as_contexts(contexts)
+        inner: Any = self.model.energy
+        kind = EncodedFreeActions if provides(inner, Encoding) else FreeActions
+        energy = kind(inner, self.units, root.to(self.model.home), frozen.shape[1])
+        return bind(energy, torch.cat([given, frozen.to(given)], 1), self.time), root
+
+
+class FreeActions(nn.Module):
+    """E of v: the numbers of a chunk that are free, x_r = Lv, where its first ones are given with the context.
+
+    Args:
+        inner: E(u | given) in the units of training.
+        units: those of u; None where they are the data's own.
+        root: L.
+        frozen: how many numbers are given, behind the context.
+    """
+
+    root: Tensor
+
+    def __init__(self, inner: nn.Module, units: Units | None, root: Tensor, frozen: int):
+        super().__init__()
+        self.inner, self.units, self.frozen = inner, units, frozen
+        self.register_buffer("root", root)
+        self.event_shape = (len(root),)
+        self.time = has_time(inner)
+
+    def forward(self, v: Tensor, given: Tensor, t: Tensor | None = None) -> Tensor:
+        """E, `(B, K, r)` to `(B, K)`; `given` are contexts with the frozen numbers behind them."""
+        cut = given.shape[1] - self.frozen
+        return self.inner(self.chunks(v, given[:, cut:]), given[:, :cut], *(() if t is None else (t,)))
+
+    def chunks(self, v: Tensor, frozen: Tensor) -> Tensor:
+        """u of whole chunks, `(B, K, D)`."""
+        x = torch.cat([frozen[:, None].expand(-1, v.shape[1], -1), v @ self.root.T], -1)
+        return x if self.units is None else self.units.forward(x).to(v)
+
+
+class EncodedFreeActions(FreeActions):
+    """The same for an energy that encodes its contexts once."""
+
+    def encode(self, given: Tensor) -> Tensor:
+        """Codes of the contexts with the frozen numbers behind them, `(B, …)` flattened."""
+        cut = given.shape[1] - self.frozen
+        code = self.inner.encode(given[:, :cut])  # pyright: ignore
+        self.code_shape = code.shape[1:]
+        return torch.cat([code.flatten(1), given[:, cut:].to(code)], 1)
+
+    def score(self, v: Tensor, code: Tensor, t: Tensor | None = None) -> Tensor:
+        """E for encoded contexts, `(B, K, r)` to `(B, K)`."""
+        cut = code.shape[1] - self.frozen
+        inner = code[:, :cut].unflatten(1, self.code_shape)
+        return self.inner.score(self.chunks(v, code[:, cut:]), inner, t)  # pyright: ignore
+
+
+def pooled_covariance(x: Tensor) -> Tensor:
+    """C: the covariance of `(B, n, D)` within contexts, averaged over them, float64 `(D, D)`, never singular."""
+    centred = (x - x.mean(1, keepdim=True)).double()
+    C = torch.einsum("bni,bnj->ij", centred, centred) / (x.shape[0] * (x.shape[1] - 1))
+    return C + RIDGE * C.diagonal().mean().clamp(min=1e-12) * torch.eye(
+        len(C), dtype=C.dtype, device=C.device
+    )
+
+
+def free_root(C: Tensor, frozen: int) -> Tensor:
+    """L with LLᵀ the covariance of the numbers behind the first `frozen`, given those."""
+    C_rp, C_rr = C[frozen:, :frozen], C[frozen:, frozen:]
+    return torch.linalg.cholesky(C_rr - C_rp @ torch.linalg.solve(C[:frozen, :frozen], C_rp.T))
+
+
+def joined(x: Tensor, frozen: Tensor, C: Tensor) -> Tensor:
+    """Chunks `(B, n, D)` moved so that they begin with `frozen`, `(B, p)`: for a Gaussian, its conditional."""
+    p = frozen.shape[1]
+    off, gain = frozen[:, None] - x[..., :p], torch.linalg.solve(C[:p, :p], C[:p, p:]).to(x)
+    return torch.cat([frozen[:, None].expand(-1, x.shape[1], -1), x[..., p:] + off @ gain], -1)
+
+
+def whitened(x: Tensor, root: Tensor) -> Tensor:
+    """v of x = Lv, `(…, r)`, solved in the precision of L."""
+    v = torch.linalg.solve_triangular(root.to(x.device), x.to(root.dtype).mT, upper=False).mT
+    return v.to(x.dtype).contiguous()

@@ -1,0 +1,197 @@
+"""Environments in step with one another: any of Gymnasium, and Push-T from states that are set exactly.
+
+Push-T is `gym-pusht`, where a seed means other starts in one release than in another, and where `reset_to_state`
+turns the block about a point that is not the one its position names. So starts are states here, set by angle
+first and position then, without a step of the physics: demonstrations replay to what float32 rounded of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.core.errors import InputError, MissingDependencyError, need, require_count
+from metastable.core.random import derive
+from metastable.data.demonstration_files import pusht_observation
+from metastable.data.demonstrations import STATE
+
+PUSHT, LEAST = "gym_pusht/PushT-v0", (0, 1, 8)
+FULL = 0.95
+"""Coverage that counts as all of it."""
+EXTRA = "policies"
+
+
+class Environments:
+    """Environments of one kind, stepped together until each of them ends.
+
+    Args:
+        make: makes one, with Gymnasium's `reset` and `step`.
+        starts: the seed of each.
+        name: for people.
+    """
+
+    measure: ClassVar[str] = "return"
+    """What `progress` says: here the rewards of an episode so far, summed."""
+
+    def __init__(self, make: Callable[[], Any], starts: Sequence[Any], name: str = "environment"):
+        require_count("starts", len(starts))
+        self.name, self.starts = name, list(starts)
+        self.each = [make() for _ in starts]
+        self.raw: list[Any] = [None] * len(starts)
+        self.done = np.zeros(len(starts), dtype=bool)
+        self.progress = torch.zeros(len(starts), dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    @property
+    def box(self) -> tuple[Tensor, Tensor]:
+        """The least and the greatest action, `(A,)` each."""
+        space = self.each[0].action_space
+        try:
+            low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+        except AttributeError:
+            low = high = torch.empty(0, 0)
+        if low.dim() != 1:
+            raise InputError(
+                f"{self.name}: actions must be a vector of numbers, a Box of shape (A,), got {space}"
+            )
+        return low, high
+
+    def reset(self) -> dict[str, Tensor]:
+        """Every environment at its start; what is seen there, by name, `(B, …)`."""
+        for i, (env, start) in enumerate(zip(self.each, self.starts, strict=True)):
+            self.raw[i] = self.begin(env, start)
+        self.done[:] = False
+        self.progress = self.first_progress()
+        return self.observations()
+
+    def step(self, actions: Tensor) -> dict[str, Tensor]:
+        """One step of those that have not ended; the others stay as they are."""
+        for i in np.flatnonzero(~self.done):
+            self.raw[i], reward, ended, cut, info = self.each[i].step(actions[i].double().numpy())
+            self.progress[i] = self.progress_of(float(self.progress[i]), float(reward), info)
+            self.done[i] = bool(ended or cut)
+        return self.observations()
+
+    def observations(self) -> dict[str, Tensor]:
+        """What is seen, by name, `(B, …)`; pictures are brought to `(B, C, H, W)`."""
+        if isinstance(self.raw[0], dict):
+            return {key: _stacked([raw[key] for raw in self.raw]) for key in self.raw[0]}
+        return {STATE: _stacked(self.raw)}
+
+    def begin(self, env: Any, start: Any) -> Any:
+        """One environment at its start: the first observation."""
+        return env.reset(seed=int(start))[0]
+
+    def first_progress(self) -> Tensor:
+        """Progress before the first step, `(B,)`."""
+        return torch.zeros(len(self), dtype=torch.float64)
+
+    def progress_of(self, before: float, reward: float, info: dict[str, Any]) -> float:
+        """Progress after a step."""
+        return before + reward
+
+
+class PushT(Environments):
+    """Push-T, whose progress is the coverage of the goal by the block: an episode ends where it is above 0.95.
+
+    Args:
+        starts: states, `(B, 5)`: agent x and y, block x, y and angle, in pixels and radians.
+        size: side of pictures that `picture` draws.
+    """
+
+    measure: ClassVar[str] = "coverage"
+
+    def __init__(self, starts: Any, size: int = 96):
+        states = np.asarray(starts, dtype=np.float64)
+        if states.ndim != 2 or states.shape[1] != 5 or not np.isfinite(states).all():
+            raise InputError(f"starts: must be finite states of Push-T, (B, 5), got shape {states.shape}")
+        gymnasium = _pusht_package()
+        options = {"obs_type": "state", "observation_width": size, "observation_height": size}
+        super().__init__(lambda: gymnasium.make(PUSHT, **options).unwrapped, list(states), "Push-T")
+
+    def begin(self, env: Any, start: Any) -> Any:
+        """The state itself: nothing moves before the first action."""
+        env.reset(seed=0)
+        set_pusht_state(env, start)
+        return env.get_obs()
+
+    def first_progress(self) -> Tensor:
+        """Coverage at the start."""
+        return torch.tensor([env._get_coverage() for env in self.each], dtype=torch.float64)
+
+    def progress_of(self, before: float, reward: float, info: dict[str, Any]) -> float:
+        """Coverage after the step."""
+        return float(info["coverage"])
+
+    def observations(self) -> dict[str, Tensor]:
+        """The agent's position and the corners of the block."""
+        return pusht_observation(np.stack(self.raw))
+
+    def picture(self, i: int) -> np.ndarray:
+        """Environment `i` as it is, uint8 `(H, W, 3)`, drawn without a screen."""
+        return self.each[i]._render(visualize=False)
+
+
+def set_pusht_state(env: Any, state: Any) -> None:
+    """Agent and block at rest where the state says, to the last bit."""
+    agent, block = env.agent, env.block
+    agent.position = tuple(map(float, state[:2]))
+    block.angle = float(state[4])
+    block.position = tuple(map(float, state[2:4]))
+    for body in (agent, block):
+        body.velocity, body.angular_velocity = (0.0, 0.0), 0.0
+        env.space.reindex_shapes_for_body(body)
+
+
+def pusht_starts(n: int = 32, seed: int = 0) -> np.ndarray:
+    """`n` states of Push-T, `(n, 5)`, from the law of the simulator's own: start i of a seed is the same for good.
+
+    Agent within [50, 450)², block within [100, 400)², whole pixels each, and any angle.
+
+    >>> pusht_starts(1).round(3).tolist()
+    [[170.0, 66.0, 319.0, 382.0, -2.158]]
+    """
+    require_count("starts", n)
+    unit = np.array([[derive(seed, "pusht start", i, k) / 2**56 for k in range(5)] for i in range(n)])
+    low, width = np.array([50, 50, 100, 100]), np.array([400, 400, 300, 300])
+    return np.concatenate([low + np.floor(width * unit[:, :4]), np.pi * (2 * unit[:, 4:] - 1)], 1)
+
+
+def gym_environments(name: str, starts: Sequence[int], **options: Any) -> Environments:
+    """Environments of Gymnasium by their name, from seeds."""
+    gymnasium = need("gymnasium", EXTRA, f"the environment {name!r}")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    try:
+        return Environments(lambda: gymnasium.make(name, **options), starts, name)
+    except gymnasium.error.Error as error:
+        raise InputError(f"env: {error}") from error
+
+
+def _pusht_package() -> Any:
+    """Gymnasium with Push-T in it, which draws without a screen."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    gymnasium = need("gymnasium", EXTRA, "Push-T")
+    need("gym_pusht", EXTRA, "Push-T")
+    try:
+        found = version("gym-pusht")
+    except PackageNotFoundError:
+        found = "0"
+    if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < LEAST:
+        least = ".".join(map(str, LEAST))
+        raise MissingDependencyError(
+            f"Push-T needs gym-pusht {least} or later, got {found}: pip install 'metastable[{EXTRA}]'"
+        )
+    return gymnasium
+
+
+def _stacked(values: list[Any]) -> Tensor:
+    rows = torch.as_tensor(np.stack([np.asarray(value) for value in values]))
+    return rows.movedim(-1, 1) if rows.dtype == torch.uint8 and rows.dim() == 4 else rows

@@ -1,0 +1,75 @@
+"""Intervals for what rollouts are worth: rates, scores, and differences on the same starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.errors import InputError, require
+from metastable.core.types import student_t_quantile
+
+
+class Interval(NamedTuple):
+    """A number with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} … {self.high:.3f})"
+
+
+def clopper_pearson(hits: int, trials: int, level: float = 0.95) -> Interval:
+    """The exact interval of a rate: all p for which neither tail of `hits` of `trials` is below (1 − level)/2.
+
+    >>> print(clopper_pearson(0, 10))
+    0.000 (0.000 … 0.308)
+    """
+    require(0 <= hits <= trials and trials > 0, "hits", f"from 0 to trials = {trials}, of at least 1", hits)
+    from scipy.special import betaincinv
+
+    tail = (1 - level) / 2
+    low = 0.0 if hits == 0 else float(betaincinv(hits, trials - hits + 1, tail))
+    high = 1.0 if hits == trials else float(betaincinv(hits + 1, trials - hits, 1 - tail))
+    return Interval(hits / trials, low, high)
+
+
+def t_interval(values: Any, level: float = 0.95) -> Interval:
+    """The mean of independent values with Student's interval.
+
+    Scores of several rollouts from one start are not independent: average them over rollouts first.
+
+    >>> print(t_interval([1.0, 2.0, 3.0]))
+    2.000 (-0.484 … 4.484)
+    """
+    x = torch.as_tensor(values, dtype=torch.float64).flatten()
+    if len(x) < 2:
+        raise InputError(f"values: an interval needs at least 2 independent values, got {len(x)}")
+    half = student_t_quantile(0.5 + level / 2, len(x) - 1) * float(x.std()) / len(x) ** 0.5
+    return Interval(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half)
+
+
+def paired_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
+    """The mean of first − second over the same starts, with Student's interval of the differences.
+
+    >>> print(paired_difference([1.0, 2.0, 3.0], [0.9, 1.9, 2.8]))
+    0.133 (-0.010 … 0.277)
+    """
+    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (first, second))
+    if a.shape != b.shape:
+        raise InputError(f"second: must be of the same starts, {tuple(a.shape)}, got {tuple(b.shape)}")
+    return t_interval(_by_start(a - b), level)
+
+
+def _by_start(values: Tensor) -> Tensor:
+    """Means over everything but the first dimension."""
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def mean_over_starts(values: Tensor | Sequence[Any], level: float = 0.95) -> Interval:
+    """`t_interval` of `(starts, rollouts)`: rollouts of a start are averaged, starts are what is independent."""
+    return t_interval(_by_start(torch.as_tensor(values, dtype=torch.float64)), level)

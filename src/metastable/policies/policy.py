@@ -1,0 +1,242 @@
+"""A policy: observations in, chunks of actions out."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metastable._version import __version__
+from metastable.api import fit, load_run
+from metastable.core.configure import build
+from metastable.core.errors import InputError, refuse_newer, require, require_count
+from metastable.core.random import derive
+from metastable.data.demonstrations import STATE, Demonstrations, Scaling
+from metastable.methods.conditional_sampling import best_of
+from metastable.runs.folder import write_json
+from metastable.runs.run import Run
+
+from .actions import ActionModel, RunActions
+
+FILE = "policy.json"
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """How a policy acts.
+
+    Attributes:
+        context: N_ctx, observations that it sees.
+        prediction: N_pred, actions of a chunk.
+        execute: of which so many are carried out before the next chunk.
+        candidates: ℓ, chunks that are drawn, of which that of lowest energy is taken; 1 takes a draw as it is.
+        steps: of the chain that moves them on the energy; 0 ranks the proposal's own draws. A density has no chain.
+        warm: how many of the chains start from what is left of the last chunk.
+        freeze: actions of the last chunk that the next one begins with, so that the two join.
+        rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`.
+        algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
+        sampling: options of `Run.sample` for algorithm 4.
+    """
+
+    context: int = 2
+    prediction: int = 16
+    execute: int = 8
+    candidates: int = 8
+    steps: int = 50
+    warm: int = 1
+    freeze: int = 0
+    rank: str = "energy"
+    algorithm: int = 2
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("context", "prediction", "execute", "candidates"):
+            require_count(f"policy.{name}", vars(self)[name])
+        for name in ("steps", "warm", "freeze"):
+            require_count(f"policy.{name}", vars(self)[name], 0)
+        most = self.prediction - self.freeze
+        rule = f"at most prediction − freeze = {most}"
+        require(self.execute <= most, "policy.execute", rule, self.execute)
+        require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
+
+
+class Policy:
+    """Acts in any number of environments at once, in step with one another.
+
+    `reset`, `select_action` and `predict_action_chunk` are what users of LeRobot know. Observations and actions are
+    in the demonstrations' units.
+
+    Args:
+        model: of chunks given contexts; `RunActions(run)` is the one of a run.
+        scaling: of the demonstrations that it was trained on.
+        config: how it acts.
+        seed: of everything random, until `reset` is given another.
+
+    >>> import numpy as np
+    >>> from metastable.data import Demonstrations
+    >>> steps = np.linspace(0, 1, 40)
+    >>> shown = Demonstrations.of(np.stack([steps, -steps], 1), steps, [20, 40])
+    >>> policy = fit_policy(shown, "flow", "density", PolicyConfig(1, 4, 2), steps=2)
+    >>> policy.select_action(np.zeros((3, 2))).shape
+    torch.Size([3, 1])
+    """
+
+    def __init__(
+        self, model: ActionModel, scaling: Scaling, config: PolicyConfig | None = None, seed: int = 0
+    ):
+        self.model, self.scaling, self.config = model, scaling, config or PolicyConfig()
+        self.reset(seed)
+
+    def reset(self, seed: int | None = None) -> None:
+        """Forget what was seen and planned: a new episode begins, in every environment."""
+        self.seed = self.seed if seed is None else seed
+        self.seen: deque[dict[str, Tensor]] = deque(maxlen=self.config.context)
+        self.planned: deque[Tensor] = deque()
+        self.last: Tensor | None = None
+        self.calls = 0
+
+    def select_action(self, observation: Any) -> Tensor:
+        """The next action of each of B environments, `(B, A)`.
+
+        Args:
+            observation: by name, `(B, …)` each; one array where the demonstrations had one.
+        """
+        now = {key: torch.as_tensor(value) for key, value in self._named(observation).items()}
+        self._check_number(len(next(iter(now.values()))))
+        self.seen.append(now)
+        if not self.planned:
+            window = [self.seen[0]] * (self.config.context - len(self.seen)) + list(self.seen)
+            contexts = {key: torch.stack([step[key] for step in window], 1) for key in now}
+            chunk = self.predict_action_chunk(contexts)
+            self.planned.extend(chunk[:, : self.config.execute].unbind(1))
+        return self.planned.popleft()
+
+    @torch.no_grad()
+    def predict_action_chunk(self, contexts: Any) -> Tensor:
+        """The next chunk of each of B environments, `(B, N_pred, A)`, given windows `(B, N_ctx, …)` by name.
+
+        Draws ℓ candidates, joins them to the last chunk, moves them by a chain, and takes the one of lowest energy.
+        """
+        config, given = self.config, self.scaling.pack(self._named(contexts))
+        seed, rest = derive(self.seed, "chunk", self.calls), self._rest()
+        x = self.model.draw(given, config.candidates, seed)
+        if rest is not None and config.warm and self.model.has_chains:
+            x = torch.cat([rest[:, None].expand(-1, config.warm, -1).to(x), x[:, config.warm :]], 1)
+        frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
+        x = self.model.move(x, given, config.steps, seed, frozen)
+        chosen = best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
+        self.last, self.calls = chosen, self.calls + 1
+        return self.scaling.to_actions(chosen.unflatten(1, (config.prediction, self.actions)).cpu())
+
+    @property
+    def actions(self) -> int:
+        """A, numbers of one action."""
+        return self.scaling.middle["action"].numel()
+
+    def _rest(self) -> Tensor | None:
+        """What is left of the last chunk, its last action repeated, `(B, D)`; None of the first."""
+        if self.last is None:
+            return None
+        chunk = self.last.unflatten(1, (self.config.prediction, self.actions))
+        steps = torch.arange(self.config.prediction) + self.config.execute
+        return chunk[:, steps.clamp(max=self.config.prediction - 1)].flatten(1)
+
+    def _named(self, observation: Any) -> Mapping[str, Any]:
+        return observation if isinstance(observation, Mapping) else {STATE: observation}
+
+    def _check_number(self, environments: int) -> None:
+        before = len(next(iter(self.seen[-1].values()))) if self.seen else environments
+        if environments != before:
+            raise InputError(
+                f"observation: must be of the {before} environments since reset, got {environments}"
+            )
+
+    def save(self) -> Path:
+        """Write `policy.json` into the folder of its run, from where `load_policy` reads it."""
+        model = self.model
+        if not isinstance(model, RunActions) or model.run.folder is None:
+            raise InputError(
+                "policy: only that of a run with a folder can be saved; fit with out='runs/name'"
+            )
+        covariance = None if model.covariance is None else model.covariance.tolist()
+        kept = {"covariance": covariance, "step_size": model.step_size, "scaling": self.scaling.as_json()}
+        path = model.run.folder / FILE
+        write_json(path, {"version": __version__, "seed": self.seed, "policy": asdict(self.config), **kept})
+        return path
+
+
+def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> Policy:
+    """The policy of a run, from its folder.
+
+    Args:
+        folder: of the run.
+        device: where to put it.
+        changed: settings of `PolicyConfig` to act by instead of those that were saved.
+    """
+    path = Path(folder) / FILE
+    run = load_run(folder, device=device)
+    if not path.is_file():
+        raise InputError(
+            f"run: {folder} holds no {FILE}; make one with metastable.policies.fit_policy(…, out=…)"
+        )
+    try:
+        kept = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: is not valid JSON: {error}") from error
+    refuse_newer(path, kept.get("version"), __version__)
+    config = build(PolicyConfig, {**kept["policy"], **changed}, "policy")
+    covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
+    model = RunActions(run, config.algorithm, covariance, kept["step_size"], config.rank, **config.sampling)
+    return Policy(model, Scaling.from_json(kept["scaling"]), config, kept["seed"])
+
+
+def fit_policy(
+    demonstrations: Demonstrations,
+    energy: Any = "interpolant",
+    method: Any = "density",
+    config: PolicyConfig | None = None,
+    *,
+    padded: bool = True,
+    noise: tuple[float, float] | None = (0.01, 0.005),
+    seed: int = 0,
+    **options: Any,
+) -> Policy:
+    """Train a model of chunks given contexts, and make it a policy.
+
+    Args:
+        demonstrations: to learn from.
+        energy: as `metastable.fit` takes it.
+        method: likewise: `density` for flows and diffusions, `ranking-nce`, `interpolating-nce` or `ibc`.
+        config: how the policy acts; its windows are what is trained on.
+        padded: whether windows reach beyond the ends of their episode, see `Demonstrations.windows`.
+        noise: σ_pert at first, and from half of the training on, on chunks and on what of the contexts may be
+            noised; None trains on the demonstrations as they are.
+        seed: of everything random.
+        options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
+    """
+    config, scaling = config or PolicyConfig(), Scaling.fit(demonstrations)
+    data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
+    if noise is not None:
+        schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_over": 0.5}
+        options = {**schedule, "given_noise": scaling.noise_mask(config.context), **options}
+    run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
+    assert data.given is not None
+    return policy_of(run, scaling, data.given, config, seed)
+
+
+def policy_of(
+    run: Run, scaling: Scaling, contexts: Tensor, config: PolicyConfig | None = None, seed: int = 0
+) -> Policy:
+    """A run as a policy, settled on some of its contexts `(n, c)`, and saved where the run has a folder."""
+    config = config or PolicyConfig()
+    model = RunActions(run, config.algorithm, rank=config.rank, **config.sampling).settle(contexts, seed)
+    policy = Policy(model, scaling, config, seed)
+    if run.folder is not None:
+        policy.save()
+    return policy

@@ -1,0 +1,183 @@
+"""Rollouts: a policy in many environments at once, an episode table, and what the scores say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.core.errors import InputError, require_count
+from metastable.core.random import derive
+from metastable.runs.folder import write_json
+
+from .environments import FULL, Environments, PushT
+from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference
+
+HORIZONS = (200, 300)
+"""Steps at which scores are read: the paper's, and the simulator's own."""
+
+
+class Acting(Protocol):
+    """What is rolled out: a `Policy`, or anything with its two methods."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """A new episode in every environment."""
+        ...
+
+    def select_action(self, observation: Any) -> Tensor:
+        """The next action of each environment, `(B, A)`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """Episodes of one policy.
+
+    Attributes:
+        progress: after each step, float64 `(starts, rollouts, steps)`: coverage in Push-T, else rewards so far.
+            After its end an episode keeps its last value.
+        lengths: steps that each episode took, int64 `(starts, rollouts)`.
+        measure: what progress is.
+        name: of the environment.
+        clipped: share of actions that lay outside of the environment's box, and were brought to its edge.
+        seconds: of all of it.
+        acting: seconds spent in the policy.
+    """
+
+    progress: Tensor
+    lengths: Tensor
+    measure: str
+    name: str
+    clipped: float = 0.0
+    seconds: float = 0.0
+    acting: float = 0.0
+
+    def best(self, steps: int) -> Tensor:
+        """The most progress within `steps`, `(starts, rollouts)`; of coverage, min(coverage/0.95, 1)."""
+        most = self.progress[..., :steps].amax(-1)
+        return (most / FULL).clamp(max=1) if self.measure == "coverage" else most
+
+    def final(self, steps: int) -> Tensor:
+        """Progress after `steps`, `(starts, rollouts)`."""
+        return self.progress[..., min(steps, self.progress.shape[-1]) - 1]
+
+    @property
+    def horizons(self) -> list[int]:
+        """Steps at which it is read: 200 and 300, as far as it goes."""
+        longest = self.progress.shape[-1]
+        return [h for h in HORIZONS if h < longest] + [longest]
+
+    def scores(self, level: float = 0.95) -> dict[str, Interval]:
+        """Means over starts with their intervals, and the rate of full scores in Push-T, by name."""
+        found: dict[str, Interval] = {}
+        for h in self.horizons:
+            found[f"maximum at {h}"] = mean_over_starts(self.best(h), level)
+            found[f"final at {h}"] = mean_over_starts(self.final(h), level)
+        if (
+            self.measure == "coverage" and self.progress.shape[1] == 1
+        ):  # several of a start are not independent
+            full = int((self.best(self.horizons[-1]) >= 1).sum())
+            found["full score"] = clopper_pearson(full, len(self.progress), level)
+        return found
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row for each episode."""
+        columns = {"steps": self.lengths}
+        for h in self.horizons:
+            columns |= {f"maximum_{h}": self.best(h), f"final_{h}": self.final(h)}
+        starts, rollouts = self.lengths.shape
+        rows = [(s, r) for s in range(starts) for r in range(rollouts)]
+        return [{"start": s, "rollout": r} | {k: v[s, r].item() for k, v in columns.items()} for s, r in rows]
+
+    def ahead_of(self, other: Rollouts, steps: int | None = None, level: float = 0.95) -> Interval:
+        """By how much its mean best score is above that of another policy from the same starts."""
+        if (self.name, len(self.progress)) != (other.name, len(other.progress)):
+            raise InputError(
+                f"other: must be {len(self.progress)} starts of {self.name}, got {len(other.progress)} of "
+                f"{other.name}"
+            )
+        steps = self.horizons[-1] if steps is None else steps
+        return paired_difference(self.best(steps).mean(1), other.best(steps).mean(1), level)
+
+    def write(self, folder: Path) -> Path:
+        """`rollouts.json` with scores and the episode table, and `rollouts.npz` with progress; the first's path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(
+            folder / "rollouts.npz", progress=self.progress.numpy(), lengths=self.lengths.numpy()
+        )
+        said = (
+            {key: value._asdict() for key, value in self.scores().items()} if len(self.progress) > 1 else {}
+        )
+        facts = {key: vars(self)[key] for key in ("name", "measure", "clipped", "seconds", "acting")}
+        write_json(folder / "rollouts.json", {**facts, "scores": said, "episodes": self.table()})
+        return folder / "rollouts.json"
+
+
+def rollout(
+    policy: Acting,
+    make: Callable[[Sequence[Any]], Environments],
+    starts: Sequence[Any],
+    *,
+    rollouts: int = 1,
+    steps: int = 300,
+    seed: int = 0,
+    on_step: Callable[[int], None] | None = None,
+) -> Rollouts:
+    """Roll a policy out from each start, all episodes in step with one another.
+
+    Args:
+        policy: to act.
+        make: environments from starts, such as `PushT`.
+        starts: states of Push-T, or seeds.
+        rollouts: episodes from each start, which differ in what the policy draws.
+        steps: at most.
+        seed: of the policy.
+        on_step: told of every step.
+    """
+    require_count("rollouts", rollouts)
+    require_count("steps", steps)
+    begun, thinking, clipped = perf_counter(), 0.0, 0
+    worlds = make([start for start in starts for _ in range(rollouts)])
+    low, high = worlds.box
+    policy.reset(derive(seed, "rollout"))
+    seen, taken = worlds.reset(), np.zeros(len(worlds), dtype=np.int64)
+    progress = worlds.progress[:, None].repeat(1, steps)
+    for k in range(steps):
+        going, asked = ~worlds.done, perf_counter()
+        actions = _fitting(policy.select_action(seen), low, worlds)
+        thinking += perf_counter() - asked
+        inside = actions.clamp(low, high)
+        clipped += int((inside != actions).any(1)[torch.from_numpy(going)].sum())
+        seen, taken = worlds.step(inside), taken + going
+        progress[:, k:] = worlds.progress[:, None]
+        if on_step is not None:
+            on_step(k + 1)
+        if worlds.done.all():
+            break
+    shape, share = (len(starts), rollouts), clipped / max(int(taken.sum()), 1)
+    times = {"seconds": perf_counter() - begun, "acting": thinking}
+    lengths = torch.from_numpy(taken).view(shape)
+    return Rollouts(progress.view(*shape, steps), lengths, worlds.measure, worlds.name, share, **times)
+
+
+def rollout_pusht(policy: Acting, starts: Any, **options: Any) -> Rollouts:
+    """`rollout` in Push-T from states `(n, 5)`, such as `pusht_starts(32)`."""
+    return rollout(policy, lambda states: PushT(np.stack(list(states))), list(np.asarray(starts)), **options)
+
+
+def _fitting(actions: Tensor, low: Tensor, worlds: Environments) -> Tensor:
+    """Actions that have as many numbers as the environment takes, and are numbers."""
+    if tuple(actions.shape) != (len(worlds), len(low)):
+        raise InputError(
+            f"{worlds.name}: actions of the policy have {actions.shape[-1]} numbers, those of the environment "
+            f"{len(low)}"
+        )
+    if not bool(actions.isfinite().all()):
+        raise InputError(f"{worlds.name}: the policy gave an action that is not finite")
+    return actions.to(low)

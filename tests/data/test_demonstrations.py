@@ -1,0 +1,273 @@
+"""Windows over episodes by hand, files of every layout, and input that is refused by name."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import metastable as ms
+from metastable.core import ConfigError, InputError
+from metastable.core.batch import Batch
+from metastable.core.units import Coordinates, Units
+from metastable.data import (
+    Dataset,
+    Demonstrations,
+    Scaling,
+    load_episodes,
+    load_lasa,
+    load_lerobot,
+    load_pusht,
+)
+from metastable.data.demonstration_files import pusht_corners
+from metastable.training.batches import Batches
+from metastable.training.config import TrainerConfig
+
+
+def counted(*lengths: int, **options) -> Demonstrations:
+    """Episodes whose observation at step i is i, and whose action is 100 + i."""
+    T = sum(lengths)
+    return Demonstrations.of(np.arange(T), 100 + np.arange(T), np.cumsum(lengths), **options)
+
+
+def test_padded_windows_repeat_the_ends_of_their_own_episode():
+    windows = counted(3, 2).windows(context=2, prediction=3)
+    seen, chunks = windows.contexts()["state"][..., 0], windows.chunks()[..., 0]
+    assert seen.tolist() == [[0, 0], [0, 1], [1, 2], [3, 3], [3, 4]]
+    assert (chunks - 100).tolist() == [[0, 1, 2], [1, 2, 2], [2, 2, 2], [3, 4, 4], [4, 4, 4]]
+    assert windows.episode.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_windows_without_padding_lie_inside_their_episode():
+    windows = counted(4, 5).windows(context=2, prediction=3, padded=False)
+    assert windows.contexts()["state"][..., 0].tolist() == [[0, 1], [4, 5], [5, 6]]
+    assert (windows.chunks()[..., 0] - 100).tolist() == [[1, 2, 3], [5, 6, 7], [6, 7, 8]]
+
+
+def test_an_episode_shorter_than_the_window_is_named():
+    with pytest.raises(
+        InputError, match="episode 1 has 3 steps, and a window of 2 observations and 3 actions needs 4"
+    ):
+        counted(4, 3).windows(context=2, prediction=3, padded=False)
+
+
+def test_some_rows_are_the_rows_of_all():
+    windows = counted(7, 4).windows(2, 3)
+    rows = torch.tensor([8, 0, 5])
+    assert torch.equal(windows.chunks(rows), windows.chunks()[rows])
+    assert torch.equal(windows.contexts(rows)["state"], windows.contexts()["state"][rows])
+
+
+def test_splits_share_no_episode():
+    train, held = counted(*range(3, 13)).split(0.3, seed=1)
+    assert (len(train), len(held)) == (7, 3)
+    assert not set(train.actions.flatten().tolist()) & set(held.actions.flatten().tolist())
+    assert sorted(train.lengths.tolist() + held.lengths.tolist()) == list(range(3, 13))
+
+
+def test_fit_holds_out_whole_groups():
+    data = counted(*[5] * 20).windows(1, 2).dataset()
+    train, held = data.split(0.25, seed=0)
+    assert len(held) == 25
+    assert not set(train.groups.tolist()) & set(held.groups.tolist())
+    again = Dataset.of(data.x, "same", given=data.given)
+    assert again.digest == data.digest, "groups are not numbers of the rows"
+
+
+def test_rows_are_scaled_to_the_box_and_come_back():
+    rng = np.random.default_rng(0)
+    made = Demonstrations.of(
+        {"a": rng.normal(3, 5, (50, 2)), "b": rng.normal(size=(50, 3))}, rng.normal(size=(50, 2)), [20, 50]
+    )
+    windows, scaling = made.windows(2, 4), Scaling.fit(made)
+    data = windows.dataset()
+    assert data.event_shape == (8,)
+    assert data.given.shape == (50, 2 * 2 + 2 * 3)
+    assert data.x.abs().max() == pytest.approx(1)
+    assert data.given.abs().max() == pytest.approx(1)
+    back = scaling.to_actions(data.x.view(-1, 4, 2))
+    torch.testing.assert_close(back, windows.chunks())
+    kept = Scaling.from_json(json.loads(json.dumps(scaling.as_json())))
+    assert torch.equal(kept.pack(windows.contexts()), data.given)
+
+
+def test_a_number_that_never_changes_is_not_divided_by_nothing():
+    data = Demonstrations.of(np.full((4, 1), 7.0), np.arange(4.0), [4]).windows(1, 1).dataset()
+    assert data.given.tolist() == [[0.0]] * 4
+
+
+def test_pictures_stay_bytes_until_they_are_packed():
+    pictures = np.arange(4 * 3 * 2 * 2, dtype=np.uint8).reshape(4, 3, 2, 2)
+    made = Demonstrations.of({"state": np.arange(4.0), "camera": pictures}, np.arange(4.0), [4])
+    windows = made.windows(2, 1)
+    assert windows.contexts()["camera"].dtype == torch.uint8
+    assert windows.contexts()["camera"].shape == (4, 2, 3, 2, 2)
+    packed = windows.dataset().given
+    assert packed.shape == (4, 2 * 1 + 2 * 12)
+    assert packed[3, -1].item() == pytest.approx(47 / 127.5 - 1)
+    assert Scaling.fit(made).noise_mask(2) == (1.0,) * 2 + (0.0,) * 24
+
+
+# --- σ_pert -------------------------------------------------------------------------------------------
+
+
+def test_noise_falls_over_the_first_half_and_is_held():
+    config = TrainerConfig(steps=100, data_noise=0.01, data_noise_final=0.005, data_noise_over=0.5)
+    assert [config.noise_at(k) for k in (0, 25, 50, 99)] == pytest.approx([0.01, 0.0075, 0.005, 0.005])
+
+
+def test_noise_on_contexts_has_its_own_numbers_in_the_units_of_the_data():
+    rows = Batch(torch.zeros(4000, 1), torch.zeros(4000, 2))
+    double = Units(
+        "scale", (2,), torch.zeros(2).double(), torch.full((2,), 2.0).double(), torch.full((2,), 0.5).double()
+    )
+    units = Coordinates(Units.none((1,)), double)
+    noisy = Batches(rows, None, seed=0, coordinates=units, given_noise=(1.0, 0.0)).at(3, 0.1)
+    assert noisy.given[:, 0].std().item() == pytest.approx(0.2, rel=0.05)
+    assert not noisy.given[:, 1].any()
+    alone = Batches(rows, None, seed=0).at(3, 0.1)
+    assert torch.equal(alone.x, noisy.x), "noise on contexts leaves that on events as it was"
+    assert abs(torch.corrcoef(torch.stack([noisy.x[:, 0], noisy.given[:, 0]]))[0, 1]) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [((1.0, 1.0, 1.0), "each of the 2"), (1.0, "which these have not")]
+)
+def test_noise_that_fits_no_context_is_refused(share, words):
+    rows = Batch(torch.zeros(5, 1), torch.zeros(5, 2)) if share != 1.0 else torch.zeros(5, 1)
+    with pytest.raises(ConfigError, match=words):
+        Batches(rows, None, seed=0, given_noise=share)
+
+
+# --- bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "ends", "words"),
+    [
+        (np.zeros(4), np.zeros(5), [5], r"observations.state: must be one for each of the 5 actions, got 4"),
+        (np.array([0, np.nan, 0]), np.zeros(3), [3], r"observations.state: .*row 1"),
+        (np.zeros(3), np.array([0, 0, np.inf]), [3], r"actions: .*row 2"),
+        (
+            np.zeros(3),
+            np.zeros(3),
+            [2],
+            r"ends: must be one past the last step .* 3 steps there are, got \[2\]",
+        ),
+        (np.zeros(3), np.zeros(3), [2, 2, 3], r"ends: must be"),
+        (np.zeros(3), np.zeros(3), [], r"ends: must be"),
+        ({}, np.zeros(3), [3], r"observations: must be at least one array"),
+    ],
+)
+def test_bad_demonstrations_are_named(observations, actions, ends, words):
+    with pytest.raises(InputError, match=words):
+        Demonstrations.of(observations, actions, ends, "mine")
+
+
+def test_a_context_that_lacks_a_name_or_has_another_shape_is_named():
+    scaling = Scaling.fit(counted(3))
+    with pytest.raises(InputError, match="must have state"):
+        scaling.pack({"picture": torch.zeros(1, 2, 1)})
+    with pytest.raises(InputError, match=r"observation.state: must have shape \(1,\)"):
+        scaling.pack({"state": torch.zeros(1, 2, 3)})
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+def test_an_npz_file(tmp_path):
+    file = tmp_path / "mine.npz"
+    np.savez(file, action=np.arange(6.0), episode_ends=[2, 6], pose=np.ones((6, 3)), force=np.zeros(6))
+    found = load_episodes(file)
+    assert list(found.observations) == ["pose", "force"]
+    assert found.lengths.tolist() == [2, 4]
+    assert list(load_episodes(file, ["force"]).observations) == ["force"]
+    with pytest.raises(InputError, match="did you mean 'pose'"):
+        load_episodes(file, ["posse"])
+    np.savez(file, actions=np.arange(6.0))
+    with pytest.raises(InputError, match="must hold an array 'episode_ends'"):
+        load_episodes(file)
+
+
+def test_push_t_sees_corners_that_do_not_jump_at_a_full_turn(tmp_path):
+    states = np.array([[10, 20, 256, 256, 2 * math.pi - 1e-4], [10, 20, 256, 256, 1e-4]])
+    np.savez(tmp_path / "pusht.npz", action=np.zeros((2, 2)), state=states, episode_ends=[2])
+    found = load_pusht(tmp_path)
+    assert found.noisy == ("agent",)
+    before, after = found.observations["block"]
+    assert (before - after).abs().max() < 0.05
+    side = pusht_corners(torch.tensor([0.0, 0.0, 1.2]))
+    assert torch.linalg.norm(side[0] - side[1]).item() == pytest.approx(120)
+    assert torch.linalg.norm(side[4] - side[5]).item() == pytest.approx(90)
+
+
+@pytest.mark.skipif("METASTABLE_PUSHT" not in os.environ, reason="METASTABLE_PUSHT names no demonstrations")
+def test_the_published_demonstrations():
+    found = load_pusht(os.environ["METASTABLE_PUSHT"])
+    assert (len(found), len(found.actions)) == (206, 25_650)
+    assert (int(found.lengths.min()), int(found.lengths.max())) == (49, 246)
+
+
+def test_lasa_motions_say_the_next_position(tmp_path):
+    from scipy.io import savemat
+
+    pos = np.arange(14.0).reshape(2, 7)
+    demo = np.empty(2, dtype=object)
+    demo[:] = [{"pos": pos}, {"pos": pos + 100}]
+    savemat(tmp_path / "Angle.mat", {"demos": demo, "dt": 0.1})
+    found = load_lasa("Angle", tmp_path, every=2)
+    assert found.observations["state"].tolist()[:3] == [[0, 7], [2, 9], [4, 11]]
+    assert found.actions.tolist()[:3] == [[2, 9], [4, 11], [6, 13]]
+    assert found.ends.tolist() == [3, 6]
+    with pytest.raises(InputError, match="did you mean 'Angle'"):
+        load_lasa("Angel", tmp_path)
+
+
+def lerobot(folder: Path, version: str = "v3.0") -> Path:
+    """Two files of one data set, rows out of order across episodes 0 and 1."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets are read by pyarrow")
+    import pyarrow as pa
+
+    (folder / "meta").mkdir()
+    features = {key: {"dtype": "float32"} for key in ("observation.state", "action")}
+    features["observation.images.top"] = {"dtype": "video"}
+    (folder / "meta" / "info.json").write_text(
+        json.dumps({"codebase_version": version, "features": features})
+    )
+    (folder / "data" / "chunk-000").mkdir(parents=True)
+    for name, steps in (("file-000", [1, 0, 2]), ("file-001", [3, 4])):
+        columns = {
+            "observation.state": [[float(i), 0.0] for i in steps],
+            "action": [[float(i)] for i in steps],
+            "episode_index": [0 if i < 2 else 1 for i in steps],
+            "index": steps,
+        }
+        parquet.write_table(pa.table(columns), folder / "data" / "chunk-000" / f"{name}.parquet")
+    return folder
+
+
+def test_a_lerobot_folder(tmp_path):
+    found = load_lerobot(lerobot(tmp_path))
+    assert list(found.observations) == ["state"]
+    assert found.actions.flatten().tolist() == [0, 1, 2, 3, 4]
+    assert found.ends.tolist() == [2, 5]
+    with pytest.raises(InputError, match="is a video"):
+        load_lerobot(tmp_path, ["images.top"])
+
+
+def test_another_layout_of_lerobot_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no meta/info.json"):
+        load_lerobot(tmp_path)
+    with pytest.raises(InputError, match=r"codebase_version: must be v3.…, got v2.1"):
+        load_lerobot(lerobot(tmp_path, "v2.1"))
+
+
+def test_rows_of_demonstrations_train():
+    data = counted(6, 6, 6).windows(2, 2).dataset()
+    options = {"data_noise": 0.01, "data_noise_final": 0.005, "data_noise_over": 0.5, "given_noise": 1.0}
+    run = ms.fit("flow", data, "density", steps=3, evaluate=False, held_out=0.3, **options)
+    assert run.config["context_shape"] == [2]
+    assert run.config["trainer"]["given_noise"] == 1.0

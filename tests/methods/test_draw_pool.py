@@ -1,0 +1,151 @@
+"""Draws that are used again change the cost, not what is learned; an energy on its proposal starts at chance."""
+
+import copy
+import math
+import shutil
+
+import pytest
+import torch
+
+import metastable as ms
+from metastable.core import ConfigError
+from metastable.core.batch import Batch
+from metastable.core.method import Context, Negatives
+from metastable.energies import ConditionalNet, OnProposal
+from metastable.methods.draw_pool import drawn_rows, empty_pool, keep_draws
+from metastable.proposals import Gaussian
+
+pytestmark = pytest.mark.filterwarnings("ignore:Along")  # a parabola that starts flat
+
+RNG = torch.Generator().manual_seed(0)
+X = 1 + 0.5 * torch.randn(512, 1, generator=RNG)
+GIVEN = torch.randn(512, 1, generator=RNG)
+
+
+class Quadratic(torch.nn.Module):
+    """½(x/σ)² + bx: with the proposal N(0, 1) the data N(1, ¼) have σ⁻² = 4 and b = −4."""
+
+    def __init__(self):
+        super().__init__()
+        self.event_shape = (1,)
+        self.curve, self.slope = torch.nn.Parameter(torch.zeros(())), torch.nn.Parameter(torch.zeros(()))
+
+    def start_at_zero(self):
+        pass
+
+    def forward(self, x):
+        return (0.5 * self.curve * x.square() + self.slope * x).sum(-1)
+
+
+def context_of(x, given=None):
+    return Context(
+        lambda x: x.sum(1), {}, x, Gaussian(torch.zeros(1)), torch.Generator().manual_seed(0), given=given
+    )
+
+
+def test_rows_are_written_around_and_keep_together():
+    pool = empty_pool(context_of(X, GIVEN), 5, 2, True)
+    for first, rows in ((0, slice(0, 3)), (3, slice(3, 6))):
+        batch = Batch(X[rows], GIVEN[rows])
+        drawn = Negatives(X[rows].repeat_interleave(2, 0) + 10, log_prob=X[rows, 0].repeat_interleave(2) + 20)
+        pool = keep_draws(pool, batch, drawn, X[rows, 0] + 30, first)
+    order = [5, 1, 2, 3, 4]  # the sixth row stands where the first one was
+    assert torch.equal(pool.x, X[order])
+    assert torch.equal(pool.given, GIVEN[order])
+    assert torch.equal(pool.negatives, X[order][:, None].expand(5, 2, 1) + 10)
+    assert torch.equal(pool.log_prob[:, 0], X[order, 0] + 30)
+    rows = drawn_rows(pool, 64, 2, torch.Generator().manual_seed(0))
+    assert set(rows.batch.x.flatten().tolist()) == set(X[[5, 1]].flatten().tolist()), (
+        "of the filled ones only"
+    )
+    torch.testing.assert_close(rows.negatives.x.view(64, 2, 1), rows.batch.x[:, None].expand(64, 2, 1) + 10)
+    torch.testing.assert_close(rows.log_prob, rows.batch.x[:, 0] + 30)
+
+
+@pytest.mark.parametrize("reuse", [1, 5])
+def test_what_is_learned_is_the_same(reuse):
+    method = ms.methods.RankingNCE(16, proposal=Gaussian(torch.zeros(1)), reuse=reuse, pool=2048)
+    run = ms.fit(
+        Quadratic(), X, method, 250, batch_size=256, learning_rate=0.1, evaluate=False, log_every=250
+    )
+    assert run.energy.curve.item() == pytest.approx(4, rel=0.15)
+    assert run.energy.slope.item() == pytest.approx(-4, rel=0.15)
+
+
+def test_an_energy_on_its_proposal_learns_the_difference():
+    method = ms.methods.RankingNCE(16, proposal=Gaussian(torch.zeros(1)), reuse=5, pool=2048)
+    run = ms.fit(
+        OnProposal(Quadratic()),
+        X,
+        method,
+        250,
+        batch_size=256,
+        learning_rate=0.1,
+        evaluate=False,
+        log_every=250,
+    )
+    network = run.energy.network
+    assert network.curve.item() == pytest.approx(4 - 1, rel=0.15)
+    assert network.slope.item() == pytest.approx(-4, rel=0.15)
+    x = torch.tensor([[0.3]])
+    normal = 0.5 * 0.09 + 0.5 * math.log(2 * math.pi)
+    assert run.energy(x).item() == pytest.approx(network(x).item() + normal, abs=1e-4)
+
+
+def test_it_starts_at_chance_whatever_the_proposal(tmp_path):
+    method = {"name": "ranking-nce", "negatives_per_datum": 4, "proposal": "flow", "pretrain": 3}
+    method |= {"train_proposal": False, "reuse": 3, "pool": 64}
+    options = {"steps": 9, "batch_size": 32, "log_every": 1, "evaluate": False, "checkpoint_every": 3}
+    data = ms.data.Dataset.of(torch.cat([X, -X], 1), "mine", given=GIVEN)
+    run = ms.fit("on-proposal", data, method, **options, out=tmp_path / "whole")
+    first = next(row for row in run.history if "objective" in row)
+    assert first["objective"] == pytest.approx(-math.log(5), abs=1e-6)
+    again = ms.load_run(tmp_path / "whole")
+    x, c = torch.cat([X, -X], 1)[:5], GIVEN[:5]
+    assert torch.equal(run.energy(x, c), again.energy(x, c))
+    shutil.rmtree(tmp_path / "whole" / "checkpoints" / "step-00000009")  # as after a kill
+    resumed = ms.fit("on-proposal", data, method, **options, out=tmp_path / "whole", resume=True)
+    assert torch.equal(run.energy(x, c), resumed.energy(x, c)), "the pool is kept too"
+
+
+def test_a_copy_stands_on_the_same_proposal():
+    energy = OnProposal(ConditionalNet(2, 1, width=8, depth=2))
+    flow = ms.proposals.Flow(2, context_shape=1, layers=1, hidden=(4,))
+    energy.attach(flow)
+    twin = copy.deepcopy(energy)
+    assert twin.beneath[0] is flow
+    assert twin.network is not energy.network
+    assert "beneath" not in "".join(energy.state_dict()), "its weights are the method's"
+    x, c = torch.randn(3, 4, 2), torch.randn(3, 1)
+    torch.testing.assert_close(energy(x, c), -flow.log_prob(x, c))
+    torch.testing.assert_close(energy(x[:, 0], c), energy(x, c)[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"reuse": 0}, "ranking-nce.reuse"),
+        ({"reuse": 2, "shared": True}, "draws are of one update"),
+        ({"pool": 0}, "pool"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        ms.methods.RankingNCE(**settings)
+
+
+def test_an_energy_on_a_moving_proposal_cannot_use_draws_again():
+    method = {"name": "ranking-nce", "proposal": "flow", "reuse": 2}
+    with pytest.raises(ConfigError, match="set train_proposal=False and pretrain"):
+        ms.fit("on-proposal", X.repeat(1, 2), method, steps=2, given=GIVEN, evaluate=False)
+
+
+def test_turns_of_the_energy_are_counted():
+    flow = ms.proposals.Flow(1, layers=1, hidden=(4,))
+    for settings in ({}, {"proposal_steps": 2, "energy_steps": 3}, {"train_proposal": False}):
+        method = ms.methods.RankingNCE(proposal=flow, pretrain=4, **settings)
+        context = Context(lambda x: x, {"proposal": flow}, X, flow, torch.Generator())
+        for step in range(4, 20):
+            context.step = step
+            if "energy" in method.turns(context):
+                assert method.energy_updates(context) == method.updates(context, "energy", step)

@@ -1,0 +1,42 @@
+"""Intervals against the definitions that they have."""
+
+import pytest
+import torch
+
+from metastable.core import InputError
+from metastable.policies.intervals import clopper_pearson, mean_over_starts, paired_difference, t_interval
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(1, 10), (7, 20), (19, 20)])
+def test_tails_at_the_ends_of_a_rate(hits, trials):
+    from scipy.stats import binom
+
+    found = clopper_pearson(hits, trials)
+    assert binom.sf(hits - 1, trials, found.low) == pytest.approx(0.025)
+    assert binom.cdf(hits, trials, found.high) == pytest.approx(0.025)
+
+
+def test_a_rate_of_all_or_nothing_has_one_end():
+    assert clopper_pearson(0, 5).low == 0
+    assert clopper_pearson(5, 5).high == 1
+    assert clopper_pearson(0, 5).high == pytest.approx(1 - 0.025 ** (1 / 5))
+    with pytest.raises(InputError, match="hits"):
+        clopper_pearson(6, 5)
+
+
+def test_rollouts_of_one_start_are_not_independent():
+    scores = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.5]])
+    assert mean_over_starts(scores) == t_interval([0.0, 1.0, 0.5])
+    wrong = t_interval(scores)
+    assert wrong.high - wrong.low < mean_over_starts(scores).high - mean_over_starts(scores).low
+
+
+def test_pairs_share_what_starts_have_in_common():
+    hard = torch.linspace(0, 1, 20)
+    better = paired_difference(hard + 0.1 + 0.01 * (-1) ** torch.arange(20), hard)
+    assert better.value == pytest.approx(0.1)
+    assert better.low > 0.09
+    with pytest.raises(InputError, match="same starts"):
+        paired_difference([1.0, 2.0], [1.0])
+    with pytest.raises(InputError, match="at least 2"):
+        t_interval([1.0])

@@ -1,0 +1,312 @@
+"""A policy against Gaussians, whose conditionals are known, and its bookkeeping by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import metastable as ms
+from metastable.core import ConfigError, InputError
+from metastable.core.random import normal_like
+from metastable.core.units import Coordinates, Units
+from metastable.data import Demonstrations, Scaling
+from metastable.policies import Policy, PolicyConfig, RunActions, fit_policy, load_policy
+from metastable.policies.actions import free_root, joined, pooled_covariance
+from metastable.runs.run import Run
+
+D = 6
+STEPS = torch.arange(D, dtype=torch.float64)
+COVARIANCE = torch.exp(-0.5 * ((STEPS[:, None] - STEPS) / 2.0) ** 2) + 1e-4 * torch.eye(D)
+"""Of a smooth chunk: its condition number is 8·10³."""
+CONTEXTS = torch.tensor([[0.0], [2.0]])
+
+
+class Smooth(nn.Module):
+    """−log N(c·1, Σ) as an energy and, with another width, as a proposal."""
+
+    def __init__(self, width: float = 1.0):
+        super().__init__()
+        self.event_shape, self.context_shape = (D,), (1,)
+        self.register_buffer("root", width * torch.linalg.cholesky(COVARIANCE).float())
+        self.register_buffer("precision", (torch.linalg.inv(COVARIANCE) / width**2).float())
+
+    def forward(self, x, given):
+        given = given[:, None] if x.dim() == 3 else given
+        off = x - given
+        return 0.5 * ((off @ self.precision) * off).sum(-1)
+
+    def sample(self, n, rng, given):
+        noise = normal_like(given.new_empty(len(given), n, D), rng)
+        return given[:, None] + noise @ self.root.T
+
+    def log_prob(self, x, given):
+        return -self(x, given)
+
+
+class Encoded(Smooth):
+    """The same with a code for contexts."""
+
+    def encode(self, given):
+        return 2 * given
+
+    def score(self, x, code, t=None):
+        return self(x, code / 2)
+
+
+def run_of(energy: nn.Module, coordinates: Coordinates | None = None) -> Run:
+    players = {"energy": energy, "proposal": Smooth(1.5)}
+    config = {"event_shape": [D], "context_shape": [1]}
+    method = ms.methods.RankingNCE()
+    run = Run(energy, "ranking-nce", [], None, None, config=config, players=players, trained_with=method)
+    return run.outward(coordinates)
+
+
+def conditional(p: int, frozen: torch.Tensor, c: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and covariance of the other numbers, given the first p."""
+    gain = COVARIANCE[p:, :p] @ torch.linalg.inv(COVARIANCE[:p, :p])
+    return c + gain @ (frozen - c), COVARIANCE[p:, p:] - gain @ COVARIANCE[:p, p:]
+
+
+def test_covariance_within_contexts_forgets_their_means():
+    rng = torch.Generator().manual_seed(0)
+    found = pooled_covariance(Smooth().sample(20_000, rng, torch.tensor([[0.0], [50.0]])))
+    torch.testing.assert_close(found, COVARIANCE, atol=0.03, rtol=0)
+
+
+def test_roots_of_what_is_free():
+    for p in (0, 2):
+        _, C = conditional(p, torch.zeros(p, dtype=torch.float64), 0.0)
+        root = free_root(COVARIANCE, p)
+        torch.testing.assert_close(root @ root.T, C)
+
+
+def test_joined_draws_are_those_of_the_conditional():
+    rng, frozen = torch.Generator().manual_seed(0), torch.tensor([[0.5, 0.8]])
+    x = joined(Smooth().sample(40_000, rng, torch.ones(1, 1)), frozen, COVARIANCE)[0]
+    mean, C = conditional(2, frozen[0].double(), 1.0)
+    assert torch.equal(x[:, :2], frozen.expand(len(x), 2))
+    torch.testing.assert_close(x[:, 2:].mean(0).double(), mean, atol=0.02, rtol=0)
+    torch.testing.assert_close(x[:, 2:].T.cov().double(), C, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [Smooth, Encoded])
+@pytest.mark.parametrize("p", [0, 2])
+def test_chains_reach_the_energy_from_a_wider_proposal(kind, p):
+    model = RunActions(run_of(kind())).settle(CONTEXTS)
+    frozen = torch.tensor([[0.3, 0.6], [2.5, 2.1]])[:, :p]
+    x = model.move(model.draw(CONTEXTS, 1500, 0), CONTEXTS, 25, 0, frozen if p else None)
+    for i, c in enumerate((0.0, 2.0)):
+        mean, C = conditional(p, frozen[i].double(), c)
+        free = x[i, :, p:].double()
+        error = C.diagonal().sqrt() / 1500**0.5
+        assert ((free.mean(0) - mean).abs() < 6 * error).all()
+        # generalised variance: 1 of the energy, 1.5 ** 2 of the proposal, along every direction alike
+        ratio = torch.linalg.eigvalsh(torch.linalg.solve(torch.linalg.cholesky(C), (free - mean).T).cov())
+        assert ratio.min() > 0.8
+        assert ratio.max() < 1.25
+
+
+def test_one_step_size_without_the_covariance_hardly_moves():
+    run = run_of(Smooth())
+    plain = RunActions(run, covariance=torch.eye(D, dtype=torch.float64))
+    settled = RunActions(run).settle(CONTEXTS)
+    start = settled.draw(CONTEXTS, 200, 0)
+    plain.step_size = 1e-4  # about the narrowest variance: more is rejected
+    moved = {name: m.move(start, CONTEXTS, 25, 0) for name, m in (("plain", plain), ("settled", settled))}
+
+    def wide(x):
+        return (x.mean(-1) - CONTEXTS).std().item()
+
+    assert wide(moved["plain"]) > 0.95 * wide(start)
+    assert wide(moved["settled"]) < 0.85 * wide(start)
+
+
+def test_units_of_training_change_nothing():
+    units = Units(
+        "scale",
+        (D,),
+        torch.full((D,), 3.0).double(),
+        torch.full((D,), 0.25).double(),
+        torch.full((D,), 4.0).double(),
+    )
+    there = RunActions(run_of(Smooth(), Coordinates(units)))
+    here = RunActions(run_of(Smooth()))
+    u = here.draw(CONTEXTS, 5, 0)
+    x = there.draw(CONTEXTS, 5, 0)
+    torch.testing.assert_close(x, 4 * u + 3)
+    torch.testing.assert_close(there.energy(x, CONTEXTS), here.energy(u, CONTEXTS), atol=1e-3, rtol=1e-4)
+    moved = there.settle(CONTEXTS).move(x, CONTEXTS, 3, 0)
+    torch.testing.assert_close(
+        (moved - 3) / 4, here.settle(CONTEXTS).move(u, CONTEXTS, 3, 0), atol=1e-2, rtol=0
+    )
+
+
+# --- bookkeeping --------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Chunks that count: candidate k of call c is 100·c + 10·k + step, and the last candidate is the likeliest."""
+
+    has_chains = True
+
+    def __init__(self):
+        self.seen, self.moved = [], []
+
+    def draw(self, contexts, n, seed):
+        self.seen.append(contexts)
+        k, step = torch.arange(n)[:, None], torch.arange(4)
+        return (100.0 * len(self.seen) + 10 * k + step).expand(len(contexts), n, 4)
+
+    def energy(self, x, contexts):
+        return -x[..., -1]
+
+    def move(self, x, contexts, steps, seed, frozen=None):
+        self.moved.append((x, frozen))
+        return x
+
+
+SCALING = Scaling(
+    {"state": torch.zeros(1), "action": torch.zeros(1)},
+    {"state": torch.ones(1), "action": torch.ones(1)},
+    {},
+    (),
+)
+
+
+def acting(steps: int, **settings) -> tuple[list[list[float]], Scripted]:
+    model = Scripted()
+    policy = Policy(
+        model,
+        SCALING,
+        PolicyConfig(**{"context": 2, "prediction": 4, "execute": 2, "candidates": 3, **settings}),
+    )
+    taken = [policy.select_action(torch.tensor([[float(i)], [-float(i)]])) for i in range(steps)]
+    return [a.flatten().tolist() for a in taken], model
+
+
+def test_the_likeliest_candidate_is_carried_out_up_to_the_next_chunk():
+    taken, model = acting(4, warm=0)
+    assert taken == [[120.0] * 2, [121.0] * 2, [220.0] * 2, [221.0] * 2]
+    assert [c.tolist() for c in model.seen] == [[[0, 0], [0, 0]], [[1, 2], [-1, -2]]]
+
+
+def test_one_candidate_is_taken_as_it_is():
+    assert acting(1, candidates=1, warm=0)[0] == [[100.0] * 2]
+
+
+def test_chains_start_where_the_last_chunk_goes_on():
+    _, model = acting(3, warm=1, freeze=2)
+    first, second = model.moved
+    assert first[1] is None, "nothing to join yet"
+    assert second[0][0].tolist() == [[122, 123, 123, 123], [210, 211, 212, 213], [220, 221, 222, 223]]
+    assert second[1].tolist() == [[122, 123]] * 2
+
+
+def test_reset_forgets_and_reseeds():
+    model = RunActions(run_of(Smooth())).settle(CONTEXTS)
+    policy = Policy(model, SCALING, PolicyConfig(1, D, 2, candidates=2, steps=2))
+    see = torch.zeros(3, 1)
+    first = [policy.select_action(see) for _ in range(3)]
+    policy.reset()
+    again = [policy.select_action(see) for _ in range(3)]
+    policy.reset(seed=1)
+    other = [policy.select_action(see) for _ in range(3)]
+    assert torch.equal(torch.stack(first), torch.stack(again))
+    assert not torch.equal(torch.stack(first), torch.stack(other))
+    with pytest.raises(InputError, match="of the 3 environments since reset, got 2"):
+        policy.select_action(see[:2])
+
+
+def test_a_frozen_prefix_is_kept_to_the_bit():
+    model = RunActions(run_of(Encoded())).settle(CONTEXTS)
+    policy = Policy(model, SCALING, PolicyConfig(1, D, 2, candidates=4, steps=3, freeze=3))
+    first = policy.predict_action_chunk(torch.zeros(5, 1, 1))
+    second = policy.predict_action_chunk(torch.zeros(5, 1, 1))
+    assert torch.equal(second[:, :3], first[:, 2:5])
+    assert not torch.equal(second[:, 3:], first[:, 5:].expand(-1, 3, -1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"execute": 17}, "policy.execute: must be at most prediction − freeze = 16, got 17"),
+        ({"freeze": 9}, "prediction − freeze = 7"),
+        ({"warm": 9}, "policy.warm"),
+        ({"candidates": 0}, "policy.candidates"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        PolicyConfig(**settings)
+
+
+# --- trained ------------------------------------------------------------------------------------------
+
+
+def shown() -> Demonstrations:
+    rng = np.random.default_rng(0)
+    goal = rng.choice([-1.0, 1.0], (12, 1))
+    steps = np.linspace(0, 1, 10)
+    place = (goal * steps).reshape(-1, 1)
+    return Demonstrations.of(
+        {"place": place, "goal": np.repeat(goal, 10, 0)}, place + 0.05, np.arange(10, 121, 10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("energy", "method"),
+    [("flow", "density"), (None, {"name": "ranking-nce", "proposal": "flow"}), (None, {"name": "ibc"})],
+)
+def test_a_policy_comes_back_from_its_folder(tmp_path, energy, method):
+    config = PolicyConfig(2, 4, 2, candidates=3, steps=2, freeze=1)
+    policy = fit_policy(
+        shown(), energy, method, config, steps=4, batch_size=32, out=tmp_path / "run", held_out=0.2
+    )
+    kept = json.loads((tmp_path / "run" / "policy.json").read_text())
+    assert kept["policy"]["execute"] == 2
+    again = load_policy(tmp_path / "run")
+    seen = {"place": torch.zeros(2, 1), "goal": torch.ones(2, 1)}
+    for _ in range(3):
+        assert torch.equal(policy.select_action(seen), again.select_action(seen))
+    assert load_policy(tmp_path / "run", candidates=1, warm=0).config.candidates == 1
+
+
+def test_a_folder_without_a_policy(tmp_path):
+    ms.fit(
+        "flow",
+        torch.randn(20, 2),
+        "density",
+        steps=1,
+        given=torch.randn(20, 1),
+        out=tmp_path / "run",
+        evaluate=False,
+    )
+    with pytest.raises(InputError, match=r"holds no policy.json"):
+        load_policy(tmp_path / "run")
+
+
+def test_a_run_without_contexts_is_no_policy():
+    run = ms.fit("flow", torch.randn(20, 2), "density", steps=1, evaluate=False)
+    with pytest.raises(InputError, match="chunks given contexts"):
+        RunActions(run)
+
+
+def test_an_energy_on_its_proposal_ranks_by_either():
+    method = {"name": "ranking-nce", "proposal": "flow", "pretrain": 2, "train_proposal": False}
+    settings = {"steps": 4, "batch_size": 32}
+    policy = fit_policy(shown(), "on-proposal", method, PolicyConfig(2, 4, 2, rank="network"), **settings)
+    run, given = policy.model.run, torch.randn(3, 4)
+    whole, part = RunActions(run), RunActions(run, rank="network")
+    x = whole.draw(given, 5, 0)
+    log_prob = run.players["proposal"].inner.log_prob(*inside(run, x, given))
+    torch.testing.assert_close(whole.energy(x, given), part.energy(x, given) - log_prob)
+    assert policy.model.rank == "network", "also after it was settled"
+    with pytest.raises(ConfigError, match="'network' for an energy on its proposal"):
+        RunActions(run_of(Smooth()), rank="network")
+
+
+def inside(run, x, given):
+    """Events and contexts in the units of training."""
+    return run.coordinates.events.forward(x).float(), run.model.as_contexts(given)

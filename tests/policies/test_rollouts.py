@@ -1,0 +1,245 @@
+"""Rollouts in a world of one line by hand, and Push-T against its demonstrations where its simulator is there."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from metastable.cli.main import app
+from metastable.core import InputError
+from metastable.core.errors import MissingDependencyError
+from metastable.data import Demonstrations
+from metastable.policies import PolicyConfig, PushT, fit_policy, pusht_starts, rollout, rollout_pusht
+from metastable.policies import environments as environments_module
+from metastable.policies.environments import Environments
+from metastable.policies.rollouts import Rollouts
+
+
+class Box:
+    def __init__(self, size=1):
+        self.low, self.high, self.shape = -np.ones(size), np.ones(size), (size,)
+
+
+class Line:
+    """A point on a line; the reward is how far it went, and beyond 3 the episode ends."""
+
+    action_space = Box()
+
+    def reset(self, seed=None):
+        self.at = float(seed)
+        return np.array([self.at]), {}
+
+    def step(self, action):
+        self.at += float(action[0])
+        return np.array([self.at]), float(action[0]), self.at > 3, False, {}
+
+
+class Pushing:
+    """Goes right by `pace`, and remembers what it saw."""
+
+    def __init__(self, pace=1.0):
+        self.pace, self.seeds, self.seen = pace, [], []
+
+    def reset(self, seed=None):
+        self.seeds.append(seed)
+
+    def select_action(self, observation):
+        self.seen.append(observation["state"].flatten().tolist())
+        return torch.full((len(observation["state"]), 1), self.pace)
+
+
+def on_a_line(starts):
+    return Environments(Line, starts, "line")
+
+
+def test_episodes_end_for_themselves_and_keep_their_last_value():
+    found = rollout(Pushing(), on_a_line, [0, 2], rollouts=2, steps=6)
+    assert found.lengths.tolist() == [[4, 4], [2, 2]]
+    assert found.progress[0, 0].tolist() == [1, 2, 3, 4, 4, 4]
+    assert found.progress[1, 1].tolist() == [1, 2, 2, 2, 2, 2]
+    assert found.final(3).tolist() == [[3, 3], [2, 2]]
+    rows = found.table()
+    assert rows[2] == {"start": 1, "rollout": 0, "steps": 2, "maximum_6": 2.0, "final_6": 2.0}
+
+
+def test_actions_outside_of_the_box_are_brought_in_and_counted():
+    found = rollout(Pushing(1.5), on_a_line, [0], steps=2)
+    assert found.progress[0, 0].tolist() == [1, 2]
+    assert found.clipped == 1.0
+    assert rollout(Pushing(0.5), on_a_line, [0], steps=2).clipped == 0.0
+
+
+def test_another_seed_is_another_seed_of_the_policy():
+    policy = Pushing()
+    for seed in (0, 0, 1):
+        rollout(policy, on_a_line, [0], steps=1, seed=seed)
+    assert policy.seeds[0] == policy.seeds[1] != policy.seeds[2]
+
+
+def test_spaces_that_do_not_fit_are_named():
+    class Wide(Line):
+        action_space = Box(2)
+
+    class Choice(Line):
+        action_space = "Discrete(3)"
+
+    with pytest.raises(InputError, match="actions of the policy have 1 numbers, those of the environment 2"):
+        rollout(Pushing(), lambda starts: Environments(Wide, starts, "wide"), [0])
+    with pytest.raises(InputError, match=r"must be a vector of numbers.*Discrete\(3\)"):
+        rollout(Pushing(), lambda starts: Environments(Choice, starts, "choice"), [0])
+    with pytest.raises(InputError, match="not finite"):
+        rollout(Pushing(float("nan")), on_a_line, [0])
+
+
+def covered(*values, steps=300) -> Rollouts:
+    progress = torch.tensor(values, dtype=torch.float64)[:, None, None].repeat(1, 1, steps)
+    progress[:, :, :250] *= 0.5
+    return Rollouts(progress, torch.full((len(values), 1), steps), "coverage", "Push-T")
+
+
+def test_scores_are_the_papers():
+    found = covered(0.95, 0.19, 0.97)
+    assert found.best(300).flatten().tolist() == pytest.approx([1, 0.2, 1])
+    assert found.best(200).flatten().tolist() == pytest.approx([0.5, 0.1, 0.485 / 0.95])
+    assert found.final(300).flatten().tolist() == pytest.approx([0.95, 0.19, 0.97])
+    scores = found.scores()
+    assert list(scores) == ["maximum at 200", "final at 200", "maximum at 300", "final at 300", "full score"]
+    assert scores["full score"].value == pytest.approx(2 / 3)
+
+
+def test_comparisons_are_paired_by_start():
+    first, second = covered(0.9, 0.5, 0.1), covered(0.8, 0.4, 0.0)
+    ahead = first.ahead_of(second)
+    assert ahead.value == pytest.approx(0.1 / 0.95)
+    assert ahead.high - ahead.low < 1e-9
+    with pytest.raises(InputError, match="must be 3 starts of Push-T, got 2"):
+        first.ahead_of(covered(0.1, 0.2))
+
+
+def test_rollouts_are_written(tmp_path):
+    covered(0.9, 0.5).write(tmp_path)
+    said = json.loads((tmp_path / "rollouts.json").read_text())
+    assert said["scores"]["final at 300"]["value"] == pytest.approx(0.7)
+    assert len(said["episodes"]) == 2
+    assert np.load(tmp_path / "rollouts.npz")["progress"].shape == (2, 1, 300)
+
+
+def test_starts_are_fixed_for_good():
+    starts = pusht_starts(256)
+    assert starts[0, :4].tolist() == [170, 66, 319, 382]
+    assert np.array_equal(pusht_starts(3), starts[:3])
+    assert (starts[:, :2] >= 50).all()
+    assert (starts[:, :2] < 450).all()
+    assert (starts[:, 2:4] >= 100).all()
+    assert (starts[:, 2:4] < 400).all()
+    assert np.abs(starts[:, 4]).max() <= np.pi
+    assert len(np.unique(starts[:, 0])) > 100
+
+
+def test_a_missing_simulator_names_its_extra(monkeypatch):
+    def missing(module, extra, purpose):
+        raise MissingDependencyError(f"{purpose} needs {module}: metastable[{extra}]")
+
+    monkeypatch.setattr(environments_module, "need", missing)
+    with pytest.raises(MissingDependencyError, match=r"metastable\[policies\]"):
+        PushT(pusht_starts(1))
+
+
+def test_starts_that_are_no_states_are_refused():
+    with pytest.raises(InputError, match=r"\(B, 5\), got shape \(2, 3\)"):
+        PushT(np.zeros((2, 3)))
+
+
+# --- Push-T -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def simulator():
+    return pytest.importorskip("gym_pusht", reason="the simulator of Push-T is not installed")
+
+
+class Replay:
+    """The actions of one demonstration."""
+
+    def __init__(self, actions):
+        self.actions = actions
+
+    def reset(self, seed=None):
+        self.left = iter(self.actions)
+
+    def select_action(self, observation):
+        return torch.as_tensor(next(self.left))[None]
+
+
+needs_demonstrations = pytest.mark.skipif(
+    "METASTABLE_PUSHT" not in os.environ, reason="METASTABLE_PUSHT names no demonstrations"
+)
+
+
+def demonstrations():
+    folder = os.environ["METASTABLE_PUSHT"]
+    file = next(os.path.join(folder, f) for f in os.listdir(folder) if f.endswith(".npz"))
+    with np.load(file) as held:
+        return tuple(held[key] for key in ("state", "action", "episode_ends"))
+
+
+@needs_demonstrations
+def test_demonstrations_replay_to_the_pixel(simulator):
+    states, actions, ends = demonstrations()
+    world = PushT(states[:1])
+    world.reset()
+    for i in range(ends[0] - 1):
+        world.step(torch.from_numpy(actions[i])[None])
+        assert np.abs(world.raw[0] - states[i + 1])[:4].max() < 1e-3
+
+
+@needs_demonstrations
+@pytest.mark.slow
+def test_the_score_of_all_demonstrations_is_the_known_one(simulator):
+    states, actions, ends = demonstrations()
+    begins = [0, *ends[:-1]]
+    scores = [
+        rollout_pusht(Replay(actions[b:e]), states[b : b + 1], steps=int(e - b)).best(300).item()
+        for b, e in zip(begins, ends, strict=True)
+    ]
+    assert np.mean(scores) == pytest.approx(0.946, abs=0.001)
+    assert sum(score >= 1 for score in scores) == 7
+
+
+def test_states_are_set_to_the_bit(simulator):
+    states = pusht_starts(2)
+    world = PushT(states)
+    seen = world.reset()
+    for env, state in zip(world.each, states, strict=True):
+        assert np.array_equal([*env.agent.position, *env.block.position, env.block.angle], state)
+        corners = env.get_keypoints(env._block_shapes)
+        own = world.observations()["block"][0 if env is world.each[0] else 1].view(8, 2).numpy()
+        assert np.abs(np.sort(corners, 0) - np.sort(own, 0)).max() < 1e-3
+    assert seen["agent"].tolist() == states[:, :2].tolist()
+    assert world.picture(0).shape == (96, 96, 3)
+
+
+def test_a_policy_pushes_from_the_command_line(simulator, tmp_path):
+    rng = np.random.default_rng(0)
+    seen = {"agent": rng.uniform(0, 512, (30, 2)), "block": rng.uniform(0, 512, (30, 16))}
+    shown = Demonstrations.of(seen, rng.uniform(0, 512, (30, 2)), [30])
+    flow = {"name": "flow", "layers": 1, "hidden": (8,)}
+    fit_policy(shown, flow, "density", PolicyConfig(2, 4, 4, candidates=2), steps=2, out=tmp_path / "run")
+    options = [
+        "--starts",
+        "2",
+        "--steps",
+        "5",
+        "--out",
+        str(tmp_path / "out"),
+        "--against",
+        str(tmp_path / "run"),
+    ]
+    made = CliRunner().invoke(app, ["rollout", str(tmp_path / "run"), *options])
+    assert made.exit_code == 0, made.output
+    assert "maximum at 5" in made.output
+    assert "0.000 (0.000 … 0.000)" in made.output, "the same policy from the same starts"
+    assert len(json.loads((tmp_path / "out" / "rollouts.json").read_text())["episodes"]) == 2

@@ -73,7 +73,7 @@ def content(path: Path) -> bytes:
 def _unpacked(path: Path, raw: bytes) -> tuple[bytes, bool]:
     """What a gzip file holds, and whether it goes on to its end and checksum."""
     parts, ended, free = [], False, free_bytes()
-    room = free // COPIES
+    room = int(min(free // COPIES, 1 << 62))
     try:
         while raw[:2] == GZIP:
             member = zlib.decompressobj(16 + zlib.MAX_WBITS)

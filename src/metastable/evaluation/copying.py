@@ -24,13 +24,13 @@ class Nearest(NamedTuple):
     """Distances to the nearest rows, `(N, k)`, nearest first, and which they are."""
 
     distance: Tensor
-    index: Tensor
+    which: Tensor
 
 
 def nearest_rows(x: Tensor, rows: Tensor, k: int = 1) -> Nearest:
     """The `k` rows, `(M, *event)`, that are nearest to each row of `x`, `(N, *event)`.
 
-    >>> nearest_rows(torch.tensor([[0.9], [5.0]]), torch.tensor([[0.0], [1.0], [4.0]])).index.flatten().tolist()
+    >>> nearest_rows(torch.tensor([[0.9], [5.0]]), torch.tensor([[0.0], [1.0], [4.0]])).which.flatten().tolist()
     [1, 2]
     """
     if x.shape[1:] != rows.shape[1:]:
@@ -97,7 +97,7 @@ def copying(
     # a tie, as of a picture that is in both sets, is half a win
     wins = (near.distance < fresh.distance).double() + 0.5 * (near.distance == fresh.distance).double()
     share, expected = float(p @ wins[:, 0]), n / (n + m)
-    owner = torch.where(near.distance < fresh.distance, near.index, n + fresh.index)[:, 0]
+    owner = torch.where(near.distance < fresh.distance, near.which, n + fresh.which)[:, 0]
     per_image = torch.zeros(n + m, dtype=torch.float64, device=p.device).index_add(0, owner, p)
     error = math.sqrt(expected * (1 - expected) * float(per_image.square().sum()))
     few = min(n, m)

@@ -270,7 +270,7 @@ def nearest_images(
     some = _some(len(x), seed)
     first = x[some[log_weight[some].topk(min(SHOWN, len(some))).indices].to(device)]
     near = nearest_rows(first, training, BESIDE)
-    sheet = torch.cat([first[:, None], training[near.index]], 1)
+    sheet = torch.cat([first[:, None], training[near.which]], 1)
     arrays = {"nearest_images": sheet.cpu().numpy(), "nearest_distance": near.distance.cpu().numpy()}
     if asked.held_out is None:
         return {}, arrays

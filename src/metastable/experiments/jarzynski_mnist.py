@@ -31,7 +31,8 @@ from metastable.core.parts import energies_of
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.types import LogPartition, Walkers
 from metastable.energies import Tilted
-from metastable.energies.build import ConvConfig, EnergyConfig, MLPConfig
+from metastable.energies.build import ConvConfig, MLPConfig
+from metastable.energies.network_configs import EnergyConfig
 from metastable.kernels import MALA
 from metastable.methods import Jarzynski, Method, PersistentCD
 from metastable.proposals import fit_gaussian

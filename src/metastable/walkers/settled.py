@@ -179,7 +179,7 @@ def resampled(
     x = Y if rows is None else walkers.x.index_copy(0, rows, Y)
     after = U_new if rows is None else U.index_copy(0, rows, U_new)
     G, (total, D) = walkers.groups, x.shape
-    n, place, shape = total // G, {"device": x.device}, {"D": D, "COLUMNS": _padded(D)}
+    n, place, shape = total // G, x.device, {"D": D, "COLUMNS": _padded(D)}
     new = walkers._replace(
         x=torch.empty_like(x),
         log_weight=torch.empty_like(walkers.log_weight),
@@ -190,10 +190,14 @@ def resampled(
         ancestor=torch.empty_like(walkers.ancestor),
         past_noise=torch.empty_like(walkers.past_noise),
     )
-    told = torch.empty((G, TOLD), dtype=torch.float64, **place)
-    totals, whole = (torch.empty(k, dtype=torch.int64, **place) for k in (G, total))
-    scratch = torch.empty_like(walkers.log_weight), torch.empty(total, dtype=torch.float32, **place), whole
-    living = torch.zeros(total if read else 0, dtype=torch.int8, **place)
+    told = torch.empty((G, TOLD), dtype=torch.float64, device=place)
+    totals, whole = (torch.empty(k, dtype=torch.int64, device=place) for k in (G, total))
+    scratch = (
+        torch.empty_like(walkers.log_weight),
+        torch.empty(total, dtype=torch.float32, device=place),
+        whole,
+    )
+    living = torch.zeros(total if read else 0, dtype=torch.int8, device=place)
     P, blocks = _padded(n), -(-n // BLOCK)
     with torch.cuda.device_of(x):
         triton.weigh_kernel[(G,)](

@@ -1,0 +1,141 @@
+"""What a training keeps on disk: how it begins, its checkpoints, and how it goes on from them."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from metastable.core.errors import CheckpointError
+
+from .captured import Captured
+from .checkpoints import Checkpoint, CheckpointStore, on_device
+from .contract import TrainableMethod
+from .engine import Engine
+from .patience import Patience
+from .players import load_weights, plain_state
+from .records import Gather, Recorder
+from .scaled import lay_out
+
+
+class KeptTraining:
+    """All that a checkpoint holds, and the ways in and out of it; `Trainer` makes the updates in between."""
+
+    players: dict[str, nn.Module]
+    method: TrainableMethod
+    engine: Engine
+    context: Any
+    state: Any
+    optimisers: dict[str, Optimizer]
+    schedules: dict[str, LRScheduler]
+    ema: AveragedModel | None
+    captured: Captured | None
+    store: CheckpointStore | None
+    recorder: Recorder
+    gather: Gather
+    patience: Patience | None
+    seconds: float
+    evaluations: int
+    rollbacks: int
+    _saved: float
+
+    def _begin(self) -> None:
+        if self.store is not None and self.store.steps():
+            raise CheckpointError(
+                f"{self.store.folder}: already holds checkpoints; resume the run, or choose another folder"
+            )
+        if self.recorder.path is not None:
+            self.recorder.rewind(-1)
+        with self.engine.rounded():
+            self.state = self.method.start(self.context)
+        if self.store is not None:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        assert self.store is not None
+        weights = {name: module.state_dict() for name, module in self.players.items()}
+        if self.ema is not None:
+            weights["ema"] = self.ema.state_dict()
+        self.store.save(self.context.step, weights, self._tree(), self.recorder.digest)
+        self._saved = time.perf_counter()
+
+    def _tree(self) -> dict[str, Any]:
+        return {
+            "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
+            "schedules": {name: plain_state(s.state_dict()) for name, s in self.schedules.items()},
+            "method": self.method.save(self.state),
+            "rng": self.context.rng.get_state(),
+            "gather": self.gather.save(),
+            "seconds": self.seconds,
+            "evaluations": self.evaluations,
+            "rollbacks": self.rollbacks,
+            "patience": None if self.patience is None else self.patience.save(),
+        }
+
+    def _resume(self) -> bool:
+        """Go on from the newest good checkpoint; False where there is none."""
+        checkpoint = self.store.load() if self.store is not None else None
+        if checkpoint is None:
+            return False
+        self._restore(checkpoint)
+        self.store.rewind(checkpoint.step)  # pyright: ignore
+        self.recorder.rewind(checkpoint.step)
+        if checkpoint.log and self.recorder.digest != checkpoint.log:
+            words = f"{self.recorder.path}: was altered since the checkpoint of update {checkpoint.step}"
+            warnings.warn(
+                f"{words}; training goes on as it was, and the log is not to be trusted", stacklevel=4
+            )
+        return True
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        tree: Any = checkpoint.state
+        self.state = self._reload(checkpoint)
+        if self.captured is not None:
+            self.captured.forget()
+        if self.ema is not None:
+            self.ema.load_state_dict(dict(checkpoint.weights["ema"]))
+        for name, optimiser in self.optimisers.items():
+            optimiser.load_state_dict(tree["optimisers"][name])
+            lay_out(optimiser)
+            self.schedules[name].load_state_dict(tree["schedules"][name])
+        self.context.rng.set_state(tree["rng"])
+        self.context.step = checkpoint.step
+        self.gather.load(on_device(tree["gather"], self.engine.device))
+        self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
+        if self.patience is not None and tree.get("patience") is not None:
+            self.patience.load(on_device(tree["patience"], self.engine.device))
+        self.evaluations = tree["evaluations"]
+
+    def _reload(self, checkpoint: Checkpoint) -> Any:
+        """The players as they were then; returns the method's state."""
+        for name, module in self.players.items():
+            load_weights(module, checkpoint.weights[name], name)
+        tree: Any = checkpoint.state
+        return self.method.load(on_device(tree["method"], self.engine.device))
+
+    @contextmanager
+    def looking_back(self) -> Iterator[tuple[Any, Any] | None]:
+        """Context and state of the newest good checkpoint, None where there is none; players are put back after.
+
+        What training left, of which a diverged energy may be looked at too, stays as it is.
+        """
+        checkpoint = None if self.store is None else self.store.load()
+        if checkpoint is None:
+            yield None
+            return
+        left = {name: copy.deepcopy(module.state_dict()) for name, module in self.players.items()}
+        try:
+            state = self._reload(checkpoint)
+            yield replace(self.context, step=checkpoint.step), state
+        finally:
+            for name, module in self.players.items():
+                module.load_state_dict(left[name])

@@ -150,7 +150,7 @@ def test_data_without_labels_are_scored_as_a_density_only(metastable, jem_folder
     ("assignments", "words"),
     [
         (("energy.name=joint-mlp", "energy.classes=3"), "labels: must be from 0 to 2, got"),
-        (("energy.name=mlp",), "energy: Tilted has no 'logits', which JEM needs"),
+        (("energy.name=mlp",), "energy: ClassEnergy has no 'marginal', which JEM needs"),
     ],
 )
 def test_a_dry_run_refuses_labels_that_are_no_classes_and_energies_that_are_no_classifiers(

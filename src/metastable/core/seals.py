@@ -34,11 +34,17 @@ def identity(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def sealed(run: str, files: Mapping[str, str]) -> dict[str, Any]:
+    """What `seals.json` holds: of which run, a sha256 of each file, and one of all this."""
+    held = {"run": run, "files": dict(files)}
+    return held | {"sha256": _own(held)}
+
+
 def seal(folder: Path, run: str, names: Iterable[str]) -> dict[str, Any]:
     """What `seals.json` is to hold once these files, of which some may not be there, are written."""
     files = read_seals(folder).get("files", {})
     files |= {name: _sha(folder / name) for name in names if (folder / name).is_file()}
-    return {"run": run, "files": {name: sha for name, sha in files.items() if (folder / name).is_file()}}
+    return sealed(run, {name: sha for name, sha in files.items() if (folder / name).is_file()})
 
 
 def read_seals(folder: Path) -> dict[str, Any]:
@@ -48,7 +54,11 @@ def read_seals(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and isinstance(found.get("files"), dict):
+        if (
+            isinstance(found, dict)
+            and isinstance(found.get("files"), dict)
+            and found.pop("sha256", "") == _own(found)
+        ):
             return found
     except (OSError, ValueError, RecursionError):
         pass
@@ -65,6 +75,11 @@ def check_seal(folder: Path, name: str) -> None:
     if path.suffix not in TEXTS:
         raise InputError(f"{words}; put back the file, or remove it")
     warnings.warn(words, RuntimeWarning, stacklevel=3)
+
+
+def _own(seals: Mapping[str, Any]) -> str:
+    """Of the seals themselves, so that a file is not called altered where its seal is."""
+    return hashlib.sha256(json.dumps(seals, sort_keys=True).encode()).hexdigest()
 
 
 def _sha(path: Path) -> str:

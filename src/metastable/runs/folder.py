@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metastable._version import __version__
 from metastable.core.errors import InputError, MetastableError, UnsupportedError, refuse_newer, short
-from metastable.core.seals import SEALS, check_seal, identity, read_seals, seal
+from metastable.core.seals import SEALS, check_seal, identity, read_seals, seal, sealed
 from metastable.training.records import Row, read_jsonl
 
 from .lock import LOCK, one_writer
@@ -87,7 +87,7 @@ def rewriting(folder: Path, *names: str) -> Iterator[None]:
     seals = read_seals(folder)
     if seals:
         files = {name: sha for name, sha in seals["files"].items() if name not in names}
-        write_json(folder / SEALS, seals | {"files": files})
+        write_json(folder / SEALS, sealed(seals.get("run", ""), files))
     yield
     if seals:
         write_json(folder / SEALS, seal(folder, seals.get("run", ""), names))

@@ -126,7 +126,7 @@ def fit(
     settings = plan.settings(__version__) | ({"dequantise": True} if dequantise else {})
     folder = None if out is None else Path(out)
     with opened(folder, settings, resume):
-        trainer_ = trainer_of(plan, folder)
+        trainer_ = trainer_of(plan, folder, str(settings.get("run", "")))
         outcome = _trained(trainer_, plan, settings, resume, progress)
         run = _run_of(trainer_.players, method, outcome, settings, folder)
         return _judged(run, plan, trainer_) if evaluate else run.outward(plan.coordinates)

@@ -101,3 +101,12 @@ def test_chains_are_augmented_before_they_move() -> None:
     same = torch.isclose(moved, x, atol=1e-6).flatten(1).all(1)
     assert bool((mirrored ^ same).all())
     assert 0 < int(mirrored.sum()) < 64
+
+
+def test_rows_gathered_together_are_augmented_as_one_by_one():
+    x = torch.rand((12, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    batches = Batches(x, 4, 0, augment=("flip", "colour"))
+    together = batches.several(1, [0.0, 0.0])
+    for step, batch in enumerate(together, 1):
+        assert torch.equal(batch.x, batches.at(step).x)
+        assert not torch.equal(batch.x, batches._rows(step).x)

@@ -232,7 +232,7 @@ def test_inception_score_lies_between_one_and_the_number_of_classes():
 def test_nearest_rows_are_those_of_all_distances():
     x, rows = normal(30, 4).float(), normal(200, 4, seed=1).float()
     found, distance = nearest_rows(x, rows, 3), torch.cdist(x.double(), rows.double())
-    assert torch.equal(found.index, distance.topk(3, largest=False).indices)
+    assert torch.equal(found.which, distance.topk(3, largest=False).indices)
     torch.testing.assert_close(found.distance.double(), distance.topk(3, largest=False).values)
     assert float(nearest_rows(rows[:5], rows).distance.max()) == 0
 

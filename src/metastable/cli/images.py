@@ -106,10 +106,8 @@ def set_question(
 
 
 def noise_of(run: Run) -> float:
-    """Standard deviation of the noise that the images of a run had in its last updates."""
-    trainer = run.config.get("trainer", {})
-    last = trainer.get("data_noise_final")
-    return float((trainer.get("data_noise") or 0.0) if last is None else last)
+    """Standard deviation of the noise that the images of a run had at the update whose weights it holds."""
+    return run.data_noise
 
 
 def question_of(

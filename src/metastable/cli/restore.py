@@ -46,7 +46,7 @@ def restore(
     device: Device = "cpu",
 ) -> None:
     """Fill in what is missing of pictures, or take noise off them, by a trained model; several draws of each."""
-    from metastable.core.errors import require_count
+    from metastable.core.errors import require, require_count
     from metastable.core.random import derive, generator, normal_like
     from metastable.data import load_array
     from metastable.runs.restoring import events_of, read_mask
@@ -55,6 +55,7 @@ def restore(
     from .runs import open_run
 
     require_count("n", n)
+    require(noise > 0 or not add_noise, "noise", "above 0 with --add-noise", noise)
     found = open_run(run, device, energy)
     pictures = events_of(found.model, load_array(images, least=1).x[:n])
     known: Tensor | None = None

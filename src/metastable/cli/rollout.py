@@ -21,9 +21,11 @@ def rollout(
     env: Annotated[
         str, typer.Option(help="pusht, path-planning, or the name of an environment of Gymnasium.")
     ] = "pusht",
-    starts: Annotated[int, typer.Option(help="Starts; path-planning has 25 worlds.")] = 32,
+    starts: Annotated[int, typer.Option(help="Starts; path-planning has its 25 worlds instead.")] = 32,
     rollouts: Annotated[int, typer.Option(help="Episodes from each start.")] = 1,
-    steps: Annotated[int, typer.Option(help="Steps of an episode, at most.")] = 300,
+    steps: Annotated[
+        int, typer.Option(help="Steps of an episode, at most; a path has its own number.")
+    ] = 300,
     candidates: Annotated[int | None, typer.Option(help="Chunks of which the likeliest is taken.")] = None,
     chain: Annotated[int | None, typer.Option(help="Steps of the chain that moves the candidates.")] = None,
     rank: Annotated[str | None, typer.Option(help="What ranks them: energy or network.")] = None,
@@ -39,19 +41,24 @@ def rollout(
     from metastable.core.errors import InputError
     from metastable.policies import load_policy
     from metastable.policies.path_world import roll_paths
+    from metastable.runs.folder import write_json
 
     from .console import note, say
 
     asked = {"candidates": candidates, "steps": chain, "rank": rank}
     changed = {key: value for key, value in asked.items() if value is not None}
-    if candidates == 1:  # which a warm start would leave no draw
-        changed["warm"] = 0
+    if env != PATHS and against is not None and starts < 2:
+        raise InputError(f"starts: a difference needs at least 2, got {starts}")
     policies = [load_policy(r, device=device, **changed) for r in (run, against) if r is not None]
     if env == PATHS:
         if against is not None:
             raise InputError("against: is for environments; roll the two runs out one after the other")
         found = roll_paths(policies[0], rollouts, seed)
         say(*(f"{name}: {value}" for name, value in found.items()))
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(out / "rollouts.json", {name: value._asdict() for name, value in found.items()})
+            note(f"wrote {out / 'rollouts.json'}")
         return
     episodes = [_episodes(policy, env, starts, rollouts, steps, seed) for policy in policies]
     _say_scores(episodes[0])

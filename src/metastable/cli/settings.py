@@ -31,7 +31,17 @@ from .own import own_energy
 Settings = dict[str, Any]
 
 SECTIONS = ("data", "energy", "method", "trainer", "seed", "held_out", "units", "dequantise")
-FACTS = ("about", "version", "event_shape", "context_shape", "classes", "coordinates", "columns", "traits")
+FACTS = (
+    "about",
+    "version",
+    "event_shape",
+    "context_shape",
+    "classes",
+    "coordinates",
+    "columns",
+    "traits",
+    "run",
+)
 """What a run or a preset says about itself; nothing is read from these."""
 HELD_OUT = 0.1
 STILL = 0.05

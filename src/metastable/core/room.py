@@ -9,8 +9,9 @@ from pathlib import Path
 
 from .errors import ConfigError, short
 
-LIMITS = (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),)
-"""Files of a container's limit, and of how much of it is taken."""
+CONTAINER = "/sys/fs/cgroup/memory."
+LIMITS = ((f"{CONTAINER}max", f"{CONTAINER}current", f"{CONTAINER}stat"),)
+"""Files of a container's limit, of how much of it is taken, and of what: pages of files are given back."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -27,12 +28,15 @@ def free_bytes(device: object = "cpu") -> float:
     except (OSError, KeyError, ValueError):  # no such file: not Linux
         known = os.name == "posix"
         free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if known else math.inf
-    for limit, taken in LIMITS:
+    for limit, taken, parts in LIMITS:
         try:
-            free = min(free, int(Path(limit).read_text()) - int(Path(taken).read_text()))
+            spared = dict(line.split() for line in Path(parts).read_text().splitlines()).get(
+                "inactive_file", 0
+            )
+            free = min(free, int(Path(limit).read_text()) - int(Path(taken).read_text()) + int(spared))
         except (OSError, ValueError):  # no container, or one without a limit
             continue
-    return free
+    return max(free, 0.0)
 
 
 def require_room(field: str, value: object, needed: float, device: object = "cpu") -> None:

@@ -24,9 +24,13 @@ TOLD_APART_BY = ("seed", "method", "energy", "held_out")
 def identity(settings: Mapping[str, Any]) -> str:
     """Sixteen hexadecimal digits of what makes a run the run it is: those settings that `resume` holds fast.
 
+    A run that has them in its settings keeps them, whatever settings later releases add.
+
     >>> identity({"seed": 0, "data": {"sha256": "ab"}}) == identity({"seed": 1, "data": {"sha256": "ab"}})
     False
     """
+    if isinstance(own := settings.get("run"), str):
+        return own
     kept = {key: settings.get(key) for key in TOLD_APART_BY}
     data = settings.get("data")
     kept |= {"data": data.get("sha256") if isinstance(data, Mapping) else None}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metastable.core.errors import require_choice
+from metastable.core.errors import require, require_choice
 from metastable.core.observed import Observed
 from metastable.core.parts import in_parts
 from metastable.core.random import normal_like
@@ -72,12 +72,15 @@ class Restored:
 
     @property
     def mean(self) -> Tensor:
-        """Of the draws, `(B, *event)`: the best guess in mean squared error."""
+        """Of the draws, `(B, *event)`: the best guess in mean squared error, as far as noise of training allows."""
         return self.draws.mean(1)
 
     @property
     def spread(self) -> Tensor:
-        """Standard deviation between the draws, `(B, *event)`."""
+        """Standard deviation between the draws, `(B, *event)`.
+
+        Each is the mean of clean events given one with the noise of training, which they spread around.
+        """
         return self.draws.std(1) if self.draws.shape[1] > 1 else torch.zeros_like(self.mean)
 
     def errors(self, truth: Tensor) -> dict[str, float]:
@@ -86,6 +89,8 @@ class Restored:
         `variance` is that of the draws: a draw of the right law is wrong by as much as the draws differ, twice.
         """
         unknown = self.missing if self.noise == 0 else torch.ones_like(self.missing)
+        rule = f"{len(self.given)} events of shape {tuple(self.given.shape[1:])}"
+        require(truth.shape == self.given.shape, "truth", rule, tuple(truth.shape))
         truth = truth.to(self.draws)
 
         def over(squares: Tensor) -> float:
@@ -116,7 +121,8 @@ def restore(
 
     The model is of events x with noise s on them, what was seen has noise σ. Where σ > s it is x with noise of
     variance σ² − s² more, whose likelihood pulls; else x is what was seen with noise of variance s² − σ² more, and
-    is held there. Then x without its noise, `tweedie`, is the clean event: its mean, given x.
+    is held there. Then x without its noise, `tweedie`, is the clean event: its mean, given x. What was seen with
+    σ < s is corrected by σ²·∇E(x) instead, and stays as it is where σ = 0.
 
     Args:
         energy: E, the model is exp(−E).
@@ -142,8 +148,9 @@ def restore(
     state, acceptance = wander(model, MALA().init(model, z), sizes, steps, rng)
     x = model.events(state.x)
     clean = tweedie(energy, x, data_noise) if data_noise else x
-    if noise == 0:  # what was seen is known
-        clean = torch.where(hidden, clean, begin)
+    if noise <= data_noise:  # what was seen has less noise than x has, none at all where σ = 0
+        share = (noise / data_noise) ** 2 if data_noise else 0.0
+        clean = torch.where(hidden, clean, begin - share * (x - clean))
     info = {"acceptance": acceptance, "step_sizes": tuple(sizes)}
     return Restored(clean.unflatten(0, (-1, draws)), given, missing, noise, info)
 

@@ -18,6 +18,7 @@ is not; the result has all pieces that are there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -270,7 +271,11 @@ def split_name(name: str) -> tuple[float, str]:
 
 def rows_of(bench: Bench, found: Found) -> list[Row]:
     """Errors of the weights first, then log Z, likelihood, what was restored, and what it cost."""
-    rows = []
+    wanted = {(arm, noise) for arm in bench.required for noise in bench.noises if arm in bench.arms}
+    rows = [  # what is required and is not there does not hold
+        Row(f"weight_error/{arm}/noise={noise:g}", math.nan, "<=", bench.error_target)
+        for arm, noise in sorted(wanted - found.keys())
+    ]
     for (arm, noise), piece in found.items():
         n, at = piece.numbers, f"{arm}/noise={noise:g}"
         judged = ("<=", bench.error_target) if arm in bench.required else (None, None)

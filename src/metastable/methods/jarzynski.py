@@ -286,7 +286,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """Algorithm 2, lines 8–16, of one population."""
         kernel, energy, rng = self.moves, context.energy, context.rng
         if isinstance(kernel, ULA):
-            energy = weighing_energy(kernel, energy, walkers.x, rng, context.engine)
+            if walkers.given is None:
+                energy = weighing_energy(kernel, energy, walkers.x, rng, context.engine)
             walkers, move = langevin_step(kernel, energy, walkers, rows, rng, probe=probe)  # θ_k → θ_{k+1}
             for _ in range(self.steps - 1):
                 walkers, _ = langevin_step(kernel, energy, walkers, rows, rng, theta_moved=False)
@@ -380,9 +381,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             value, ess = float(state.steering.log_partition()[0]), float(state.steering.ess()[0])
             warning = "log Z was read from the walkers that steer θ, which pulls it down; use held_out > 0"
             return LogPartition(value, math.nan, ess * len(state.steering.x), 0, (warning,))
-        return held_out_log_partition(
-            context.energy, state.following, state.steering, self.moves, context.step
-        )
+        following, steering = state.following, state.steering
+        return held_out_log_partition(context.energy, following, steering, self.moves, context.step)
 
     def save(self, state: JarzynskiState) -> dict[str, Any]:
         """Both populations; mini-batch rows are drawn anew in each update."""
@@ -396,5 +396,5 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def load(self, tree: dict[str, Any]) -> JarzynskiState:
         """From a checkpoint."""
         following = None if tree["following"] is None else Population(**tree["following"])
-        logs = {name: tree[name] for name in ("log_step", "log_factor")}
-        return JarzynskiState(Population(**tree["steering"]), following, **logs)
+        steering, step, factor = Population(**tree["steering"]), tree["log_step"], tree["log_factor"]
+        return JarzynskiState(steering, following, log_step=step, log_factor=factor)

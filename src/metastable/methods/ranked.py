@@ -246,6 +246,8 @@ class Ranked(ImportanceSampled):
         if adversary:
             negatives = self.draw(p_ξ, batch, context.rng, gradients=True)
         energy, weighs = self.ranked(context)
+        if adversary and not weighs:  # the energy has the density within it, for data and draws alike
+            negatives = negatives._replace(log_prob=None)
         with torch.set_grad_enabled(adversary):
             log_prob = log_prob_of(p_ξ, batch) if weighs else None
         require_density(log_prob, "data rows", f"{self.name}.proposal", context.step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,11 +14,11 @@ from torch import Tensor
 from metastable._version import __version__
 from metastable.api import fit, load_run
 from metastable.core.configure import build
-from metastable.core.errors import InputError, refuse_newer, require, require_count
+from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
 from metastable.methods.conditional_sampling import best_of
-from metastable.runs.folder import write_json
+from metastable.runs.folder import read_table, write_json
 from metastable.runs.run import Run
 
 from .actions import ActionModel, RunActions
@@ -64,6 +63,11 @@ class PolicyConfig:
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
         require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
+
+    @property
+    def warmed(self) -> int:
+        """Candidates that go on from the last chunk; one draw at least is a new one."""
+        return min(self.warm, self.candidates - 1)
 
 
 class Policy:
@@ -126,8 +130,8 @@ class Policy:
         config, given = self.config, self.scaling.pack(self._named(contexts))
         seed, rest = derive(self.seed, "chunk", self.calls), self._rest()
         x = self.model.draw(given, config.candidates, seed)
-        if rest is not None and config.warm and self.model.has_chains:
-            x = torch.cat([rest[:, None].expand(-1, config.warm, -1).to(x), x[:, config.warm :]], 1)
+        if rest is not None and config.warmed and self.model.has_chains:
+            x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
         frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
         x = self.model.move(x, given, config.steps, seed, frozen)
         chosen = best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
@@ -185,11 +189,8 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
         raise InputError(
             f"run: {folder} holds no {FILE}; make one with metastable.policies.fit_policy(…, out=…)"
         )
-    try:
-        kept = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: is not valid JSON: {error}") from error
-    refuse_newer(path, kept.get("version"), __version__)
+    kinds = {key: ("a table", lambda value: isinstance(value, dict)) for key in ("policy", "scaling")}
+    kept = read_table(path, kinds, needed=("policy", "covariance", "step_size", "scaling", "seed"))
     config = build(PolicyConfig, {**kept["policy"], **changed}, "policy")
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
     model = RunActions(run, config.algorithm, covariance, kept["step_size"], config.rank, **config.sampling)

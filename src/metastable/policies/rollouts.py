@@ -59,9 +59,10 @@ class Rollouts:
     acting: float = 0.0
 
     def best(self, steps: int) -> Tensor:
-        """The most progress within `steps`, `(starts, rollouts)`; of coverage, min(coverage/0.95, 1)."""
-        most = self.progress[..., :steps].amax(-1)
-        return (most / FULL).clamp(max=1) if self.measure == "coverage" else most
+        """The score within `steps`, `(starts, rollouts)`: the most of min(coverage/0.95, 1), or all rewards."""
+        if self.measure != "coverage":
+            return self.final(steps)
+        return (self.progress[..., :steps].amax(-1) / FULL).clamp(max=1)
 
     def final(self, steps: int) -> Tensor:
         """Progress after `steps`, `(starts, rollouts)`."""

@@ -14,8 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from metastable._version import __version__
+from metastable.core.configure import describe
 from metastable.core.errors import InputError, MetastableError, UnsupportedError, refuse_newer, short
 from metastable.core.seals import SEALS, check_seal, identity, read_seals, seal, sealed
+from metastable.methods import METHODS
 from metastable.training.records import Row, read_jsonl
 
 from .lock import LOCK, one_writer
@@ -53,7 +55,10 @@ def is_leftover(path: Path) -> bool:
 
 @contextmanager
 def opened(folder: Path | None, settings: dict[str, Any], resume: bool) -> Iterator[None]:
-    """Make the run folder, or check that it is the run to resume; nobody else writes to it meanwhile."""
+    """Make the run folder, or check that it is the run to resume; nobody else writes to it meanwhile.
+
+    The run's identity, which its checkpoints carry, is put into `settings`.
+    """
     if folder is None:
         yield
         return
@@ -62,6 +67,7 @@ def opened(folder: Path | None, settings: dict[str, Any], resume: bool) -> Itera
     with one_writer(folder):
         check_folder(folder, settings, resume)  # again: another process may have been here just now
         is_new = not (folder / "config.json").exists()
+        settings["run"] = identity(settings if is_new else read_config(folder))
         (folder / SEALS).unlink(missing_ok=True)
         write_json(folder / "config.json", settings)
         seal_files(folder, settings, "config.json")
@@ -94,10 +100,12 @@ def rewriting(folder: Path, *names: str) -> Iterator[None]:
 
 
 def _alike(then: Any, now: Any) -> bool:
-    """Whether settings are the same; one that there was not yet, and that is off, says nothing new."""
+    """Whether settings are the same; one that there was not yet, off or as usual, says nothing new."""
     if isinstance(then, dict) and isinstance(now, dict):
+        kind = METHODS.get(str(now.get("name"))) if now.keys() - then.keys() else None
+        usual = {} if kind is None else describe(kind())
         return then.keys() <= now.keys() and all(
-            _alike(then[k], v) if k in then else not v for k, v in now.items()
+            _alike(then[k], v) if k in then else not v or usual.get(k) == v for k, v in now.items()
         )
     if isinstance(then, list) and isinstance(now, list):
         return len(then) == len(now) and all(map(_alike, then, now))

@@ -1,8 +1,9 @@
 """One writer: who trains into a folder holds its lock, and a second process is refused with the first one's id.
 
 The lock is the operating system's, on the file `writer.lock`: it goes when its process does, however that ends, so
-that a killed training leaves none. The file says in words who holds it. Where a file system keeps locks to one
-machine, a file that another machine left counts as held while that run's checkpoints are young.
+that a killed training leaves none. The file says in words who holds it. Some file systems keep locks to one
+machine, some have none: a file that another machine left counts as held while that run's checkpoints are young, and
+without locks so does one of a living process here.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ YOUNG = 600.0
 def one_writer(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder that exists; `InputError` where another process has it."""
     path = folder / LOCK
-    with _locked(path) as file:
+    with _locked(path) as (file, ours):
         before = _holder(file)
-        if before.get("host") not in (None, platform.node()) and _age(folder) < YOUNG:
+        if _may_live(folder, before, ours):
             raise InputError(_refusal(folder, before) + f"; if that is gone, remove {path}")
         file.seek(0)
         file.truncate()
@@ -50,20 +51,22 @@ def one_writer(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """The file, locked; another one of its name may have come while we waited for the system."""
+def _locked(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
+    """The file, and whether the system locked it; another one of its name may have come while we waited for it."""
     while True:
         with path.open("a+b") as file:
+            ours = fcntl is not None
             if fcntl is not None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError as error:
                     if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                         raise InputError(_refusal(path.parent, _holder(file))) from None
-                    if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS):
                         raise
+                    ours = False
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                yield file
+                yield file, ours
                 return
 
 
@@ -74,6 +77,24 @@ def _holder(file: IO[bytes]) -> dict[str, Any]:
         found = json.loads(file.read(4096))
         return found if isinstance(found, dict) else {}
     return {}
+
+
+def _may_live(folder: Path, holder: dict[str, Any], ours: bool) -> bool:
+    """Whether whoever wrote the file may still be at work; `ours` if the system has locked the file for us."""
+    if holder.get("host") not in (None, platform.node()):
+        return _age(folder) < YOUNG
+    pid = holder.get("pid")
+    if ours or not isinstance(pid, int) or pid == os.getpid():
+        return False
+    if os.name != "posix":  # where a signal, even none, would end it
+        return _age(folder) < YOUNG
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def _age(folder: Path) -> float:

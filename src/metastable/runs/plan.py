@@ -15,7 +15,6 @@ from metastable.core.batch import Batch
 from metastable.core.configure import describe
 from metastable.core.errors import InputError, UnsupportedError
 from metastable.core.random import derive
-from metastable.core.seals import identity
 from metastable.core.traits import Traits
 from metastable.core.units import Coordinates, require_kind
 from metastable.data import Dataset
@@ -197,8 +196,11 @@ def players_of(plan: Plan) -> dict[str, nn.Module]:
     return {"energy": plan.energy} | {name: plan.engine.place_module(m) for name, m in companions.items()}
 
 
-def trainer_of(plan: Plan, folder: Path | None = None) -> Trainer:
-    """The training that was planned, before its first update; in memory where there is no folder."""
+def trainer_of(plan: Plan, folder: Path | None = None, run: str = "") -> Trainer:
+    """The training that was planned, before its first update; in memory where there is no folder.
+
+    `run` is the identity of the run whose folder it is.
+    """
     held = None if plan.validation is plan.train else plan.validation_rows()
     return Trainer(
         plan.energy,
@@ -214,5 +216,5 @@ def trainer_of(plan: Plan, folder: Path | None = None) -> Trainer:
         held_out=held,
         coordinates=plan.coordinates,
         power=plan.power,
-        run=identity(plan.settings("")),
+        run=run,
     )

@@ -26,7 +26,7 @@ from metastable.training.records import Row
 from metastable.walkers.space import space_of
 
 from .model import Model, in_units
-from .restoring import restored
+from .restoring import events_of, restored
 from .row_scores import RowScores, row_scores
 
 
@@ -247,7 +247,7 @@ class Run:
             raise InputError(
                 "denoise: this run was trained without noise on its data (data_noise), so has none"
             )
-        x = torch.as_tensor(x).to(self._home if self.coordinates is None else self._home.device)
+        x = events_of(self.model, x, "x")
         return tweedie(self.learned_energy, x, self.data_noise)
 
     def restore(

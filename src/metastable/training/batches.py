@@ -53,7 +53,7 @@ class Batches:
 
     def several(self, step: int, noises: Sequence[float]) -> list[Batch]:
         """Those of as many updates from `step` on as there are `noises`; rows of one epoch are gathered at once."""
-        if self.size == len(self.data) or any(noises):
+        if self.size == len(self.data) or self.augment or any(noises):
             return [self.at(step + i, noise) for i, noise in enumerate(noises)]
         found, end = [], step + len(noises)
         while step < end:

@@ -208,7 +208,10 @@ class Trainer(KeptTraining):
                 self._after_update()
         if self.asked is not None:
             self._log()
-        self.update.moment, went_back = "log Z", self._keep_best()
+        self.update.moment = "log Z"
+        went_back = (
+            not self._interrupted and self._keep_best()
+        )  # one that was stopped goes on from where it is
         if self.store is not None and (went_back or self.store.latest_step() != self.context.step):
             self._checkpoint()
         self.recorder.close()
@@ -389,9 +392,11 @@ class Trainer(KeptTraining):
         self.update.moment = "log Z"
         with self.engine.rounded():
             z = self.method.log_partition(self.context, self.state)
+            sure = z is not None and z.std_error < MOST_ERROR
+            better = sure and self.patience.better(self.energy, z.value, self.context.step)  # pyright: ignore
         if z is None:  # a method that does not know log Z cannot say when likelihood stops to grow
             self.patience = None
-        elif z.std_error < MOST_ERROR and self.patience.better(self.energy, z.value, self.context.step):
+        elif better:
             weights = {name: copy.deepcopy(m.state_dict()) for name, m in self.players.items()}
             self.patience.best = {"weights": weights, "method": copied(self.method.save(self.state))}
 

@@ -128,8 +128,8 @@ def reweigh_then_move(
         begin = kernel.init(moving, X)
         with torch.no_grad():
             U = begin.energy if known and rows is None else precise(walkers.energy_at(energy)(walkers.x))
-        # a fused chain would end with energies of another rounding than those it is weighed with
-        engine = "eager" if engine in ("auto", "fused") else engine
+        # fused and compiled chains would end with energies of another rounding than those they are weighed with
+        engine = "eager" if engine in ("auto", "fused") or walkers.given is not None else engine
         made = U, run_chain(kernel, moving, begin, steps, rng, engine=engine, step_size=step_size)
     U, ((Y, U_new, _), info, *_) = made
     v = shift_of(walkers.log_weight, U - walkers.energy) if probe else None

@@ -135,7 +135,7 @@ def _fits(walkers: Population) -> bool:
     """Whether the kernels take it."""
     x = walkers.x
     shaped = x.dim() == 2 and x.shape[1] <= WIDEST and len(x) // walkers.groups <= MOST
-    return shaped and fused.why_not_here(x) is None
+    return shaped and walkers.given is None and fused.why_not_here(x) is None
 
 
 def _settled(

@@ -148,7 +148,7 @@ def next_step(log_step, acceptance, wanted, gain, longest):
         t -= (tl.erf(t) - y) * 0.886226925452758 * tl.exp(t * t)
     off = tl.log(wanted) - tl.log(2 * 1.4142135623730951 * t)
     off = tl.minimum(tl.maximum(off, -2.0), 2.0)
-    return tl.minimum(log_step + gain * off, longest)
+    return tl.where(acceptance == acceptance, tl.minimum(log_step + gain * off, longest), acceptance)
 
 
 @triton.jit
@@ -156,7 +156,8 @@ def next_factor(log_factor, shift, pace):
     """`jarzynski.paced`."""
     off = tl.minimum(tl.maximum(tl.log(pace / tl.maximum(shift, 1e-30)), -20.0), 20.0)
     slow, fast = 0.05 * (1 - tl.exp(-off)), tl.minimum(0.5 * off, 1.0)
-    return tl.minimum(log_factor + tl.where((off < -2) | (off > 4), fast, slow), 0.0)
+    made = tl.minimum(log_factor + tl.where((off < -2) | (off > 4), fast, slow), 0.0)
+    return tl.where(shift == shift, made, shift)  # not a number stays none, which the guard sees
 
 
 @triton.jit

@@ -116,6 +116,18 @@ def test_noise_below_that_of_the_model_is_made_up_and_known_numbers_come_back():
     )
 
 
+@pytest.mark.parametrize("noise", [0.05, 0.3, 0.6])
+def test_noise_below_that_of_the_model_is_taken_off_not_added_to(noise):
+    run, rng = gaussian_run(0.8), torch.Generator().manual_seed(1)
+    clean = torch.randn((2000, 3), generator=rng) @ torch.linalg.cholesky(CLEAN).T + MEAN
+    y = clean + noise * torch.randn(clean.shape, generator=rng)
+    found = run.restore(y, None, noise=noise, draws=8, steps=1).mean
+    exact = torch.stack([posterior(row, torch.zeros(3, dtype=torch.bool), noise)[0] for row in y])
+    off, given, least = (float((x - clean).square().mean()) for x in (found, y, exact))
+    assert off < given
+    assert off < 1.25 * least
+
+
 def test_every_event_has_its_own_mask_and_its_own_chains():
     run = gaussian_run()
     y = torch.tensor([[2.0, -1.0, 0.0], [0.0, -3.0, 1.0]])

@@ -194,11 +194,11 @@ def test_samples_of_noisy_images_are_said_to_be_noisy_and_told_by_a_classifier_o
     picture_run, monkeypatch
 ):
     import metastable as ms
-    from metastable.cli.images import ImageOptions, noise_of, run_question
+    from metastable.cli.images import ImageOptions, run_question
     from metastable.cli.runs import rows_for
 
     run = ms.load_run(picture_run)
-    assert noise_of(run) == 0
+    assert run.data_noise == 0
     for settings, noise in (({"data_noise": 0.3}, 0.3), ({"data_noise": 0.3, "data_noise_final": 0.1}, 0.1)):
         monkeypatch.setitem(run.config, "trainer", run.config["trainer"] | settings)
         asked = run_question(run, *rows_for(run, None), ImageOptions(class_shares=True), 0, None)

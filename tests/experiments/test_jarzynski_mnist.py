@@ -12,10 +12,11 @@ from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import LogPartition, Walkers
 from metastable.energies import Tilted
 from metastable.energies.build import MLPConfig
+from metastable.evaluation.image_classifier import class_shares
 from metastable.experiments import jarzynski_mnist as room
 from metastable.experiments import jarzynski_mnist_figures as figures
 from metastable.experiments.base import Bench, changed
-from metastable.experiments.digit_classifier import ImageClassifier, class_shares, train_classifier
+from metastable.experiments.digit_classifier import ImageClassifier, train_classifier
 from metastable.experiments.jarzynski_mnist import ALL_ARMS, EXPERIMENT, method_of, relative_error, rows_of
 from metastable.experiments.pieces import Piece, Pieces
 from metastable.experiments.three_digits import CLASSES, TRUE, Sharpened, some_of

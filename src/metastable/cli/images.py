@@ -82,7 +82,7 @@ def run_question(
             kept, origin = draw(run, asked.images, None, None, seed)
         samples = kept
     fresh = None if name.endswith("the rows it was trained on") else dataset
-    noise = 0.0 if asked.samples else noise_of(run)
+    noise = 0.0 if asked.samples else run.data_noise
     if noise:
         origin += f", which still have the noise of their training, {noise:g}"
     return question_of(asked, samples, origin, reference, fresh, str(run._home.device), noise, progress)
@@ -103,11 +103,6 @@ def set_question(
     samples = read_samples(asked, reference)
     where = str(Engine(device).device)
     return question_of(asked, samples, asked.samples, reference, fresh, where, 0.0, progress)
-
-
-def noise_of(run: Run) -> float:
-    """Standard deviation of the noise that the images of a run had at the update whose weights it holds."""
-    return run.data_noise
 
 
 def question_of(

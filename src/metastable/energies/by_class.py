@@ -13,7 +13,7 @@ from metastable.core.errors import InputError, require_count
 from metastable.core.protocols import event_shape_of
 from metastable.core.types import Bound, Proposal, bind, precise
 
-from .joint import as_labels
+from .joint import as_labels, classes_of
 from .networks import zero_last_layer
 
 
@@ -136,13 +136,7 @@ def as_class_energy(model: Any, rows: Batch) -> Any:
     """A module from `(B, *event)` to `(B, C)` as a `ClassEnergy`; anything else as it is."""
     if not isinstance(model, nn.Module) or isinstance(model, ClassEnergy):
         return model
-    x = rows.x[:3].to(next(iter(model.parameters()), rows.x))
-    try:
-        with torch.no_grad():
-            f = model(x)
-    except Exception:  # what it is, the check of energies says
+    classes = classes_of(model, rows.x)
+    if classes is None:
         return model
-    if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x) or f.shape[1] < 2:
-        return model
-    classes, shape = f.shape[1], rows.event_shape
-    return ClassEnergy(model, classes, shares=shares_of(rows, classes), event_shape=shape)
+    return ClassEnergy(model, classes, shares=shares_of(rows, classes), event_shape=rows.event_shape)

@@ -156,16 +156,22 @@ def as_joint(model: Any, example: Tensor) -> Any:
     """
     if not isinstance(model, nn.Module) or provides(model, Classifier):
         return model
-    home = next((p for p in model.parameters()), example)
-    x = example[:3].to(home)
+    classes = classes_of(model, example)
+    if classes is None:
+        return model
+    return JointEnergy(model, classes=classes, event_shape=tuple(example.shape[1:]))
+
+
+def classes_of(model: nn.Module, example: Tensor) -> int | None:
+    """C of a module from `(B, *event)` to `(B, C)`, C at least 2, tried on a few rows; None of anything else."""
+    x = example[:3].to(next(iter(model.parameters()), example))
     try:
         with torch.no_grad():
             h = model(x)
     except Exception:  # what it is, the check of energies says
-        return model
-    if not isinstance(h, Tensor) or h.dim() != 2 or len(h) != len(x) or h.shape[1] < 2:
-        return model
-    return JointEnergy(model, classes=h.shape[1], event_shape=tuple(example.shape[1:]))
+        return None
+    shaped = isinstance(h, Tensor) and h.dim() == 2 and len(h) == len(x) and h.shape[1] >= 2
+    return h.shape[1] if shaped else None
 
 
 def as_labels(labels: Any, classes: int, name: str = "labels") -> Tensor:

@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 
 from metastable.core.parts import in_parts
 from metastable.core.random import derive, generator, normal_like, seeded
-from metastable.core.types import Walkers
 
 BATCH = 256
 
@@ -61,18 +60,3 @@ def train_classifier(
     found = ImageClassifier(network.requires_grad_(False), 0.0)
     right = found(test[0]).argmax(1) == test[1]
     return found._replace(accuracy=float(right.double().mean()))
-
-
-class ClassShares(NamedTuple):
-    """Weight of each class among samples, `(classes,)`, and its standard error."""
-
-    shares: Tensor
-    std_error: Tensor
-
-
-def class_shares(samples: Walkers, classifier: ImageClassifier) -> ClassShares:
-    """By weight, with √(w(1 − w)/ESS) as the standard error."""
-    logits = classifier(samples.x).cpu()
-    weight = torch.softmax(samples.log_weight.double().cpu(), 0)
-    shares = torch.zeros(logits.shape[1], dtype=torch.float64).index_add(0, logits.argmax(1), weight)
-    return ClassShares(shares, (shares * (1 - shares) / samples.ess).sqrt())

@@ -34,6 +34,7 @@ from metastable.core.types import LogPartition, Walkers
 from metastable.energies import Tilted
 from metastable.energies.build import ConvConfig, MLPConfig
 from metastable.energies.network_configs import EnergyConfig
+from metastable.evaluation.image_classifier import class_shares
 from metastable.kernels import MALA
 from metastable.methods import Jarzynski, Method, PersistentCD
 from metastable.proposals import fit_gaussian
@@ -41,7 +42,7 @@ from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
-from .digit_classifier import ImageClassifier, class_shares, train_classifier
+from .digit_classifier import ImageClassifier, train_classifier
 from .jarzynski_mnist_figures import SHOWN, Found, draw
 from .pieces import Pieces
 from .three_digits import CLASSES, TRUE, Digits, Sharpened, digits, sharpening
@@ -153,7 +154,7 @@ def relative_error(shares: Tensor, std_error: Tensor) -> tuple[float, float]:
 def weights_of(run: Run, walkers: Walkers, classifier: ImageClassifier, name: str) -> dict[str, Any]:
     """Shares of the three digits among samples without their noise, and their mean relative error."""
     found = class_shares(replace(walkers, x=run.denoised(walkers.x)), classifier)
-    shares, std_error = (values[list(CLASSES)] for values in found)
+    shares, std_error = (values[list(CLASSES)] for values in (found.shares, found.std_error))
     error, bar = relative_error(shares, std_error)
     said = {"shares": shares.tolist(), "other": 1 - float(shares.sum()), "error": error, "error_se": bar}
     return {f"{name}{key}": value for key, value in said.items()}

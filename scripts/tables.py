@@ -202,7 +202,10 @@ PROBLEMS = {
     "conv/64": "convolutions on 3 × 32 × 32, 64 features, 128 chains",
     "conv/128": "convolutions on 3 × 32 × 32, 128 features, 256 chains",
     "demo/jarzynski": "`make demo`, Jarzynski, 4,096 walkers",
+    "demo/jarzynski-batch": "Jarzynski there, a sixteenth moves and steers",
+    "demo/jarzynski-batch-all": "Jarzynski there, a sixteenth moves, all steer",
     "demo/pcd": "`make demo`, PCD, 4,096 chains",
+    "demo/pcd-batch": "PCD there, as many chains move",
     "images/jarzynski": "convolutions on 28 × 28, Jarzynski, 4,096 walkers",
     "images/f-ebm": "convolutions on 28 × 28, f-EBM, 4,096 chains",
     "images/adance": "convolutions on 28 × 28, AdaNCE",
@@ -222,7 +225,7 @@ LAWS = {
     "fused": "fused chains with eager's noise, to 10⁻⁴",
     "update": "whole updates of a method, bit for bit",
     "log_z": "a path to log Z, bit for bit",
-    "memory": "a long chain's memory is a short one's",
+    "memory": "a long chain's memory is a short one's (bytes)",
 }
 """What each kind of law says."""
 

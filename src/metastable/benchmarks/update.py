@@ -7,13 +7,16 @@ recorded, only those of the demo are timed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 
+from metastable.api import log_partition
 from metastable.core.batch import Batch
 from metastable.data import load_array
-from metastable.energies import ConvNet, JointEnergy, Tilted
+from metastable.energies import MLP, ConvNet, JointEnergy, Tilted
 from metastable.energies.build import MLPConfig
 from metastable.energies.wide_resnet import WideResNet
 from metastable.evaluation.rounding import rounding_of
@@ -25,6 +28,7 @@ from metastable.runs.plan import make_plan, trainer_of
 from metastable.training.config import Adam, Schedule, TrainerConfig
 from metastable.training.engine import Engine
 from metastable.training.trainer import Trainer
+from metastable.walkers import anneal
 
 from .step_cost import advance
 from .timing import by_turns, machine
@@ -88,6 +92,7 @@ def run(
         ratio = ms[f"update_ms/demo/{own}/{fast}"] / ms[f"update_ms/demo/{other}/{fast}"]
         relation, bar = ("<=", most) if fast == "auto" else (None, None)
         measured.append(Row(f"cost_ratio/demo/{own}_over_{other}", ratio, relation, bar))
+    measured += log_z_rows(place) if "captured" in engines else []
     return [*measured, *machine(device=torch.cuda.get_device_name() if "captured" in engines else place)]
 
 
@@ -160,6 +165,26 @@ def joint(precision: str, depth: int = 28, width: int = 10, rows: int = 512) -> 
         return Trainer(energy, {"energy": energy}, Batch(x, labels), method, config, **options)  # pyright: ignore
 
     return make
+
+
+def log_z_rows(device: str, rounds: int = 3) -> list[Row]:
+    """Seconds of log Z of the demo's network, its temperatures made step by step and, as by default, launched as a whole."""
+    x = load_array("toy:two-modes").x.float().to(device)
+    network = MLP(2, (64, 64), seed=1).to(device)
+    for parameter in network.parameters():
+        parameter.data *= 4.0  # far enough from the Gaussian for a path of many temperatures
+    energy = Tilted(fit_gaussian(x), network, zero_start=False)
+
+    def estimate(least: float) -> None:
+        with patch.object(anneal, "LEAST", least):
+            log_partition(energy, 2, reference=fit_gaussian(x), seed=0)
+
+    engines = {"eager": math.inf, "auto": anneal.LEAST}
+    turns = {name: lambda least=least: estimate(least) for name, least in engines.items()}
+    by_turns(turns, 1)
+    times = by_turns(turns, rounds)
+    found = [Row(f"log_z_s/demo/{name}", times.median(name)) for name in engines]
+    return [*found, Row("speed_ratio/log_z/demo/eager", times.ratio("eager", "auto"))]
 
 
 def rows_of(name: str, make: Make, engines: dict[str, int], rounds: int, device: str) -> list[Row]:

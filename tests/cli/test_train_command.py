@@ -171,7 +171,7 @@ def test_bad_files_are_refused(refused, tmp_path):
         ("method.kernel=mla", "method.kernel.name: unknown value 'mla' (did you mean 'mala'?)"),
         ("method.kernel=5", "method.kernel: must have a 'name'"),
         ('method.kernel={"name":"hmc","step":1}', "method.kernel.step: unknown setting"),
-        ("method.walkers=many", "method.walkers: must be int, got 'many'"),
+        ("method.walkers=many", "method.walkers: must be an integer, got 'many'"),
         ("energy.name=mpl", "energy.name: unknown value 'mpl' (did you mean 'mlp'?)"),
         ("energy.hiden=[8]", "energy.hiden: unknown setting (did you mean 'hidden'?)"),
         ("trainer.optimiser.learning_rate=-1", "optimiser.learning_rate: must be a finite number above 0"),

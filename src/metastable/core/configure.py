@@ -90,8 +90,23 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             return _number(value, wanted, path) if wanted in (int, float) else value
     if any(o not in (int, float, bool, str, type(None)) and _may_be(value, o) for o in options):
         return value
-    known = [name_of(o) for o in plain or options if o is not type(None)]
+    known = dict.fromkeys(in_words(o) for o in plain or options if o is not type(None))
     raise ConfigError(path, f"must be {' or '.join(known)}, got {short(value)}")
+
+
+def in_words(kind: Any) -> str:
+    """What a setting of this type is, for people.
+
+    >>> in_words(int), in_words(tuple[int, ...]), in_words(tuple[float, float])
+    ('an integer', 'a list, each an integer', 'a list of 2, each a number')
+    """
+    of = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple and of:
+        count = "" if of[-1] is ... else f" of {len(of)}"
+        return f"a list{count}, each {in_words(of[0])}"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a text"}.get(
+        kind, name_of(kind)
+    )
 
 
 def _row(value: tuple[Any, ...], kinds: tuple[Any, ...], path: str) -> tuple[Any, ...]:

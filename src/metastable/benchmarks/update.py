@@ -168,7 +168,7 @@ def joint(precision: str, depth: int = 28, width: int = 10, rows: int = 512) -> 
 
 
 def log_z_rows(device: str, rounds: int = 3) -> list[Row]:
-    """Seconds of log Z of the demo's network, its temperatures made step by step and, as by default, launched as a whole."""
+    """Seconds of log Z of the demo's network, its temperatures step by step and launched as a whole."""
     x = load_array("toy:two-modes").x.float().to(device)
     network = MLP(2, (64, 64), seed=1).to(device)
     for parameter in network.parameters():

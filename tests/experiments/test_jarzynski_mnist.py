@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.core.errors import ConfigError, InputError
+from metastable.core.errors import ConfigError, DivergenceError, InputError
 from metastable.core.types import LogPartition, Walkers
 from metastable.energies import Tilted
 from metastable.energies.build import MLPConfig
@@ -16,7 +16,6 @@ from metastable.evaluation.image_classifier import class_shares
 from metastable.experiments import jarzynski_mnist as room
 from metastable.experiments import jarzynski_mnist_figures as figures
 from metastable.experiments.base import Bench, changed
-from metastable.experiments.digit_classifier import ImageClassifier, train_classifier
 from metastable.experiments.jarzynski_mnist import ALL_ARMS, EXPERIMENT, method_of, relative_error, rows_of
 from metastable.experiments.pieces import Piece, Pieces
 from metastable.experiments.three_digits import CLASSES, TRUE, Sharpened, some_of
@@ -74,6 +73,42 @@ def test_a_piece_of_other_settings_is_refused(pieces):
         Pieces(folder / "pieces", {"steps": 5}).find("jarzynski-0.3")
 
 
+def test_an_arm_that_diverges_leaves_the_others_and_is_not_tried_again(tmp_path, monkeypatch):
+    asked, tried, train = bench(tmp_path, arms=("jarzynski", "pcd")), [], room.train
+    monkeypatch.setattr(room, "draw", lambda _, data, found: drawn.append(list(found)))
+    drawn: list[list[tuple[str, float]]] = []
+
+    def falls(own, data, arm, noise):
+        tried.append(arm)
+        if arm == "jarzynski":
+            raise DivergenceError("energies explode", step=3)
+        return train(own, data, arm, noise)
+
+    monkeypatch.setattr(room, "train", falls)
+    for _ in range(2):
+        rows = {row.metric: row for row in room.body(asked)}
+        assert rows["diverged_at_update/jarzynski/noise=0.3"].value == 3
+        assert not rows["weight_error/jarzynski/noise=0.3"].ok  # it was required
+        assert math.isfinite(rows["weight_error/pcd/noise=0.3"].value)
+    assert tried == ["jarzynski", "pcd"]
+    assert drawn == [[("pcd", 0.3)]] * 2
+
+
+def test_precision_is_that_of_every_arm_and_of_its_pieces(tmp_path):
+    coarse = bench(tmp_path, precision="bf16-mixed")
+    for arm in ALL_ARMS:
+        assert room.settings_of(coarse, arm, 0.1)["precision"] == "bf16-mixed"
+    assert "precision" not in room.CHOICES
+    with pytest.raises(ConfigError, match="precision: unknown value 'bf16'"):
+        room.body(bench(tmp_path, precision="bf16"))
+
+
+def test_pieces_of_another_classifier_are_refused(pieces):
+    folder, *_ = pieces
+    with pytest.raises(InputError, match=r"was made with classifier_noise = 0\.3, now it is 0\.2"):
+        room.body(bench(folder, arms="jarzynski", classifier_noise=0.2))
+
+
 def test_a_piece_that_ran_out_of_time_goes_on(tmp_path):
     data = room.digits(bench(tmp_path))
     assert room.train(bench(tmp_path, max_seconds=1e-9), data, "pcd", 0.3) is None
@@ -114,22 +149,11 @@ def test_shares_are_by_weight_and_their_error_is_relative():
     logits = torch.nn.functional.one_hot
     x = torch.tensor([2, 2, 3, 6, 9])
     walkers = Walkers(x, torch.tensor([3.0, 1.0, 2.0, 1.0, 1.0], dtype=torch.float64).log())
-    found = class_shares(walkers, ImageClassifier(lambda labels: logits(labels, 10).float(), 1.0))
+    found = class_shares(walkers, lambda labels: logits(labels, 10).float())
     assert found.shares[list(CLASSES)].tolist() == pytest.approx([0.5, 0.25, 0.125])
     error, _ = relative_error(found.shares[list(CLASSES)], found.std_error[list(CLASSES)])
     assert error == pytest.approx((1 / 8 + 1 / 8 + 1 / 8) / 3)
     assert relative_error(TRUE, torch.zeros(3)) == (0.0, 0.0)
-
-
-def test_a_classifier_learns_what_there_is_to_learn():
-    labels = torch.arange(200) % 2
-    x = (
-        torch.randn(200, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-        + 3 * labels[:, None, None, None]
-    )
-    assert (
-        train_classifier(x[:150], labels[:150], (x[150:], labels[150:]), epochs=20, width=4).accuracy > 0.85
-    )
 
 
 def test_the_three_digits_come_four_two_one():

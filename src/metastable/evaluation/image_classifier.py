@@ -22,6 +22,7 @@ from ..core.weights import weighted_mean
 from .modes import sampled_mode_weights
 
 Logits = Callable[[Tensor], Tensor]
+Noise = float | tuple[float, float]
 BATCH = 256
 PEAK_RATE = 4e-3
 
@@ -35,14 +36,14 @@ class ImageClassifier:
         classes: K.
         accuracy: on images it was not trained on, with the same noise; NaN where there were none.
         test_images: how many those were.
-        noise: standard deviation of the normal noise on its images.
+        noise: standard deviation of the normal noise on its images, or the least and the most of them.
     """
 
     network: nn.Module
     classes: int
     accuracy: float = math.nan
     test_images: int = 0
-    noise: float = 0.0
+    noise: Noise = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits, `(B, K)`, where the network lies."""
@@ -56,16 +57,27 @@ class ImageClassifier:
         share = (self.accuracy * n + 0.5) / (n + 1)
         return math.sqrt(share * (1 - share) / n) if n else math.nan
 
+    def right_about(self, x: Tensor, labels: Tensor, seed: int = 0) -> float:
+        """Share of images `(N, C, H, W)` whose class it tells, with noise of its own put on them."""
+        rng = generator(derive(seed, "classifier-test"))
+        guess = self(with_noise(x.float(), self.noise, rng)).argmax(1)
+        return float((guess.cpu() == labels.cpu()).double().mean())
 
-def small_network(event_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Three convolutions that halve the sides, and two linear layers: 0.1 million parameters for digits."""
-    channels, height, width = event_shape
+
+def small_network(event_shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Module:
+    """Three convolutions that halve the sides, and two linear layers: 0.1 million parameters for digits.
+
+    Pictures with sides below 16 have none to spare: the first convolution leaves them.
+    """
+    channels, *sides = event_shape
+    strides = (2 if min(sides) >= 16 else 1, 2, 2)
     layers: list[nn.Module] = []
-    for wide, side in ((16, 5), (32, 5), (64, 3)):
-        layers += [nn.Conv2d(channels, wide, side, 2, side // 2, bias=False), nn.BatchNorm2d(wide), nn.ReLU()]
-        channels, height, width = wide, -(-height // 2), -(-width // 2)
-    flat = channels * height * width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 64), nn.ReLU(), nn.Linear(64, classes))
+    for wide, side, stride in zip((width, 2 * width, 4 * width), (5, 5, 3), strides, strict=True):
+        convolution = nn.Conv2d(channels, wide, side, stride, side // 2, bias=False)
+        layers += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
+        channels, sides = wide, [-(-length // stride) for length in sides]
+    flat, last = channels * math.prod(sides), 4 * width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, last), nn.ReLU(), nn.Linear(last, classes))
 
 
 def train_classifier(
@@ -73,8 +85,9 @@ def train_classifier(
     labels: Tensor,
     test: tuple[Tensor, Tensor] | None = None,
     *,
-    noise: float = 0.0,
+    noise: Noise = 0.0,
     epochs: int = 4,
+    width: int = 16,
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> ImageClassifier:
@@ -88,20 +101,27 @@ def train_classifier(
         labels: their classes, integers from 0 to K − 1, `(N,)`.
         test: images and labels that it is not trained on, for its accuracy.
         noise: standard deviation of normal noise on the images, as in the training of the model whose samples it
-            is to judge; the accuracy is at this noise.
+            is to judge; or the least and the most, and each image has its own in between. The accuracy is at this
+            noise.
         epochs: passes over the images.
+        width: channels of the first convolution.
         seed: of the network, the order, the shifts and the noise.
         device: where to train; by default where `x` lies.
     """
     require(
         x.dim() == 4 and len(x) == len(labels) > 1, "x", "images (N, C, H, W), a label each", tuple(x.shape)
     )
-    require(0 <= noise < math.inf, "noise", "a finite number of at least 0", noise)
+    least, most = noise if isinstance(noise, tuple) else (noise, noise)
+    rule = "a finite number of at least 0" + (
+        ", and another that is no less" if isinstance(noise, tuple) else ""
+    )
+    require(0 <= least <= most < math.inf, "noise", rule, noise)
     require_count("epochs", epochs)
+    require_count("width", width)
     device = x.device if device is None else torch.device(device)
     classes = int(max(labels.max(), labels.max() if test is None else test[1].max())) + 1
     with seeded(derive(seed, "classifier")):
-        network = small_network(tuple(x.shape[1:]), classes).to(device)
+        network = small_network(tuple(x.shape[1:]), classes, width).to(device)
     rng = generator(derive(seed, "classifier-batches"))
     batches = -(-len(x) // BATCH)
     optimiser = torch.optim.Adam(network.parameters(), PEAK_RATE, betas=(0.9, 0.99))
@@ -109,7 +129,7 @@ def train_classifier(
     for _ in range(epochs):
         for rows in torch.randperm(len(x), generator=rng).split(BATCH):
             part, truth = (values[rows.to(values.device)].to(device) for values in (x, labels))
-            logits = network(_noisy(_moved(part.float(), rng), noise, rng))
+            logits = network(with_noise(_moved(part.float(), rng), noise, rng))
             optimiser.zero_grad()
             nn.functional.cross_entropy(logits, truth).backward()
             optimiser.step()
@@ -117,10 +137,7 @@ def train_classifier(
     found = ImageClassifier(network.eval().requires_grad_(False), classes, noise=noise)
     if test is None:
         return found
-    shown, truth = test
-    guess = found(_noisy(shown.float(), noise, generator(derive(seed, "classifier-test")))).argmax(1)
-    share = float((guess.cpu() == truth.cpu()).double().mean())
-    return replace(found, accuracy=share, test_images=len(truth))
+    return replace(found, accuracy=found.right_about(*test, seed), test_images=len(test[1]))
 
 
 def _moved(x: Tensor, rng: torch.Generator, most: int = 2) -> Tensor:
@@ -131,8 +148,12 @@ def _moved(x: Tensor, rng: torch.Generator, most: int = 2) -> Tensor:
     return padded[..., down : down + x.shape[2], right : right + x.shape[3]]
 
 
-def _noisy(x: Tensor, noise: float, rng: torch.Generator) -> Tensor:
-    return x + noise * torch.randn(x.shape, generator=rng).to(x) if noise else x
+def with_noise(x: Tensor, noise: Noise, rng: torch.Generator) -> Tensor:
+    """Images with normal noise; where it is a range, each image has its own standard deviation, evenly in it."""
+    if not isinstance(noise, tuple):
+        return x + noise * torch.randn(x.shape, generator=rng).to(x) if noise else x
+    level = noise[0] + (noise[1] - noise[0]) * torch.rand((len(x), 1, 1, 1), generator=rng)
+    return x + (level * torch.randn(x.shape, generator=rng)).to(x)
 
 
 class ClassShares(NamedTuple):

@@ -13,7 +13,10 @@ Everything is done at several data noises: the smaller, the further the digits a
 - `jarzynski-paper`: Algorithm 1 with ULA and those settings.
 
 Each arm at each noise is a piece of its own, kept in `pieces/` when it is done and resumed in `training/` when it
-is not; the result has all pieces that are there.
+is not; the result has all pieces that are there, and of one that diverged the update at which it did.
+
+`precision` is that of all arms, in training and in judging. `32-true` has products in float32; `tf32` has them on
+tensor cores, with 10 bits, which leaves energies right to hundredths of a nat.
 """
 
 from __future__ import annotations
@@ -29,12 +32,13 @@ from torch import Tensor
 from metastable.api import fit, log_partition
 from metastable.core.errors import DivergenceError, require_choice
 from metastable.core.parts import energies_of
+from metastable.core.precision import ROUNDED, precision
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.types import LogPartition, Walkers
 from metastable.energies import Tilted
 from metastable.energies.build import ConvConfig, MLPConfig
 from metastable.energies.network_configs import EnergyConfig
-from metastable.evaluation.image_classifier import class_shares
+from metastable.evaluation.image_classifier import ImageClassifier, class_shares, train_classifier
 from metastable.kernels import MALA
 from metastable.methods import Jarzynski, Method, PersistentCD
 from metastable.proposals import fit_gaussian
@@ -42,7 +46,6 @@ from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
-from .digit_classifier import ImageClassifier, train_classifier
 from .jarzynski_mnist_figures import SHOWN, Found, draw
 from .pieces import Pieces
 from .three_digits import CLASSES, TRUE, Digits, Sharpened, digits, sharpening
@@ -120,22 +123,19 @@ def settings_of(bench: Bench, arm: str, noise: float) -> dict[str, Any]:
         "keep": 1,
         "max_seconds": bench.max_seconds,
         "device": bench.device,
+        "precision": bench.precision,
         "units": "none",
         "evaluate": False,
     }
 
 
 def train(bench: Bench, data: Digits, arm: str, noise: float) -> Run | None:
-    """One piece, from where it was left; None where it diverged or `max_seconds` came before its end."""
+    """One piece, from where it was left; None where `max_seconds` came before its end."""
     seed, x = derive(bench.seed, "piece") % 2**31, data.x
     energy = energy_of(bench, arm, noise, x, seed)
     method, settings = method_of(bench, arm, noise), settings_of(bench, arm, noise)
     out = bench.folder / "training" / f"{arm}-{noise:g}"
-    try:
-        run = fit(energy, x.cpu(), method, seed=seed, out=out, resume=True, **settings)
-    except DivergenceError as error:
-        bench.say(f"{out.name}: {error}")
-        return None
+    run = fit(energy, x.cpu(), method, seed=seed, out=out, resume=True, **settings)
     if run.steps < bench.steps:
         bench.say(f"{out.name}: update {run.steps} of {bench.steps}; the same command goes on with it")
         return None
@@ -166,17 +166,18 @@ def judge(
     """Numbers and pictures of a finished training."""
     assert run.walkers is not None
     seed, own = derive(bench.seed, "judge", noise), run.log_partition
-    smc = log_partition(
-        run.learned_energy,
-        event_shape=run.event_shape,
-        walkers=bench.smc_walkers,
-        refinements=0,
-        conditional_ess=bench.smc_ess,
-        seed=seed,
-    )
     rng = generator(seed, data.held_out.device)
     seen = data.held_out + noise * normal_like(data.held_out, rng)
-    energy = float(energies_of(run.learned_energy, seen).mean())
+    with precision(bench.precision, bench.device):  # a rounded energy is judged as it was trained
+        smc = log_partition(
+            run.learned_energy,
+            event_shape=run.event_shape,
+            walkers=bench.smc_walkers,
+            refinements=0,
+            conditional_ess=bench.smc_ess,
+            seed=seed,
+        )
+        energy = float(energies_of(run.learned_energy, seen).mean())
     numbers = {
         "seconds": run.seconds,
         "engine": run.engine.get("chosen", ""),
@@ -192,7 +193,8 @@ def judge(
         **weights_of(run, run.walkers, classifier, ""),
         **({} if smc.walkers is None else weights_of(run, smc.walkers, classifier, "smc_")),
     }
-    restored, errors = restore(bench, data, run)
+    with precision(bench.precision, bench.device):
+        restored, errors = restore(bench, data, run)
     return numbers | errors, pictures(run) | restored | curves(run)
 
 
@@ -233,34 +235,67 @@ def curves(run: Run) -> dict[str, np.ndarray]:
     }
 
 
+def classifier_of(bench: Bench, data: Digits) -> ImageClassifier:
+    """Of all ten digits, at every noise up to the largest that samples may have."""
+    return train_classifier(
+        *data.all_train,
+        data.all_test,
+        noise=(0.0, bench.classifier_noise),
+        epochs=bench.epochs,
+        width=bench.width,
+        seed=bench.seed,
+    )
+
+
+def make(bench: Bench, data: Digits, classifier: ImageClassifier, pieces: Pieces) -> None:
+    """The pieces that were asked for and are not there; of one that diverged, when it did."""
+    for noise in bench.noises:
+        for arm in bench.arms:
+            name = f"{arm}-{noise:g}"
+            if pieces.find(name) is not None:
+                continue
+            try:
+                run = train(bench, data, arm, noise)
+            except DivergenceError as error:
+                pieces.keep(name, {"diverged": error.step, "message": str(error)}, {})
+                bench.say(f"{name}: {error}")
+                continue
+            if run is None:
+                continue
+            numbers = pieces.keep(name, *judge(bench, data, classifier, noise, run)).numbers
+            shares = ", ".join(f"{share:.3f}" for share in numbers["shares"])
+            bench.say(f"{name}: {shares}, error {numbers['error']:.3f}, {numbers['seconds']:.0f} s")
+
+
 def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows and figures of all that are there."""
     for arm in bench.arms:
         require_choice("arms", arm, ALL_ARMS)
+    require_choice("precision", bench.precision, ("32-true", *ROUNDED))
     data = digits(bench)
-    settings = {"noise": 0.2, "epochs": bench.epochs, "width": bench.width, "seed": bench.seed}
-    classifier = train_classifier(*data.all_train, data.all_test, **settings)
-    bench.say(f"classifier: {classifier.accuracy:.4f} of the test pictures")
+    classifier = classifier_of(bench, data)
+    of_three = classifier.right_about(data.held_out, data.held_out_labels, bench.seed)
+    bench.say(
+        f"classifier: {classifier.accuracy:.4f} of the test pictures, {of_three:.4f} of the three digits"
+    )
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
     pieces = Pieces(bench.folder / "pieces", how)
-    for noise in bench.noises:
-        for arm in bench.arms:
-            name = f"{arm}-{noise:g}"
-            if pieces.find(name) is None:
-                run = train(bench, data, arm, noise)
-                if run is None:
-                    continue
-                numbers = pieces.keep(name, *judge(bench, data, classifier, noise, run)).numbers
-                shares = ", ".join(f"{share:.3f}" for share in numbers["shares"])
-                bench.say(f"{name}: {shares}, error {numbers['error']:.3f}, {numbers['seconds']:.0f} s")
+    make(bench, data, classifier, pieces)
     there: Found = {}
     for noise, arm in sorted(map(split_name, pieces.names()), key=lambda at: (-at[0], ALL_ARMS.index(at[1]))):
         piece = pieces.find(f"{arm}-{noise:g}")
         there |= {} if piece is None else {(arm, noise): piece}
-    draw(bench, data, there)
+    finished = {key: piece for key, piece in there.items() if "diverged" not in piece.numbers}
+    draw(bench, data, finished)
     return [
         Row("classifier_accuracy", classifier.accuracy, ">=", bench.least_accuracy),
-        *rows_of(bench, there),
+        Row("classifier_accuracy_of_three", of_three, ">=", bench.least_accuracy),
+        *rows_of(bench, finished),
+        *(
+            Row(f"diverged_at_update/{arm}/noise={noise:g}", piece.numbers["diverged"])
+            for (arm, noise), piece in there.items()
+            if "diverged" in piece.numbers
+        ),
     ]
 
 
@@ -326,6 +361,8 @@ EXPERIMENT = Experiment(
         {
             "required": ("jarzynski",),
             "max_seconds": None,
+            "precision": "32-true",
+            "classifier_noise": 0.3,
             "inflate": 1.1,
             "pace": 0.03,
             "mala_step": 0.12,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -95,8 +96,21 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def compiled_several() -> Several:
-    """`several`, compiled."""
-    return compiled(several)
+    """`several`, compiled anew for every kind of kernel and number of steps.
+
+    Each has code of its own, so that no call is held against what was compiled for lists of another length: torch
+    2.11 looks for elements that are not there when it says why it compiles again.
+    """
+    made: dict[tuple[type[Kernel], int], Several] = {}
+
+    def run(kernel: Kernel, energy: Energy, walk: Walk, noises: list[Noise], h: Tensor, slopes: bool) -> Walk:
+        key = type(kernel), len(noises)
+        if key not in made:
+            code = several.__code__.replace(co_name=f"{key[0].__name__}_{key[1]}")
+            made[key] = compiled(types.FunctionType(code, several.__globals__, code.co_name))
+        return made[key](kernel, energy, walk, noises, h, slopes)
+
+    return run
 
 
 @functools.cache

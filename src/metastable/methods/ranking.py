@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from metastable.core.batch import Rows, as_batch
+from metastable.core.batch import Rows
 from metastable.core.errors import UnsupportedError, require, require_count
 from metastable.core.protocols import Reparametrised, is_biased, provides
 from metastable.core.types import Proposal
@@ -122,7 +122,7 @@ class RankingNCE(Ranked):
         if self.reuse == 1 or "energy" not in self.turns(context):
             return super().phase(context)
         k = self.energy_updates(context)
-        if k < self.filling(context.batch):
+        if k < self.filling(self.rows_of(context.batch)):
             return context.step
         return super().phase(context), "draws" if k % self.reuse == 0 else "takes"
 
@@ -134,7 +134,7 @@ class RankingNCE(Ranked):
         """Draws for this batch, or for one in `reuse`, from all of which rows are then taken."""
         if self.reuse == 1 or "energy" not in self.turns(context):
             return super().negatives(context, state, batch)
-        rows, k = as_batch(batch), self.energy_updates(context)
+        rows, k = self.seen(batch), self.energy_updates(context)
         if k < self.filling(len(rows)) or k % self.reuse == 0:
             drawn, _, _ = super().negatives(context, state, rows)
             weighs = self.ranked(context)[1]

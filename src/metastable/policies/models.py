@@ -100,6 +100,7 @@ class Sizes:
         warmup: updates in which rates rise.
         warm_proposal: whether that of the proposal beside an energy does, too.
         batch_size: rows of an update.
+        energy_rows: of which an energy beside a proposal learns from so many.
     """
 
     width: int = 64
@@ -129,6 +130,7 @@ class Sizes:
     warmup: int = 5000
     warm_proposal: bool = False
     batch_size: int = 128
+    energy_rows: int | None = None
 
 
 PATHS = Sizes()
@@ -153,6 +155,7 @@ PUSH_T = Sizes(
     weight_decay=1e-6,
     warmup=1500,
     warm_proposal=True,
+    energy_rows=64,
 )
 """Push-T, Tables 12 and 13: at most about 3.3 million parameters."""
 
@@ -209,6 +212,7 @@ def _ranked(method: str, algorithm: int, layout: Layout, sizes: Sizes) -> Policy
         "proposal_steps": samp,
         "energy_steps": rnce,
         "encoder_owner": sizes.encoder_owner,
+        "energy_rows": sizes.energy_rows,
     }
     if timed:
         learned |= {"times": sizes.times, "alpha": sizes.proposal_alpha}

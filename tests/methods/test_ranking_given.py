@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, InputError, UnsupportedError
 from metastable.core.waiting import unwatched
 from metastable.energies import ConditionalNet
-from metastable.methods import ImplicitBC, RankingNCE
+from metastable.methods import ImplicitBC, InterpolatingNCE, RankingNCE
 from metastable.methods.base import Context, Nothing
 from metastable.proposals import Flow, Gaussian, InterpolantFlow, Uniform, proposal_for, require_support
 from metastable.proposals.encoders import Borrowed
@@ -474,3 +475,29 @@ def test_support_is_asked_for_with_contexts():
     require_support(proposal_for("gaussian", rows, "proposal"), rows, "proposal")
     with pytest.raises(InputError, match="proposal: 50 of 50 data rows lie outside"):
         require_support(Uniform(torch.tensor([90.0]), torch.tensor([91.0])), rows, "proposal")
+
+
+@over("kind", [RankingNCE, InterpolatingNCE])
+def test_an_energy_may_learn_from_fewer_rows_than_its_proposal(kind):
+    rows = many(24)
+    energy = ConditionalNet(1, (2, 3), width=8, depth=3, time=kind is InterpolatingNCE, data=rows)
+    whole = kind(negatives_per_datum=2, proposal=FEW_STEPS)
+    half = replace(whole, energy_rows=12)
+    players = {"energy": energy, **whole.companions(energy, rows, None, 0)}
+
+    def losses(method, batch):
+        rng = torch.Generator().manual_seed(3)
+        context = Context(energy, players, rows.x, None, rng, given=rows.given)
+        drawn, _, _ = method.negatives(context, None, batch)
+        found = [method.loss(context, None, "energy", batch, drawn)[0]]
+        rng.manual_seed(4)
+        return [*found, method.loss(context, None, "proposal", batch, drawn)[0]]
+
+    of_half, of_rows, of_all = losses(half, rows), losses(whole, rows[:12]), losses(whole, rows)
+    assert torch.equal(of_half[0], of_rows[0])
+    assert torch.equal(of_half[1], of_all[1])
+    assert not torch.equal(of_half[0], of_all[0])
+    context = Context(energy, players, rows.x, None, torch.Generator(), given=rows.given)
+    assert half.evaluations(context, 24) == whole.evaluations(context, 12)
+    with pytest.raises(ConfigError, match="energy_rows"):
+        kind(energy_rows=0)

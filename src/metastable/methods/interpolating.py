@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from metastable.core.batch import Rows, as_batch
+from metastable.core.batch import Rows
 from metastable.core.errors import (
     ConfigError,
     UnsupportedError,
@@ -107,7 +107,7 @@ class InterpolatingNCE(Ranked):
 
     def moving(self, batch: int, rows: int) -> int:
         """K + 1 points at each time for each datum, one of which is the datum itself."""
-        return (self.times * (1 + self.negatives_per_datum) - 1) * batch
+        return (self.times * (1 + self.negatives_per_datum) - 1) * self.rows_of(batch)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +147,7 @@ class InterpolatingNCE(Ranked):
         if "energy" not in self.turns(context):
             return None, state, {}
         flow: Any = context.players["proposal"]
-        rows = as_batch(batch)
+        rows = self.seen(batch)
         y, x = rows.x, rows.given
         m, K, rng = self.times, self.negatives_per_datum, context.rng
         if x is None:  # the times are shared, and draws `(m, B·K, …)` become `(B, m, K, …)`
@@ -174,7 +174,7 @@ class InterpolatingNCE(Ranked):
         """Line 14 for the energy, lines 2, 3 and 9 for the flow."""
         if player == "proposal":
             return self.proposal_loss(context, batch)
-        E = self._energies(context.energy, negatives, as_batch(batch).given)  # (B, m, 1 + K)
+        E = self._energies(context.energy, negatives, self.seen(batch).given)  # (B, m, 1 + K)
         r = self.scores(E, negatives.log_prob)
         losses = ranking_loss(r[..., 0].flatten(), r[..., 1:].flatten(0, 1))  # (5.4)
         metrics = ranking_metrics(losses, E[..., 0], E[..., 1:].flatten(0, 1), r[..., 1:].flatten(0, 1))

@@ -92,6 +92,8 @@ class Ranked(ImportanceSampled):
             `train_proposal=False` it is left as it is after them.
         encoder_owner: `energy` or `proposal` for one encoder of contexts in both, the energy's `encoder`, which
             only the loss of its owner moves; empty for one in each, or none.
+        energy_rows: rows of a batch that the energy learns from, where its negatives make it dearer than the
+            proposal, which learns from all of them; None for all.
     """
 
     negatives_per_datum: int = 8
@@ -104,6 +106,7 @@ class Ranked(ImportanceSampled):
     energy_steps: int = 1
     pretrain: int = 0
     encoder_owner: str = ""
+    energy_rows: int | None = None
 
     needs: ClassVar[str] = "given?"
     weighs: ClassVar[bool] = True
@@ -111,7 +114,11 @@ class Ranked(ImportanceSampled):
 
     def moving(self, batch: int, rows: int) -> int:
         """K for each datum."""
-        return self.negatives_per_datum * batch
+        return self.negatives_per_datum * self.rows_of(batch)
+
+    def rows_of(self, batch: int) -> int:
+        """How many of so many rows the energy learns from."""
+        return batch if self.energy_rows is None else min(batch, self.energy_rows)
 
     def stored(self, batch: int, rows: int) -> int:
         """Nothing is carried."""
@@ -124,6 +131,8 @@ class Ranked(ImportanceSampled):
         require_positive(f"{self.name}.proposal_rate", self.proposal_rate)
         if isinstance(self.proposal, (str, Mapping)):
             named_settings(self.proposal, f"{self.name}.proposal")
+        if self.energy_rows is not None:
+            require_count(f"{self.name}.energy_rows", self.energy_rows)
         if self.encoder_owner:
             require_choice(f"{self.name}.encoder_owner", self.encoder_owner, OWNERS)
 
@@ -202,10 +211,15 @@ class Ranked(ImportanceSampled):
             return None, state, {}
         with torch.no_grad():
             negatives = self.draw(
-                proposal_of(context), as_batch(batch), context.rng, weighs=self.ranked(context)[1]
+                proposal_of(context), self.seen(batch), context.rng, weighs=self.ranked(context)[1]
             )
         require_density(negatives.log_prob, "negatives", f"{self.name}.proposal", context.step)
         return negatives, state, {}
+
+    def seen(self, batch: Rows) -> Batch:
+        """The rows of a batch that the energy learns from."""
+        rows = as_batch(batch)
+        return rows if self.energy_rows is None else rows[: self.energy_rows]
 
     def ranked(self, context: Context) -> tuple[Any, bool]:
         """What ranks points, and whether with their density, which an energy on its proposal has in it already."""
@@ -239,10 +253,10 @@ class Ranked(ImportanceSampled):
         self, context: Context, state: Nothing, player: str, batch: Rows, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Algorithm 1: line 12 for the energy, line 7 for the proposal, or (4.9) where it is an adversary."""
-        batch, p_ξ = as_batch(batch), proposal_of(context)
         adversary = player == "proposal" and self.plays_against(context.step)
         if player == "proposal" and not adversary:
             return self.proposal_loss(context, batch)
+        batch, p_ξ = self.seen(batch), proposal_of(context)
         if adversary:
             negatives = self.draw(p_ξ, batch, context.rng, gradients=True)
         energy, weighs = self.ranked(context)
@@ -289,6 +303,7 @@ class Ranked(ImportanceSampled):
 
     def evaluations(self, context: Context, batch: int) -> int:
         """One energy for each datum and each negative, where the energy has a turn, or its adversary."""
+        batch = self.rows_of(batch)
         points = batch + self.negatives_per_datum * (1 if self.shared else batch)
         again = self.turns(context).count("proposal") if self.plays_against(context.step) else 0
         return points * (self.turns(context).count("energy") + again)

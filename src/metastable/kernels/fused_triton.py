@@ -305,7 +305,7 @@ def chain_kernel(
     sigma = tl.zeros_like(h) + sigma_given if SIGMA else tl.sqrt(2 * h)
     seed = tl.load(seed_at)
     accepted, moved, slope, energy = tl.zeros_like(h), tl.zeros_like(h), tl.zeros_like(h), tl.zeros_like(h)
-    grad = tl.zeros_like(x)
+    grad, first = tl.zeros_like(x), tl.zeros_like(h)
     # an adjusted chain begins with a look at where it stands; an unadjusted one ends with it, if energies are asked
     for step in range(-1 if ADJUSTED else 0, steps + 1 if ENERGIES and not ADJUSTED else steps):
         moves = (step >= 0) & (step < steps)
@@ -322,7 +322,8 @@ def chain_kernel(
                 slope += tl.sqrt(tl.sum(grad * grad, 1))
             y, energy, grad, probability = adjusted(x, energy, grad, xi, u, h, sigma, moves, net, SIZES, HOW)
             accepted += probability
-            tl.store(out[3] + chain, energy, mask=row & (step < 0))
+            # kept, not stored: beside a store in the loop the weights would be read anew in every step
+            first = tl.where(step < 0, energy, first)
         else:
             energy, grad = value_and_grad(x, net, SIZES, HOW)
             drift = h[:, None] * grad
@@ -337,6 +338,7 @@ def chain_kernel(
     tl.store(sums + n + chain, moved / count, mask=row)
     if ADJUSTED:
         tl.store(sums + chain, accepted / count, mask=row)
+        tl.store(out[3] + chain, first, mask=row)
     tl.store(sums + 2 * n + chain, slope / count, mask=row)
     if ENERGIES:
         tl.store(out[1] + chain, energy, mask=row)

@@ -151,10 +151,10 @@ def plan_for(layers: Perceptron, chains: int, precision: str, device: torch.devi
         return Plan()
     properties = torch.cuda.get_device_properties(device)
     processors, room = properties.multi_processor_count, properties.shared_memory_per_block_optin
-    wanted = 16 if chains <= 16 * processors else 32 if chains <= 32 * processors else 128
-    plans = [
-        Plan(b, 4 if b == 16 and precision == "tf32" else 8, False) for b in (128, 32, 16) if b <= wanted
-    ]
+    large = (64, 4) if precision == "float32" else (128, 8)  # of the former two share a processor
+    wanted = 16 if chains <= 16 * processors else 32 if chains <= 32 * processors else large[0]
+    shapes = (large, (32, 8), (16, 4 if precision == "tf32" else 8))
+    plans = [Plan(block, warps, False) for block, warps in shapes if block <= wanted]
     return next((p for p in plans if shared_bytes(layers, p, precision) <= room), plans[-1])
 
 

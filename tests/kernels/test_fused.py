@@ -19,7 +19,7 @@ from metastable.core.protocols import perceptron_of
 from metastable.core.units import Coordinates, Units
 from metastable.energies import MLP, Banana, Tilted, on_reference
 from metastable.energies.in_units import InDataUnits, InTrainingUnits
-from metastable.kernels import HMC, MALA, ULA, ChainResult, Kernel, Noise, fused, run_chain
+from metastable.kernels import HMC, MALA, ULA, ChainResult, ChainState, Kernel, Noise, fused, run_chain
 from metastable.kernels.fused import Plan, fused_chain, why_not
 from metastable.proposals import Gaussian, Uniform
 from metastable.proposals.scale_mixture import ScaleMixture
@@ -184,6 +184,29 @@ def test_with_given_noise_a_fused_chain_is_the_eager_one(name, kernel, precision
     if kernel.invariant:
         torch.testing.assert_close(result.state.energy, state.energy, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(result.state.grad, state.grad, rtol=1e-4, atol=1e-4)
+
+
+@needs_triton
+def test_chains_of_some_rows_are_those_of_a_copy_of_them():
+    energy, x, rows = network(), normal(20, 2), torch.tensor([11, 3, 18, 0], device=HOME)
+    start = MALA(0.3).init(energy, x)
+    into = fused_chain(MALA(0.3), energy, start, 0, rng(1)).state
+    before = ChainState(*(t.clone() for t in into))
+    assert torch.equal(before.x, x)
+    part = ChainState(x[rows], *start[1:])
+    want = fused_chain(MALA(0.3), energy, part, 3, rng(2), precision="float32")
+    got = fused_chain(MALA(0.3), energy, start, 3, rng(2), precision="float32", rows=rows, into=into)
+    for all_of_them, moved, old in zip(got.state, want.state, before, strict=True):
+        assert torch.equal(all_of_them, old.index_copy(0, rows, moved))
+    assert torch.equal(got.info.acceptance, want.info.acceptance)
+    assert not torch.equal(got.state.x, x)
+
+
+@needs_triton
+def test_a_chain_of_no_steps_draws_nothing():
+    energy, x, source = network(), normal(5, 2), rng(3)
+    fused_chain(MALA(0.1), energy, MALA().init(energy, x), 0, source)
+    assert torch.equal(source.get_state(), rng(3).get_state())
 
 
 @needs_triton

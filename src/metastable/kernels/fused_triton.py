@@ -303,19 +303,24 @@ def adjusted(x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES: tl.const
     return y, tl.where(taken, new_energy, energy), grad, tl.where(moves, probability, 0.0)
 
 
-@triton.jit(do_not_specialize=["n", "steps", "h_stride"])
+@triton.jit(do_not_specialize=["n", "steps", "h_stride", "some"])
 def chain_kernel(
-    x_in, out, sums, n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, given, net,
+    x_in, out, sums, rows, some, n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, given, net,
     SIZES: tl.constexpr, HOW: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
     ADJUSTED: tl.constexpr, SIGMA: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr,
     ENERGIES: tl.constexpr, SLOPES: tl.constexpr,
 ):  # fmt: skip
-    """All steps of a block of chains: MALA where `ADJUSTED`, else ULA."""
+    """All steps of a block of chains: MALA where `ADJUSTED`, else ULA.
+
+    Where `some` is 1, chain i begins in row `rows[i]` and ends there; where it is 0, in row i.
+    """
     D: tl.constexpr = SIZES[0]
     chain = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = chain[:, None] * D + tl.arange(0, COLUMNS)[None, :]
     row, cell = chain < n, (chain < n)[:, None] & (tl.arange(0, COLUMNS) < D)[None, :]
-    x = tl.load(x_in + at, mask=cell, other=0.0)
+    place = tl.where(some > 0, tl.load(rows + chain, mask=row & (some > 0), other=0).to(tl.int32), chain)
+    there = place[:, None] * D + tl.arange(0, COLUMNS)[None, :]
+    x = tl.load(x_in + there, mask=cell, other=0.0)
     h = tl.load(step_sizes + chain * h_stride, mask=row, other=0.0)
     sigma = tl.zeros_like(h) + sigma_given if SIGMA else tl.sqrt(2 * h)
     seed = tl.load(seed_at)
@@ -354,12 +359,12 @@ def chain_kernel(
                 slope += tl.where(moves, tl.sqrt(tl.sum(grad * grad, 1)), 0.0)
         moved, x = moved + tl.sum((y - x) * (y - x), 1), y
     count = tl.maximum(steps, 1)
-    tl.store(out[0] + at, x, mask=cell)
+    tl.store(out[0] + there, x, mask=cell)
     tl.store(sums + n + chain, moved / count, mask=row)
     if ADJUSTED:
         tl.store(sums + chain, accepted / count, mask=row)
         tl.store(out[3] + chain, first, mask=row)
     tl.store(sums + 2 * n + chain, slope / count, mask=row)
     if ENERGIES:
-        tl.store(out[1] + chain, energy, mask=row)
-        tl.store(out[2] + at, grad, mask=cell)
+        tl.store(out[1] + place, energy, mask=row)
+        tl.store(out[2] + there, grad, mask=cell)

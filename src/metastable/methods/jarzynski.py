@@ -216,7 +216,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
                 following, rows = self._mini_batch(context, state.following, True)
                 state = state._replace(following=following, following_rows=rows)
         rows = state.rows if self.gradient == "batch" else None
-        x, log_weight, _, _ = state.steering.take(rows)
+        walkers = (state.steering.x, state.steering.log_weight)
+        x, log_weight = walkers if rows is None else (v.index_select(0, rows) for v in walkers)
         return Negatives(x, log_weight, given=state.steering.labels_of(rows)), state, {}
 
     def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:

@@ -43,6 +43,8 @@ from .exact_start import start_populations
 CRITERIA = ("ess", "entropy", "lag", "never")
 ACCEPTED, GAIN = 0.65, 0.2
 """Share of proposals that a step which tunes itself lets be accepted, and how fast it gets there."""
+ROWS = 2
+"""The lane in which rows are drawn that only moves ask for: sorting them would hold up what is short."""
 FIRST_FACTOR = 0.1
 """What the first learning rate is multiplied with: how far it goes is known after the update only."""
 
@@ -223,7 +225,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:
         """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs; `later` if only `advance` does."""
         n, unadjusted = len(walkers.x), isinstance(self.moves, ULA)
-        with aside(walkers.x.device, later and not unadjusted):
+        with aside(walkers.x.device, later and not unadjusted, ROWS):
             rows = random_rows(n, min(self.batch or n, n), context.rng, walkers.x.device)
         if unadjusted:
             energy = walkers.energy_at(context.energy, rows)
@@ -245,7 +247,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
         Step and learning rate of the next update follow from what the steering walkers did in this one.
         """
-        together_again(state.steering.x.device)  # rows may have been drawn aside
+        together_again(state.steering.x.device, ROWS)
         if (made := self._settled(context, state)) is not None:
             return JarzynskiState(*made[:2], *state[2:4], *made[2:4]), made.metrics
         h = None if state.log_step is None else state.log_step.exp()

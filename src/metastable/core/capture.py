@@ -28,6 +28,8 @@ from .waiting import unwatched
 
 WARM = 3
 """Runs before the recording, in which libraries set themselves up; in the last of them nobody may wait."""
+LATER = 2
+"""The lane of what nobody asks for soon, and which would hold up what is short."""
 _TORCH = str(Path(torch.__file__).parent)
 
 Function = Callable[[], tuple[Tensor, ...]]

@@ -231,7 +231,10 @@ def value_and_grad(x, net, late, SIZES: tl.constexpr, HOW: tl.constexpr):
 
     `net` is the centre, weights, biases, head, offset and Gaussians of the energy; `SIZES` the numbers of an event,
     the widths of layers, and how many components and widths these have; `HOW` the activation, the precision of
-    products inside and at the edge, and whether they are flipped. `late` is added to where vectors are read.
+    products inside and at the edge, and whether they are flipped.
+
+    `late` is added to where vectors are read. It is 0, which in large blocks the compiler does not see: it reads
+    them in every step, from the cache, and does not keep them in registers that it does not have.
     """
     centre, weights, biases, head, offset, parts = net
     D: tl.constexpr = SIZES[0]
@@ -284,6 +287,21 @@ def uniforms(seed, chain, step):
 
 
 @triton.jit
+def noise(
+    seed, given, chain, at, step, moves, n, row, cell, D: tl.constexpr, COLUMNS: tl.constexpr,
+    ADJUSTED: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """Normals of a step, and uniforms where one is asked for: made here, or given."""
+    if GIVEN:
+        xi = tl.load(given[0] + step * n * D + at, mask=cell & moves, other=0.0)
+        u = tl.load(given[1] + step * n + chain, mask=row & moves, other=0.0) if ADJUSTED else xi
+    else:
+        xi = tl.where(cell, normals(seed, chain, step, COLUMNS), 0.0)
+        u = uniforms(seed, chain, step) if ADJUSTED else xi
+    return xi, u
+
+
+@triton.jit
 def adjusted(x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES: tl.constexpr, HOW: tl.constexpr):
     """A step of MALA: new position, energy and gradient, and the probability of the move.
 
@@ -329,24 +347,13 @@ def chain_kernel(
     # an adjusted chain begins with a look at where it stands; an unadjusted one ends with it, if energies are asked
     for step in range(-1 if ADJUSTED else 0, steps + 1 if ENERGIES and not ADJUSTED else steps):
         moves = (step >= 0) & (step < steps)
-        # 0, though the compiler does not see it: vectors of layers are read anew in every step of a large block,
-        # from the cache, and not kept in registers that it does not have
         late = tl.where(step < -1, 16, 0) if BLOCK >= 64 else 0
-        if GIVEN:
-            xi = tl.load(given[0] + step * n * D + at, mask=cell & moves, other=0.0)
-        else:
-            xi = tl.where(cell, normals(seed, chain, step, COLUMNS), 0.0)
+        xi, u = noise(seed, given, chain, at, step, moves, n, row, cell, D, COLUMNS, ADJUSTED, GIVEN)
         if ADJUSTED:
-            if GIVEN:
-                u = tl.load(given[1] + step * n + chain, mask=row & moves, other=0.0)
-            else:
-                u = uniforms(seed, chain, step)
             if SLOPES:
                 slope += tl.sqrt(tl.sum(grad * grad, 1))
-            y, energy, grad, probability = adjusted(
-                x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES, HOW
-            )
-            accepted += probability
+            y, energy, grad, p = adjusted(x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES, HOW)
+            accepted += p
             # kept, not stored: beside a store in the loop the weights would be read anew in every step
             first = tl.where(step < 0, energy, first)
         else:

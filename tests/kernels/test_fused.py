@@ -19,7 +19,7 @@ from metastable.core.protocols import perceptron_of
 from metastable.core.units import Coordinates, Units
 from metastable.energies import MLP, Banana, Tilted, on_reference
 from metastable.energies.in_units import InDataUnits, InTrainingUnits
-from metastable.kernels import HMC, MALA, ULA, ChainResult, Kernel, Noise, fused, run_chain
+from metastable.kernels import HMC, MALA, ULA, ChainResult, ChainState, Kernel, Noise, fused, run_chain
 from metastable.kernels.fused import Plan, fused_chain, why_not
 from metastable.proposals import Gaussian, Uniform
 from metastable.proposals.scale_mixture import ScaleMixture
@@ -144,19 +144,21 @@ def given_noise(x: Tensor, steps: int) -> Noise:
     return Noise(normal(steps, *x.shape, seed=7), torch.rand(steps, len(x), generator=rng(8), device=HOME))
 
 
+LARGE = Plan(64, 4, False)
 EQUAL = [
-    ("network", ULA(0.05), "ieee"),
-    ("three layers", MALA(0.3), "float32"),
-    ("image", MALA(0.1), "float32"),
-    ("on a mixture", ULA(0.2, noise=0.3, drift_clip=0.05), "float32"),
-    ("of the data's units", MALA(0.2), "float32"),
-    ("between", ULA(0.1), "bf16x3"),
+    ("network", ULA(0.05), "ieee", None),
+    ("three layers", MALA(0.3), "float32", None),
+    ("three layers", MALA(0.3), "float32", LARGE),
+    ("image", MALA(0.1), "float32", None),
+    ("on a mixture", ULA(0.2, noise=0.3, drift_clip=0.05), "float32", LARGE),
+    ("of the data's units", MALA(0.2), "float32", None),
+    ("between", ULA(0.1), "bf16x3", None),
 ]
 
 
 @needs_triton
-@over(("name", "kernel", "precision"), EQUAL)
-def test_with_given_noise_a_fused_chain_is_the_eager_one(name, kernel, precision):
+@over(("name", "kernel", "precision", "plan"), EQUAL)
+def test_with_given_noise_a_fused_chain_is_the_eager_one(name, kernel, precision, plan):
     energy = ENERGIES[name]()
     x = events(energy, 19)
     noise, h = given_noise(x, 3), torch.linspace(0.5, 1, 19, device=HOME).view(-1, *[1] * (x.dim() - 1))
@@ -170,6 +172,7 @@ def test_with_given_noise_a_fused_chain_is_the_eager_one(name, kernel, precision
         rng(),
         step_size=h,
         precision=precision,
+        plan=plan,
         noise=noise,
         slopes=True,
     )
@@ -181,6 +184,29 @@ def test_with_given_noise_a_fused_chain_is_the_eager_one(name, kernel, precision
     if kernel.invariant:
         torch.testing.assert_close(result.state.energy, state.energy, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(result.state.grad, state.grad, rtol=1e-4, atol=1e-4)
+
+
+@needs_triton
+def test_chains_of_some_rows_are_those_of_a_copy_of_them():
+    energy, x, rows = network(), normal(20, 2), torch.tensor([11, 3, 18, 0], device=HOME)
+    start = MALA(0.3).init(energy, x)
+    into = fused_chain(MALA(0.3), energy, start, 0, rng(1)).state
+    before = ChainState(*(t.clone() for t in into))
+    assert torch.equal(before.x, x)
+    part = ChainState(x[rows], *start[1:])
+    want = fused_chain(MALA(0.3), energy, part, 3, rng(2), precision="float32")
+    got = fused_chain(MALA(0.3), energy, start, 3, rng(2), precision="float32", rows=rows, into=into)
+    for all_of_them, moved, old in zip(got.state, want.state, before, strict=True):
+        assert torch.equal(all_of_them, old.index_copy(0, rows, moved))
+    assert torch.equal(got.info.acceptance, want.info.acceptance)
+    assert not torch.equal(got.state.x, x)
+
+
+@needs_triton
+def test_a_chain_of_no_steps_draws_nothing():
+    energy, x, source = network(), normal(5, 2), rng(3)
+    fused_chain(MALA(0.1), energy, MALA().init(energy, x), 0, source)
+    assert torch.equal(source.get_state(), rng(3).get_state())
 
 
 @needs_triton
@@ -223,6 +249,16 @@ def test_the_generator_is_the_only_randomness():
     assert torch.equal(first, chain(rng(3)))
     assert not torch.equal(first, second)
     assert not torch.equal(first, chain(rng(4)))
+
+
+@needs_triton
+@over("precision", ["float32", "bf16x3"])
+def test_what_is_no_number_stays_none(precision):
+    energy, x = network(), normal(4, 2)
+    x[1] = math.nan
+    x[2] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # as a GPU writes it
+    made = fused_chain(ULA(), energy, ULA().init(energy, x), 0, rng(), energies=True, precision=precision)
+    assert made.state.energy.isfinite().tolist() == [True, False, False, True]
 
 
 @needs_triton

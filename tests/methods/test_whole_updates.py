@@ -410,8 +410,26 @@ def test_fused_chains_that_were_asked_for_and_cannot_be_are_said():
     assert equal(left_by(asked), left_by(trainer(PersistentCD(walkers=16), "eager")))
 
 
-def launched_eagerly(kernel, energy, state, steps, rng, *, step_size=None, energies=False, first=None, **_):
+def launched_eagerly(
+    kernel,
+    energy,
+    state,
+    steps,
+    rng,
+    *,
+    step_size=None,
+    energies=False,
+    first=None,
+    rows=None,
+    into=None,
+    **_,
+):
     """What one kernel gives, step by step."""
+    if rows is not None:
+        state = ChainState(state.x[rows], *state[1:])
+        made = launched_eagerly(kernel, energy, state, steps, rng, step_size=step_size)
+        after = ChainState(*(old.index_copy(0, rows, new) for old, new in zip(into, made.state, strict=True)))
+        return made._replace(state=after)
     state = ChainState(state.x, *energy_and_grad(energy, state.x))
     if first is not None:
         first.copy_(state.energy)

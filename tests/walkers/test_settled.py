@@ -40,8 +40,10 @@ class Case:
         count = total if rows is None else rows
         Y, U_new, self.info = draw(count, D), draw(count), Info(draw(count).sigmoid(), draw(count).abs())
         self.uniform = torch.rand(groups, generator=rng, dtype=torch.float64).to(HOME)
-        made = ChainResult(ChainState(Y, U_new, Y), self.info, None, None)
-        self.got = resampled(start, some, U, made, threshold, self.uniform)
+        every = torch.arange(total, device=HOME) if some is None else some
+        x, after = start.x.index_copy(0, every, Y), U.index_copy(0, every, U_new)
+        made = ChainResult(ChainState(x, after, x), self.info, None, None)
+        self.got = resampled(start, U, made, threshold, self.uniform)
         self.shift = shift_of(start.log_weight, U - start.energy)
         walkers = start.reweigh(U)
         self.before = walkers.put(some, Y, walkers.take(some)[1], U_new, walkers.grad)
@@ -90,7 +92,7 @@ def test_equal_weights_keep_every_walker_and_ties_are_told_apart():
     ones = torch.ones(40, device=HOME)
     made = ChainResult(ChainState(walkers.x, walkers.energy, walkers.x), Info(ones, ones), None, None)
     uniform = torch.full((1,), 0.3, dtype=torch.float64, device=HOME)
-    found = resampled(walkers, None, walkers.energy, made, 1.1, uniform)
+    found = resampled(walkers, walkers.energy, made, 1.1, uniform)
     assert torch.equal(found.walkers.ancestor, walkers.ancestor)
     assert int(found.walkers.resamplings) == 1
 

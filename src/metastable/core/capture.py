@@ -28,6 +28,8 @@ from .waiting import unwatched
 
 WARM = 3
 """Runs before the recording, in which libraries set themselves up; in the last of them nobody may wait."""
+LATER = 2
+"""The lane of what nobody asks for soon, and which would hold up what is short."""
 _TORCH = str(Path(torch.__file__).parent)
 
 Function = Callable[[], tuple[Tensor, ...]]
@@ -44,8 +46,10 @@ def is_recording() -> bool:
 
 
 @contextmanager
-def aside(device: torch.device, really: bool = True) -> Iterator[Callable[[], None]]:
+def aside(device: torch.device, really: bool = True, lane: int = 1) -> Iterator[Callable[[], None]]:
     """What stands inside is recorded as running beside what comes after it, until the function given is called.
+
+    Two that run aside in one lane run one after the other.
 
     Nothing outside may be changed inside, and nothing made inside be used before that call. Random numbers are
     those of the order in which the code stands. Where nothing is recorded, everything is done in that order.
@@ -57,15 +61,15 @@ def aside(device: torch.device, really: bool = True) -> Iterator[Callable[[], No
     if not (really and is_recording() and device.type == "cuda"):
         yield lambda: None
         return
-    here, beside = torch.cuda.current_stream(device), _stream(torch.cuda.current_device(), 1)
+    here, beside = torch.cuda.current_stream(device), _stream(torch.cuda.current_device(), lane)
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
         yield lambda: here.wait_stream(beside)
 
 
-def together_again(device: torch.device) -> None:
-    """What comes now is recorded as running after all that ran aside."""
-    with aside(device) as join:
+def together_again(device: torch.device, lane: int = 1) -> None:
+    """What comes now is recorded as running after all that ran aside in the lane."""
+    with aside(device, lane=lane) as join:
         pass
     join()
 

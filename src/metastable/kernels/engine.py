@@ -227,11 +227,11 @@ class OneKernel:
         return self.value_and_grad(x).energy
 
     def adjusted(
-        self, kernel: Kernel, x: Tensor, steps: int, step_size: Tensor | None
+        self, kernel: Kernel, x: Tensor, steps: int, step_size: Tensor | None, **some: Any
     ) -> tuple[Tensor, ChainResult] | None:
-        """E at `x`, and steps of MALA from there; None where Triton fails."""
+        """E at `x`, and steps of MALA from there, or of `rows` `into` others; None where Triton fails."""
         first = x.new_empty(len(x))
-        options = {"step_size": step_size, "precision": "float32", "plan": self.plan, "first": first}
+        options = {"step_size": step_size, "precision": "float32", "plan": self.plan, "first": first, **some}
         made = in_one_launch(kernel, self.energy, x, steps, self.rng, **options)
         return None if made is None else (first, made)
 

@@ -151,10 +151,10 @@ def plan_for(layers: Perceptron, chains: int, precision: str, device: torch.devi
         return Plan()
     properties = torch.cuda.get_device_properties(device)
     processors, room = properties.multi_processor_count, properties.shared_memory_per_block_optin
-    wanted = 16 if chains <= 16 * processors else 32 if chains <= 32 * processors else 128
-    plans = [
-        Plan(b, 4 if b == 16 and precision == "tf32" else 8, False) for b in (128, 32, 16) if b <= wanted
-    ]
+    large = (64, 4) if precision == "float32" else (128, 8)  # of the former two share a processor
+    wanted = 16 if chains <= 16 * processors else 32 if chains <= 32 * processors else large[0]
+    shapes = (large, (32, 8), (16, 4 if precision == "tf32" else 8))
+    plans = [Plan(block, warps, False) for block, warps in shapes if block <= wanted]
     return next((p for p in plans if shared_bytes(layers, p, precision) <= room), plans[-1])
 
 
@@ -172,6 +172,8 @@ def fused_chain(
     plan: Plan | None = None,
     noise: Noise | None = None,
     first: Tensor | None = None,
+    rows: Tensor | None = None,
+    into: ChainState | None = None,
 ) -> ChainResult:
     """Advance every chain by `steps` steps in one launch; `run_chain` says what arguments and result are.
 
@@ -191,6 +193,9 @@ def fused_chain(
         plan: how the launch is laid out; chosen by default.
         noise: normals `(steps, B, *event)` and uniforms `(steps, B)` to move by, instead of the kernel's own.
         first: a place, `(B,)`, for the energies that chains of MALA begin with.
+        rows: of the chains that move, each at most once; by default all. `noise` and the mean acceptance and
+            distance have a row for each of these.
+        into: where chains that move are written over, with energies and gradients; needed with `rows`.
     """
     require_count("steps", steps, 0)
     reason = why_not(kernel, energy, state.x, precision=precision)
@@ -200,8 +205,9 @@ def fused_chain(
     layers = _layers(energy)
     assert layers is not None
     x = state.x.contiguous()
-    n, adjusted = len(x), isinstance(kernel, MALA)
-    out = ChainState(torch.empty_like(x), x.new_empty(n), torch.empty_like(x))
+    n, adjusted = len(x) if rows is None else len(rows), isinstance(kernel, MALA)
+    assert rows is None or into is not None
+    out = into or ChainState(torch.empty_like(x), x.new_empty(n), torch.empty_like(x))
     sums = x.new_empty(3, n) if adjusted else x.new_ones(3, n)  # acceptance, moved, slope
     if not (steps or energies or adjusted):
         sums[1:] = 0
@@ -209,7 +215,9 @@ def fused_chain(
         first = x.new_empty(n) if first is None else first
         h = kernel.step_size if step_size is None else step_size
         h = h.to(x) if isinstance(h, Tensor) else x.new_full((), h)  # nothing is copied from the host
-        key = torch.randint(1 << 62, (1,), generator=rng, device=rng.device).to(x.device)
+        key = _filled(0, 1, x.device, torch.int64)  # of no noise
+        if steps:
+            key = torch.randint(1 << 62, (1,), generator=rng, device=rng.device).to(x.device)
         given = (x, x) if noise is None else (noise.normal.contiguous(), noise.uniform.contiguous())
         sigma, clip = (kernel.noise, kernel.drift_clip) if isinstance(kernel, ULA) else (None, None)
         plan = plan or plan_for(layers, n, precision, x.device)
@@ -222,7 +230,7 @@ def fused_chain(
         ]
         with torch.cuda.device_of(x):
             launch(
-                x, (*out, first), sums, n, steps, key,
+                x, (*out, first), sums, key if rows is None else rows, int(rows is not None), n, steps, key,
                 h.reshape(-1).contiguous(), int(h.numel() > 1), sigma or 0.0, clip or 0.0, given,
                 _pointers(layers, precision), **options,
             )  # fmt: skip
@@ -251,9 +259,9 @@ def _pointers(layers: Perceptron, precision: str) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _filled(value: float, n: int, device: torch.device) -> Tensor:
+def _filled(value: float, n: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """One number `n` times, the same tensor in every launch."""
-    return torch.full((n,), value, device=device)
+    return torch.full((n,), value, device=device, dtype=dtype)
 
 
 def rounded(weight: Tensor) -> Tensor:

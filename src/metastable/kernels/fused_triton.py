@@ -64,6 +64,16 @@ def rounded(x):
 
 
 @triton.jit
+def cut(x):
+    """The nearest bfloat16 number, and what is left: by whole numbers, as few units convert.
+
+    What is not a number leaves something that is not one either, and the last part is converted, which keeps that.
+    """
+    bits = (x.to(tl.int32, bitcast=True) + 32768) & -65536
+    return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), x - bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def product(h, w, BACK: tl.constexpr, PRECISION: tl.constexpr, FLIP: tl.constexpr):
     """h·wᵀ of float32 tiles, or h·w for `BACK`.
 
@@ -74,14 +84,17 @@ def product(h, w, BACK: tl.constexpr, PRECISION: tl.constexpr, FLIP: tl.constexp
     width: tl.constexpr = w.shape[1] if BACK else w.shape[0]
     total = tl.zeros((width, h.shape[0]) if FLIP else (h.shape[0], width), tl.float32)
     if PRECISION == "bf16x3" or PRECISION == "bf16x6":
-        h1, w1 = h.to(tl.bfloat16), w.to(tl.bfloat16)
-        h, w = h - h1.to(tl.float32), w - w1.to(tl.float32)
-        h2, w2 = h.to(tl.bfloat16), w.to(tl.bfloat16)
+        h1, h = cut(h)
+        w1, w = cut(w)
         if PRECISION == "bf16x6":
-            h3, w3 = (h - h2.to(tl.float32)).to(tl.bfloat16), (w - w2.to(tl.float32)).to(tl.bfloat16)
+            h2, h = cut(h)
+            w2, w = cut(w)
+            h3, w3 = h.to(tl.bfloat16), w.to(tl.bfloat16)
             total = dot(h3, w1, total, BACK, None, FLIP)
             total = dot(h1, w3, total, BACK, None, FLIP)
             total = dot(h2, w2, total, BACK, None, FLIP)
+        else:
+            h2, w2 = h.to(tl.bfloat16), w.to(tl.bfloat16)
         total = dot(h2, w1, total, BACK, None, FLIP)
         total = dot(h1, w2, total, BACK, None, FLIP)
         total = dot(h1, w1, total, BACK, None, FLIP)
@@ -114,14 +127,14 @@ def vector(pointer, count, COUNT: tl.constexpr):
 
 
 @triton.jit
-def into_layer(v, w, D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, FLIP: tl.constexpr):
+def into_layer(v, w, late, D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, FLIP: tl.constexpr):
     """v·wᵀ from a few columns `v` by a matrix at `w`, `(WIDTH, D)`."""
     P: tl.constexpr = padded(WIDTH)
     if v.shape[1] < 16:
         j = tl.arange(0, P)
         z = tl.zeros((v.shape[0], P), tl.float32)
         for i in tl.static_range(D):
-            z += column(v, i)[:, None] * tl.load(w + j * D + i, mask=j < WIDTH, other=0.0)[None, :]
+            z += column(v, i)[:, None] * tl.load(w + late + j * D + i, mask=j < WIDTH, other=0.0)[None, :]
     else:
         z = product(v, matrix(w, WIDTH, D, P, v.shape[1]), False, PRECISION, FLIP)
     return z
@@ -129,7 +142,8 @@ def into_layer(v, w, D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constex
 
 @triton.jit
 def out_of_layer(
-    g, w, D: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, FLIP: tl.constexpr
+    g, w, late, D: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """g·w, the way back: the gradient in the columns."""
     P: tl.constexpr = padded(WIDTH)
@@ -137,7 +151,7 @@ def out_of_layer(
         j, places = tl.arange(0, P), tl.arange(0, COLUMNS)[None, :]
         back = tl.zeros((g.shape[0], COLUMNS), tl.float32)
         for i in tl.static_range(D):
-            along = tl.sum(g * tl.load(w + j * D + i, mask=j < WIDTH, other=0.0)[None, :], 1)
+            along = tl.sum(g * tl.load(w + late + j * D + i, mask=j < WIDTH, other=0.0)[None, :], 1)
             back += tl.where(places == i, along[:, None], 0.0)
     else:
         back = product(g, matrix(w, WIDTH, D, P, COLUMNS), True, PRECISION, FLIP)
@@ -145,7 +159,7 @@ def out_of_layer(
 
 
 @triton.jit
-def above(h, weights, biases, head, WIDTHS: tl.constexpr, LAYER: tl.constexpr, HOW: tl.constexpr):
+def above(h, weights, biases, head, late, WIDTHS: tl.constexpr, LAYER: tl.constexpr, HOW: tl.constexpr):
     """The energy that the layers from `LAYER` on make of `h`, `(rows,)`, and its gradient in `h`.
 
     Each layer keeps its activation's derivative until the gradient comes back through the same weights.
@@ -154,7 +168,7 @@ def above(h, weights, biases, head, WIDTHS: tl.constexpr, LAYER: tl.constexpr, H
     P_IN: tl.constexpr = padded(IN)
     TOP: tl.constexpr = len(WIDTHS)
     if LAYER == TOP:
-        w = vector(head, IN, P_IN)[None, :]
+        w = vector(head + late, IN, P_IN)[None, :]
         energy, back = tl.sum(h * w, 1), w + tl.zeros_like(h)
     else:
         OUT: tl.constexpr = WIDTHS[LAYER]
@@ -163,9 +177,9 @@ def above(h, weights, biases, head, WIDTHS: tl.constexpr, LAYER: tl.constexpr, H
         FLIP: tl.constexpr = HOW[3]
         P_OUT: tl.constexpr = padded(OUT)
         w = matrix(weights[LAYER], OUT, IN, P_OUT, P_IN)
-        z = product(h, w, False, PRECISION, FLIP) + vector(biases[LAYER], OUT, P_OUT)[None, :]
+        z = product(h, w, False, PRECISION, FLIP) + vector(biases[LAYER] + late, OUT, P_OUT)[None, :]
         a, d = activated(z, NAME)
-        energy, g = above(a, weights, biases, head, WIDTHS, LAYER + 1, HOW)
+        energy, g = above(a, weights, biases, head, late, WIDTHS, LAYER + 1, HOW)
         back = product(g * d, w, True, PRECISION, FLIP)
     return energy, back
 
@@ -212,12 +226,15 @@ def reference(x, parts, D: tl.constexpr, K: tl.constexpr, S: tl.constexpr):
 
 
 @triton.jit
-def value_and_grad(x, net, SIZES: tl.constexpr, HOW: tl.constexpr):
+def value_and_grad(x, net, late, SIZES: tl.constexpr, HOW: tl.constexpr):
     """E and ∇E at a block of positions.
 
     `net` is the centre, weights, biases, head, offset and Gaussians of the energy; `SIZES` the numbers of an event,
     the widths of layers, and how many components and widths these have; `HOW` the activation, the precision of
     products inside and at the edge, and whether they are flipped.
+
+    `late` is added to where vectors are read. It is 0, which in large blocks the compiler does not see: it reads
+    them in every step, from the cache, and does not keep them in registers that it does not have.
     """
     centre, weights, biases, head, offset, parts = net
     D: tl.constexpr = SIZES[0]
@@ -228,11 +245,12 @@ def value_and_grad(x, net, SIZES: tl.constexpr, HOW: tl.constexpr):
     NAME: tl.constexpr = HOW[0]
     EDGE: tl.constexpr = HOW[2]
     FLIP: tl.constexpr = HOW[3]
-    v = x - vector(centre, D, x.shape[1])[None, :]
-    z = into_layer(v, weights[0], D, WIDTH, EDGE, FLIP) + vector(biases[0], WIDTH, padded(WIDTH))[None, :]
+    v = x - vector(centre + late, D, x.shape[1])[None, :]
+    z = into_layer(v, weights[0], late, D, WIDTH, EDGE, FLIP)
+    z += vector(biases[0] + late, WIDTH, padded(WIDTH))[None, :]
     a, d = activated(z, NAME)
-    energy, g = above(a, weights, biases, head, WIDTHS, 1, HOW)
-    grad = out_of_layer(g * d, weights[0], D, x.shape[1], WIDTH, EDGE, FLIP)
+    energy, g = above(a, weights, biases, head, late, WIDTHS, 1, HOW)
+    grad = out_of_layer(g * d, weights[0], late, D, x.shape[1], WIDTH, EDGE, FLIP)
     energy += tl.load(offset)
     if K > 0:
         rest, pull = reference(x, parts, D, K, S)
@@ -269,13 +287,28 @@ def uniforms(seed, chain, step):
 
 
 @triton.jit
-def adjusted(x, energy, grad, xi, u, h, sigma, moves, net, SIZES: tl.constexpr, HOW: tl.constexpr):
+def noise(
+    seed, given, chain, at, step, moves, n, row, cell, D: tl.constexpr, COLUMNS: tl.constexpr,
+    ADJUSTED: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """Normals of a step, and uniforms where one is asked for: made here, or given."""
+    if GIVEN:
+        xi = tl.load(given[0] + step * n * D + at, mask=cell & moves, other=0.0)
+        u = tl.load(given[1] + step * n + chain, mask=row & moves, other=0.0) if ADJUSTED else xi
+    else:
+        xi = tl.where(cell, normals(seed, chain, step, COLUMNS), 0.0)
+        u = uniforms(seed, chain, step) if ADJUSTED else xi
+    return xi, u
+
+
+@triton.jit
+def adjusted(x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES: tl.constexpr, HOW: tl.constexpr):
     """A step of MALA: new position, energy and gradient, and the probability of the move.
 
     Where the chain does not move yet, it looks at where it stands.
     """
     y = tl.where(moves, x - h[:, None] * grad + sigma[:, None] * xi, x)
-    new_energy, new_grad = value_and_grad(y, net, SIZES, HOW)
+    new_energy, new_grad = value_and_grad(y, net, late, SIZES, HOW)
     half, quarter = 0.5 * (y - x), 0.25 * h[:, None]
     there = tl.sum((half + quarter * grad) * grad, 1)
     back = tl.sum((quarter * new_grad - half) * new_grad, 1)
@@ -288,43 +321,43 @@ def adjusted(x, energy, grad, xi, u, h, sigma, moves, net, SIZES: tl.constexpr, 
     return y, tl.where(taken, new_energy, energy), grad, tl.where(moves, probability, 0.0)
 
 
-@triton.jit(do_not_specialize=["n", "steps", "h_stride"])
+@triton.jit(do_not_specialize=["n", "steps", "h_stride", "some"])
 def chain_kernel(
-    x_in, out, sums, n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, given, net,
+    x_in, out, sums, rows, some, n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, given, net,
     SIZES: tl.constexpr, HOW: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
     ADJUSTED: tl.constexpr, SIGMA: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr,
     ENERGIES: tl.constexpr, SLOPES: tl.constexpr,
 ):  # fmt: skip
-    """All steps of a block of chains: MALA where `ADJUSTED`, else ULA."""
+    """All steps of a block of chains: MALA where `ADJUSTED`, else ULA.
+
+    Where `some` is 1, chain i begins in row `rows[i]` and ends there; where it is 0, in row i.
+    """
     D: tl.constexpr = SIZES[0]
     chain = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = chain[:, None] * D + tl.arange(0, COLUMNS)[None, :]
     row, cell = chain < n, (chain < n)[:, None] & (tl.arange(0, COLUMNS) < D)[None, :]
-    x = tl.load(x_in + at, mask=cell, other=0.0)
+    place = tl.where(some > 0, tl.load(rows + chain, mask=row & (some > 0), other=0).to(tl.int32), chain)
+    there = place[:, None] * D + tl.arange(0, COLUMNS)[None, :]
+    x = tl.load(x_in + there, mask=cell, other=0.0)
     h = tl.load(step_sizes + chain * h_stride, mask=row, other=0.0)
     sigma = tl.zeros_like(h) + sigma_given if SIGMA else tl.sqrt(2 * h)
     seed = tl.load(seed_at)
     accepted, moved, slope, energy = tl.zeros_like(h), tl.zeros_like(h), tl.zeros_like(h), tl.zeros_like(h)
-    grad = tl.zeros_like(x)
+    grad, first = tl.zeros_like(x), tl.zeros_like(h)
     # an adjusted chain begins with a look at where it stands; an unadjusted one ends with it, if energies are asked
     for step in range(-1 if ADJUSTED else 0, steps + 1 if ENERGIES and not ADJUSTED else steps):
         moves = (step >= 0) & (step < steps)
-        if GIVEN:
-            xi = tl.load(given[0] + step * n * D + at, mask=cell & moves, other=0.0)
-        else:
-            xi = tl.where(cell, normals(seed, chain, step, COLUMNS), 0.0)
+        late = tl.where(step < -1, 16, 0) if BLOCK >= 64 else 0
+        xi, u = noise(seed, given, chain, at, step, moves, n, row, cell, D, COLUMNS, ADJUSTED, GIVEN)
         if ADJUSTED:
-            if GIVEN:
-                u = tl.load(given[1] + step * n + chain, mask=row & moves, other=0.0)
-            else:
-                u = uniforms(seed, chain, step)
             if SLOPES:
                 slope += tl.sqrt(tl.sum(grad * grad, 1))
-            y, energy, grad, probability = adjusted(x, energy, grad, xi, u, h, sigma, moves, net, SIZES, HOW)
-            accepted += probability
-            tl.store(out[3] + chain, energy, mask=row & (step < 0))
+            y, energy, grad, p = adjusted(x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES, HOW)
+            accepted += p
+            # kept, not stored: beside a store in the loop the weights would be read anew in every step
+            first = tl.where(step < 0, energy, first)
         else:
-            energy, grad = value_and_grad(x, net, SIZES, HOW)
+            energy, grad = value_and_grad(x, net, late, SIZES, HOW)
             drift = h[:, None] * grad
             if CLIP:
                 drift = tl.minimum(tl.maximum(drift, -clip), clip)
@@ -333,11 +366,12 @@ def chain_kernel(
                 slope += tl.where(moves, tl.sqrt(tl.sum(grad * grad, 1)), 0.0)
         moved, x = moved + tl.sum((y - x) * (y - x), 1), y
     count = tl.maximum(steps, 1)
-    tl.store(out[0] + at, x, mask=cell)
+    tl.store(out[0] + there, x, mask=cell)
     tl.store(sums + n + chain, moved / count, mask=row)
     if ADJUSTED:
         tl.store(sums + chain, accepted / count, mask=row)
+        tl.store(out[3] + chain, first, mask=row)
     tl.store(sums + 2 * n + chain, slope / count, mask=row)
     if ENERGIES:
-        tl.store(out[1] + chain, energy, mask=row)
-        tl.store(out[2] + at, grad, mask=cell)
+        tl.store(out[1] + place, energy, mask=row)
+        tl.store(out[2] + there, grad, mask=cell)

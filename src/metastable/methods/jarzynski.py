@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.batch import Rows
-from metastable.core.capture import aside, together_again
+from metastable.core.capture import LATER, aside, together_again
 from metastable.core.errors import UnsupportedError, require, require_choice, require_count, require_positive
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import LogPartition, Walkers, energy_and_grad
@@ -216,13 +216,13 @@ class Jarzynski(ChainMethod[JarzynskiState]):
                 following, rows = self._mini_batch(context, state.following, True)
                 state = state._replace(following=following, following_rows=rows)
         rows = state.rows if self.gradient == "batch" else None
-        x, log_weight, _, _ = state.steering.take(rows)
+        x, log_weight = (v if rows is None else v.index_select(0, rows) for v in state.steering[:2])
         return Negatives(x, log_weight, given=state.steering.labels_of(rows)), state, {}
 
     def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:
         """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs; `later` if only `advance` does."""
         n, unadjusted = len(walkers.x), isinstance(self.moves, ULA)
-        with aside(walkers.x.device, later and not unadjusted):
+        with aside(walkers.x.device, later and not unadjusted, LATER):
             rows = random_rows(n, min(self.batch or n, n), context.rng, walkers.x.device)
         if unadjusted:
             energy = walkers.energy_at(context.energy, rows)
@@ -244,7 +244,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
         Step and learning rate of the next update follow from what the steering walkers did in this one.
         """
-        together_again(state.steering.x.device)  # rows may have been drawn aside
+        together_again(state.steering.x.device, LATER)  # rows may have been drawn aside
         if (made := self._settled(context, state)) is not None:
             return JarzynskiState(*made[:2], *state[2:4], *made[2:4]), made.metrics
         h = None if state.log_step is None else state.log_step.exp()

@@ -120,6 +120,7 @@ def reweigh_then_move(
     known = keeps_energy(kernel, energy)
     own = energy if walkers.given is not None else weighing_energy(kernel, energy, walkers.x, rng, engine)
     made = launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
+    changed = rows if made is None else None
     if made is None:
         X = laid_out(walkers.take(rows)[0], energy)
         if isinstance(own, CompiledEnergy):
@@ -137,8 +138,8 @@ def reweigh_then_move(
     if not known:
         with torch.no_grad():
             U_new = precise(walkers.energy_at(energy, rows)(Y))
-    A = walkers.take(rows)[1]
-    return walkers.put(rows, Y, A, U_new, walkers.grad[:0]), Move(steps * info.moved, info.acceptance, v)
+    A = walkers.take(changed)[1]
+    return walkers.put(changed, Y, A, U_new, walkers.grad[:0]), Move(steps * info.moved, info.acceptance, v)
 
 
 def launched(
@@ -149,7 +150,7 @@ def launched(
     steps: int,
     step_size: Tensor | None,
 ) -> tuple[Tensor, ChainResult] | None:
-    """U_{k+1} where every walker stands, and the chains of those that move; None where Triton fails.
+    """U_{k+1} where every walker stands, and all walkers after some have moved; None where Triton fails.
 
     Every energy comes from one compiled kernel, laid out for all walkers whether they move or not: weights are
     exact for the function as it is computed there.
@@ -157,7 +158,7 @@ def launched(
     made = energy.adjusted(kernel, walkers.x, steps if rows is None else 0, step_size)
     if rows is None or made is None:
         return made
-    moved = energy.adjusted(kernel, walkers.x.index_select(0, rows), steps, step_size)
+    moved = energy.adjusted(kernel, walkers.x, steps, step_size, rows=rows, into=made[1].state)
     return None if moved is None else (made[0], moved[1])
 
 

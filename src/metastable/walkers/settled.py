@@ -104,7 +104,7 @@ def settled(
     fit = isinstance(rules.kernel, MALA) and all(_fits(one) for one in populations)
     if not fit or len(own) < len(made):
         return None
-    h = None if log_step is None else log_step.exp()
+    h = None if log_step is None else log_step.exp().to(steering.x)
     groups, alone = [one.groups for one in populations], following is None
     uniform = torch.rand(sum(groups), generator=rng, dtype=torch.float64, device=rng.device).split(groups)
     try:
@@ -151,12 +151,11 @@ def _settled(
     made = launched(own, rules.kernel, walkers, rows, rules.steps, step_size)
     if made is None:
         return None
-    return resampled(walkers, rows, *made, rules.threshold, uniform, read)
+    return resampled(walkers, *made, rules.threshold, uniform, read)
 
 
 def resampled(
     walkers: Population,
-    rows: Tensor | None,
     U: Tensor,
     made: ChainResult,
     threshold: float,
@@ -167,17 +166,14 @@ def resampled(
 
     Args:
         walkers: before the update.
-        rows: of those that moved; None for all.
         U: U_{k+1} where `walkers` stand.
-        made: the chains of those that moved.
+        made: all walkers after the update, and what those that moved did.
         threshold: a fraction.
         uniform: on [0, 1), one for each population.
         read: whether to say which first walkers have descendants.
     """
     triton = importlib.import_module("metastable.walkers.settled_triton")
-    (Y, U_new, _), info, *_ = made
-    x = Y if rows is None else walkers.x.index_copy(0, rows, Y)
-    after = U_new if rows is None else U.index_copy(0, rows, U_new)
+    (x, after, _), info, *_ = made
     G, (total, D) = walkers.groups, x.shape
     n, place, shape = total // G, x.device, {"D": D, "COLUMNS": _padded(D)}
     new = walkers._replace(
@@ -197,13 +193,14 @@ def resampled(
         torch.empty(total, dtype=torch.float32, device=place),
         whole,
     )
-    living = torch.zeros(total if read else 0, dtype=torch.int8, device=place)
+    living = torch.empty(total if read else 0, dtype=torch.int8, device=place)
     P, blocks = _padded(n), -(-n // BLOCK)
     with torch.cuda.device_of(x):
         triton.weigh_kernel[(G,)](
             (walkers.log_weight, walkers.energy), (new.log_z, new.resamplings, new.past_noise), walkers.log_z,
             walkers.resamplings, walkers.past_noise, U, x, (info.acceptance, info.moved), scratch, told, totals,
-            n, len(Y), threshold, **shape, P=P, PROBE=G == 1, num_warps=16 if P > 512 else 4,
+            living, n, len(info.moved), threshold, **shape, P=P, PROBE=G == 1, READ=read,
+            num_warps=16 if P > 512 else 4,
         )  # fmt: skip
         triton.draw_kernel[(G * blocks,)](
             (x, after, walkers.ancestor), (new.x, new.log_weight, new.energy, new.ancestor), living, scratch,

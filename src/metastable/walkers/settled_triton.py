@@ -43,13 +43,14 @@ def scores_of(x, at, row, p, D: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "moving", "threshold"])
 def weigh_kernel(
-    old, new, log_z, resamplings, past_noise, energy, x, sums, scratch, told, totals, n, moving, threshold,
-    D: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, PROBE: tl.constexpr,
+    old, new, log_z, resamplings, past_noise, energy, x, sums, scratch, told, totals, living, n, moving, threshold,
+    D: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, PROBE: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
     """One population: A += U_k − U_{k+1}, its ESS and log Z, and what resampling it needs where it is due.
 
     `old` is A and U_k, `energy` U_{k+1} there; `new` is where log Z, resamplings and past noise go, `scratch` where
     A, scores and whole weights do. `told` gets log Z, ESS, whether it is due, its noise, v, and means of `sums`.
+    No first walker has descendants yet in `living`.
     """
     g, i = tl.program_id(0), tl.arange(0, P)
     row, at = i < n, tl.program_id(0) * n + i
@@ -58,6 +59,8 @@ def weigh_kernel(
     change = change.to(tl.float64)
     A = before + change
     tl.store(scratch[0] + at, A, mask=row)
+    if READ:
+        tl.store(living + at, i * 0, mask=row)
     top = tl.max(A, 0)
     w = tl.exp(A - top)
     total = tl.sum(w, 0)

@@ -85,6 +85,14 @@ def test_what_cannot_be_restored_is_refused(refused, pictures, words, said):
     assert said in refused("restore", pictures / "run", "--images", pictures / "x.npy", *words)
 
 
+def test_pictures_on_another_scale_are_refused(refused, pictures, tmp_path):
+    bytes_of = np.random.default_rng(0).uniform(0, 255, (2, 1, SIDE, SIDE)).astype(np.float32)
+    np.save(tmp_path / "bytes.npy", bytes_of)
+    words = ("--images", tmp_path / "bytes.npy", "--mask", "left")
+    line = refused("restore", pictures / "run", *words)
+    assert "images: must be on the scale of the run's pictures, whose samples go from" in line
+
+
 def test_samples_without_their_noise(metastable, pictures, tmp_path):
     files = [tmp_path / "noisy.npy", tmp_path / "clean.npy"]
     for file, more in zip(files, ((), ("--denoise",)), strict=True):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from metastable.evaluation.restoration import Restored
+    from metastable.runs.run import Run
 
 SHOWN_DRAWS, MOST_SHOWN = 4, 16
 """Draws of each picture, and pictures, in `restored.png`."""
@@ -63,6 +64,7 @@ def restore(
         known = events_of(found.model, load_array(truth, least=1).x[: len(pictures)], "truth")
     elif add_noise or noise == 0:  # what the mask hides is there to be compared with
         known = pictures
+    look_at_scale(found, pictures)
     if add_noise:
         rng = generator(derive(seed, "add noise"), pictures.device)
         pictures = pictures + noise * normal_like(pictures, rng)
@@ -76,6 +78,18 @@ def restore(
         say(f"mean squared error of what was not known: {', '.join(parts)} (between draws)")
     for path in write(out, restored, known, errors):
         say(f"wrote {path}")
+
+
+def look_at_scale(run: Run, pictures: Tensor) -> None:
+    """Pictures from 0 to 1 for a run on [−1, 1] are said to be: they may be bright ones, and they may be wrong."""
+    from metastable.data.images import image_source
+    from metastable.evaluation.image_features import scale_of
+
+    from .console import say
+
+    signed = image_source(str(run.config["data"]["source"])) is not None
+    if signed and scale_of(pictures) == (0.0, 1.0):
+        say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 
 
 def write(

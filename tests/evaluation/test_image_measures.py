@@ -259,6 +259,12 @@ def test_samples_a_little_out_of_range_are_clipped_and_that_is_said(flat):
     assert 0 < found["clipped_share"] < 0.1
     with pytest.raises(InputError, match="samples: values must lie on"):
         image_measures(replace(known, samples=Walkers.equal(3 * grey(50, 3))))
+    far = replace(asked, samples=Walkers.equal(3 * grey(50, 3)))
+    with pytest.raises(InputError, match="more than 1% of them far outside"):
+        image_measures(far)
+    assert (
+        image_measures(replace(far, own=True))[0]["clipped_share"] > 0.5
+    )  # a bad model is not another scale
 
 
 # ---- copying

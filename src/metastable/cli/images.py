@@ -92,7 +92,8 @@ def run_question(
         origin, noise = f"{origin}, without the noise of their training, {noise:g}", 0.0
     if noise:
         origin += f", which still have the noise of their training, {noise:g}"
-    return question_of(asked, samples, origin, reference, fresh, str(run._home.device), noise, progress)
+    question = question_of(asked, samples, origin, reference, fresh, str(run._home.device), noise, progress)
+    return replace(question, own=asked.samples is None)
 
 
 def set_question(

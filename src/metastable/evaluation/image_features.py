@@ -77,7 +77,9 @@ class Pictures:
         return Pictures(self.bytes[rows.to(self.bytes.device)], self.name, self.scale, self.clipped)
 
 
-def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) -> Pictures:
+def as_pictures(
+    x: Tensor, name: str, scale: tuple[float, float] | None = None, anywhere: bool = False
+) -> Pictures:
     """Rows of numbers as pictures.
 
     Args:
@@ -85,6 +87,8 @@ def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) 
         name: what an error calls them.
         scale: the values that are black and white. Values beyond are clipped, as samples of a model of noisy
             pictures have them. Without it all values must lie on [−1, 1], [0, 1] or [0, 255], and do so in one way.
+        anywhere: take pictures that lie far outside the scale too, as those of a bad model do; else they are
+            refused, since they are on another one.
 
     >>> as_pictures(torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1), "x").bytes.flatten().tolist()
     [0, 128, 255]
@@ -105,7 +109,8 @@ def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) 
         )
     low, high = scale
     half = (high - low) / 2
-    if float(((x < low - half) | (x > high + half)).double().mean()) > FAR_SHARE:
+    far = float(((x < low - half) | (x > high + half)).double().mean())
+    if far > FAR_SHARE and not anywhere:
         raise InputError(
             f"{name}: values must lie on {_words((low, high))}, got {float(x.min()):.4g} … {float(x.max()):.4g}, "
             f"more than {FAR_SHARE:.0%} of them far outside; give pictures on the scale of the data"

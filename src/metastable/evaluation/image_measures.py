@@ -85,6 +85,7 @@ class ImageQuestion:
         labelled: images of known classes, where shares of classes are asked for.
         most: samples that are looked at, at most.
         samples_from: in words, where they came from.
+        own: whether they are a model's own, so that the data's scale is theirs however far they lie outside.
         progress: is told of every batch of images.
     """
 
@@ -98,6 +99,7 @@ class ImageQuestion:
     most: int | None = None
     samples_from: str = ""
     progress: Progress | None = None
+    own: bool = False
 
 
 def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -109,7 +111,7 @@ def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any],
     if asked.most is not None:
         walkers = without_copies(walkers, asked.most, derive(seed, "images"))
     scale = scale_of(walkers.x, beyond=SLIGHTLY) if data is None else data.scale
-    shown = as_pictures(walkers.x, "samples", scale)
+    shown = as_pictures(walkers.x, "samples", scale, anywhere=asked.own)
     for pictures in (data, held_out):
         if pictures is not None and pictures.event_shape != shown.event_shape:
             raise InputError(

@@ -15,8 +15,8 @@ Everything is done at several data noises: the smaller, the further the digits a
 Each arm at each noise is a piece of its own, kept in `pieces/` when it is done and resumed in `training/` when it
 is not; the result has all pieces that are there, and of one that diverged the update at which it did.
 
-`precision` is that of all arms, in training and in judging. `32-true` has products in float32; `tf32` has them on
-tensor cores, with 10 bits, which leaves energies right to hundredths of a nat.
+`precision` is that of all arms, in training and in judging. `tf32` is the fastest to be taken without a look;
+`bf16-mixed` where `evaluation.rounding.rounding_of` is below a tenth of a nat.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (one line for each
 experiment, with the first numbers of its largest scale), `index` (one line for each experiment, with its title and
-its time) or an experiment (its pictures, each of the largest scale that has it, and every number at every scale).
+its time), `gallery` (every picture) or an experiment (its pictures, each of the largest scale that has it, and
+every number at every scale).
 Words after an experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one
 picture; `table: NAME coverage` has the numbers whose names begin with `coverage/`. `speed` is what
 `metastable bench --out results/bench` measured, `speed sampler` and `speed update` one suite; `speed laws` is how
@@ -108,6 +109,8 @@ def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
                 body = summary(results, path)
             case "index":
                 body = index(results, path)
+            case "gallery":
+                body = gallery(results, path)
             case "speed":
                 body = speed(ROOT / BENCH, less)
             case _:
@@ -115,6 +118,20 @@ def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
         return f"{match['begin']}\n{body}\n\n{match['end']}"
 
     return MARKED.sub(table, text)
+
+
+def gallery(results: list[Result], path: Path) -> str:
+    """The pictures of every experiment that has any, those of the largest scale, below what it shows."""
+    parts = []
+    for name, own in by_name(results).items():
+        found = pictures_of(own)
+        if not found:
+            continue
+        parts.append(f"### {name}\n\n{TITLES.get(name, '')}: {_linked(name, path)}")
+        for copied, picture in found.items():
+            target = Path(os.path.relpath(PICTURES / copied, path.parent)).as_posix()
+            parts.append(f"![{name}, {picture.stem}]({target}){{ width=420 }}")
+    return "\n\n".join(parts) or "*No pictures are stored yet.*"
 
 
 def index(results: list[Result], path: Path) -> str:

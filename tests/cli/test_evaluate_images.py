@@ -10,6 +10,7 @@ import torch
 from conftest import drawn
 from torch import Tensor, nn
 
+from metastable.core.errors import InputError
 from metastable.evaluation.frechet import frechet_distance, statistics_of
 from metastable.evaluation.image_features import as_pictures, open_network
 
@@ -99,7 +100,7 @@ def test_two_sets_are_compared_without_a_run(metastable, files, tmp_path):
     assert "FID" not in result.output
     assert (tmp_path / "scores" / "nearest.png").read_bytes().startswith(b"\x89PNG")
     kept = list((tmp_path / "cache" / "features").iterdir())
-    assert len(kept) == 2  # the data's and the fresh ones'
+    assert len(kept) == 4  # features and statistics of the data and of the fresh ones
     again = metastable(*command, "--inception", files / "flat.pt")
     assert f"{found['frechet_distance']['value']:.4g}" in again.output
 
@@ -170,6 +171,10 @@ def test_what_cannot_be_judged_as_pictures_is_refused(refused, picture_run, pcd_
     np.savez(tmp_path / "few.npz", mean=np.zeros(3), covariance=np.eye(3))
     train, flat = files / "train.npz", files / "flat.pt"
     assert "run: give the folder of a run, or --samples" in refused("evaluate")
+    for option, words in (("ood", ("--ood", "toy:circles")), ("denoise", ("--denoise",))):
+        line = refused("evaluate", "--samples", train, "--reference", train, *words)
+        assert f"{option}: must be left out where pictures are judged without a run" in line
+    assert "denoise: this run was trained without noise" in refused("evaluate", picture_run, "--denoise")
     assert "reference: give the images" in refused("evaluate", "--samples", train)
     assert "needs a run on pictures" in refused("evaluate", pcd_folder, "--images", 10)
     assert "no such file" in refused("evaluate", picture_run, "--inception", tmp_path / "none.pt")
@@ -205,3 +210,21 @@ def test_samples_of_noisy_images_are_said_to_be_noisy_and_told_by_a_classifier_o
         assert asked.labelled is not None
         assert asked.labelled.noise == noise
         assert f"the noise of their training, {noise}" in asked.samples_from
+        clean = run_question(
+            run, *rows_for(run, None), ImageOptions(class_shares=True, denoise=True), 0, None
+        )
+        assert clean.labelled is not None
+        assert clean.labelled.noise == 0
+        assert torch.allclose(clean.samples.x, run.denoised(asked.samples.x).to(asked.samples.x))
+        assert f"without the noise of their training, {noise}" in clean.samples_from
+
+
+def test_a_run_without_samples_is_to_be_told_how_many(picture_run, monkeypatch):
+    import metastable as ms
+    from metastable.cli.images import ImageOptions, run_question
+    from metastable.cli.runs import rows_for
+
+    run = ms.load_run(picture_run)
+    run.walkers = None
+    with pytest.raises(InputError, match="images: this run kept no samples; say how many"):
+        run_question(run, *rows_for(run, None), ImageOptions(class_shares=True), 0, None)

@@ -85,6 +85,14 @@ def test_what_cannot_be_restored_is_refused(refused, pictures, words, said):
     assert said in refused("restore", pictures / "run", "--images", pictures / "x.npy", *words)
 
 
+def test_pictures_on_another_scale_are_refused(refused, pictures, tmp_path):
+    bytes_of = np.random.default_rng(0).uniform(0, 255, (2, 1, SIDE, SIDE)).astype(np.float32)
+    np.save(tmp_path / "bytes.npy", bytes_of)
+    words = ("--images", tmp_path / "bytes.npy", "--mask", "left")
+    line = refused("restore", pictures / "run", *words)
+    assert "images: must be on the scale of the run's pictures, whose samples go from" in line
+
+
 def test_samples_without_their_noise(metastable, pictures, tmp_path):
     files = [tmp_path / "noisy.npy", tmp_path / "clean.npy"]
     for file, more in zip(files, ((), ("--denoise",)), strict=True):
@@ -107,3 +115,32 @@ def test_the_report_shows_samples_without_their_noise(pictures):
     figures = np.load(pictures / "run" / "figures.npz")
     assert np.allclose(figures["without_noise"], run.denoised(figures["samples"][:64]).numpy(), atol=1e-5)
     assert "Without noise" in (pictures / "run" / "report.html").read_text()
+
+
+def test_errors_stand_beside_that_of_the_mean_of_the_class(metastable, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng, labels = np.random.default_rng(0), np.arange(60) % 2
+    x = (labels[:, None, None, None] + 0.1 * rng.normal(size=(60, 1, 4, 4))).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x, labels=labels)
+    energy = {"name": "mlp", "hidden": [8], "reference": "gaussian"}
+    method = ms.methods.PersistentCD(walkers=20)
+    ms.fit(energy, tmp_path / "x.npz", method, 2, out=tmp_path / "run", evaluate=False)
+    words = (
+        "--images",
+        tmp_path / "x.npz",
+        "--mask",
+        "top",
+        "--n",
+        4,
+        "--steps",
+        2,
+        "--out",
+        tmp_path / "out",
+    )
+    result = metastable("restore", tmp_path / "run", *words)
+    assert result.exit_code == 0, result.output
+    errors = json.loads((tmp_path / "out" / "restored.json").read_text())["mean_squared_error"]
+    means = np.stack([x[labels == k].mean(0) for k in labels[:4]])
+    assert errors["class_mean"] == pytest.approx(float(((means - x[:4])[..., :2, :] ** 2).mean()), rel=1e-4)
+    less = 1 - errors["mean"] / errors["given"]
+    assert f"the mean of the draws has {less:.0%} less of it than what was given" in result.output

@@ -127,6 +127,17 @@ def test_an_experiments_table_has_every_scale_and_each_picture_of_the_largest_th
     assert (copy / "docs/images/results/some-paper-smoke-figure-2.png").read_bytes() == b"small"
 
 
+def test_the_gallery_has_each_picture_once_of_the_largest_scale(tables, copy):
+    (copy / "docs" / "deep" / "page.md").write_text(PAGE.format(name="gallery"))
+    tables.write(copy)
+    text = (copy / "docs/deep/page.md").read_text()
+    assert "### some-paper\n" in text
+    assert text.count("](../images/results/some-paper-cpu-figure-1.png)") == text.count("![") == 1
+    shutil.rmtree(copy / "results")
+    tables.write(copy)
+    assert "No pictures are stored yet" in (copy / "docs/deep/page.md").read_text()
+
+
 def test_pictures_stand_in_the_order_of_their_numbers(tables, copy):
     for name in ("figure-10", "figure-2"):
         (copy / f"results/some-paper/cpu/{name}.png").write_bytes(b"some")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from metastable.core.errors import InputError
 from metastable.core.types import Walkers
+from metastable.evaluation import copying as copying_room
+from metastable.evaluation import image_measures as measures
 from metastable.evaluation.copying import copying, nearest_rows
 from metastable.evaluation.frechet import Statistics, frechet_distance, needed, statistics_of
 from metastable.evaluation.image_distances import (
@@ -27,8 +30,10 @@ from metastable.evaluation.image_features import (
     as_pictures,
     open_network,
     prepared,
+    scale_of,
 )
 from metastable.evaluation.image_measures import ImageQuestion, describe, image_measures
+from metastable.report.sections.images import copying_lines
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -226,6 +231,42 @@ def test_inception_score_lies_between_one_and_the_number_of_classes():
     assert inception_score(sure, one).value == pytest.approx(1)  # all the weight on one class
 
 
+@pytest.mark.parametrize(
+    ("values", "beyond", "scale"),
+    [
+        ([0.0, 0.5, 1.0], 0.0, (0.0, 1.0)),
+        ([-1.0, 0.0, 1.0], 0.0, (-1.0, 1.0)),
+        ([-1.0, 1.0], 0.1, (-1.0, 1.0)),
+        ([0.0, 2.0], 0.0, (0.0, 255.0)),  # integers
+        ([0.0, 100.5], 0.0, (0.0, 255.0)),
+        ([0.0, 0.5, 1.3], 0.0, None),
+        ([0.5] * 999 + [90.0], 0.0, None),  # an outlier makes no bytes
+        ([-0.05, 0.5, 1.04], 0.0, None),
+        ([-0.05, 0.5, 1.04], 0.1, (0.0, 1.0)),
+        ([-1.05, 0.5, 1.1], 0.1, (-1.0, 1.0)),
+        ([0.5] * 999 + [90.0], 0.1, (0.0, 1.0)),
+        ([-2.5, 0.5, 2.5], 0.1, None),
+    ],
+)
+def test_the_scale_of_values_is_not_told_by_an_outlier(values, beyond, scale):
+    assert scale_of(torch.tensor(values), beyond) == scale
+
+
+def test_samples_a_little_out_of_range_are_clipped_and_that_is_said(flat):
+    asked = question(flat, Walkers.equal(grey(50, 3) * 1.04))
+    known = ImageQuestion(asked.samples, network=flat, statistics=describe(flat, asked.data).statistics)
+    found, _ = image_measures(known)  # nothing but the samples tells their scale
+    assert 0 < found["clipped_share"] < 0.1
+    with pytest.raises(InputError, match="samples: values must lie on"):
+        image_measures(replace(known, samples=Walkers.equal(3 * grey(50, 3))))
+    far = replace(asked, samples=Walkers.equal(3 * grey(50, 3)))
+    with pytest.raises(InputError, match="more than 1% of them far outside"):
+        image_measures(far)
+    assert (
+        image_measures(replace(far, own=True))[0]["clipped_share"] > 0.5
+    )  # a bad model is not another scale
+
+
 # ---- copying
 
 
@@ -235,6 +276,16 @@ def test_nearest_rows_are_those_of_all_distances():
     assert torch.equal(found.which, distance.topk(3, largest=False).indices)
     torch.testing.assert_close(found.distance.double(), distance.topk(3, largest=False).values)
     assert float(nearest_rows(rows[:5], rows).distance.max()) == 0
+
+
+def test_nearest_rows_are_the_same_block_by_block_and_of_bytes(monkeypatch):
+    rows = torch.randint(256, (200, 4), dtype=torch.uint8, generator=rng())
+    whole = nearest_rows(rows[:30].float() + 0.3, rows, 3)
+    monkeypatch.setattr(copying_room, "BLOCK", 64)  # 16 rows at once
+    found = nearest_rows(rows[:30].float() + 0.3, rows, 3)
+    torch.testing.assert_close(found.distance, whole.distance)
+    assert torch.equal(found.which[:, 0], whole.which[:, 0])
+    assert nearest_rows(rows[:2], rows[:2], 3).which.tolist() == [[0, 1], [1, 0]]  # no more than there are
 
 
 def test_fresh_samples_are_no_copies_and_copies_are_seen():
@@ -415,11 +466,26 @@ def test_statistics_stand_for_data_and_features_of_data_are_kept(flat, tmp_path,
     assert found["frechet_distance"]["value"] == pytest.approx(direct)
     assert "kid" not in found
     assert not arrays
-    monkeypatch.setattr(FeatureNetwork, "__call__", lambda *_: pytest.fail("features are made again"))
+    monkeypatch.setattr(FeatureNetwork, "batches", lambda *_: pytest.fail("features are made again"))
     again = describe(flat, asked.data, tmp_path)
     assert torch.equal(again.features, described.features)
     torch.testing.assert_close(again.statistics.covariance, described.statistics.covariance)
-    assert again.images == 90
+    assert again.statistics.images == len(again.features) == 90
+
+
+def test_copying_by_features_sees_all_images_or_says_how_many_it_does_not(flat, monkeypatch):
+    monkeypatch.setattr(measures, "PAIRS", 20)
+    asked = question(flat, Walkers.equal(grey(50, 3)))
+    copies = replace(asked, samples=Walkers.equal(asked.data.bytes / 127.5 - 1))
+    found = image_measures(copies)[0]["copying"]["features"]
+    assert found["training"] == found["training_images"] == 90
+    assert found["copied"] == pytest.approx(1)
+    known = describe(flat, asked.data).statistics
+    seen = image_measures(replace(copies, statistics=known))[0]
+    assert seen["copying"]["features"]["training"] == 20
+    (line,) = [line for line in copying_lines(seen) if line.startswith("By features")]
+    assert line.endswith("copies of 70 more training images are not seen")
+    assert "more training images" not in " ".join(copying_lines({"copying": {"features": found}}))
 
 
 def test_pictures_of_another_kind_are_refused(flat):

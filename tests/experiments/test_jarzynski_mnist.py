@@ -85,6 +85,7 @@ def test_an_arm_that_diverges_leaves_the_others_and_is_not_tried_again(tmp_path,
         return train(own, data, arm, noise)
 
     monkeypatch.setattr(room, "train", falls)
+    monkeypatch.setattr(room, "judge", lambda *_: (NUMBERS, {}))
     for _ in range(2):
         rows = {row.metric: row for row in room.body(asked)}
         assert rows["diverged_at_update/jarzynski/noise=0.3"].value == 3
@@ -171,6 +172,12 @@ def piece(value: float, std_error: float, warnings: tuple[str, ...] = ()) -> dic
     return LogPartition(value, std_error, 10.0, 7, warnings).as_json()
 
 
+NUMBERS = {
+    **{"error": 3.0, "error_se": 0.1, "shares": [0.1, 0.1, 0.1], "log_z": None, "smc_log_z": piece(1.0, 0.1)},
+    **{"restored_mean": 1.0, "restored_given": 1.0, "restored_class_mean": 1.0, "seconds": 1.0},
+}
+
+
 def test_log_z_must_agree_where_both_are_trusted():
     numbers = {"log_z": piece(1.0, 0.3), "smc_log_z": piece(3.0, 0.4)}
     rows = {row.metric: row for row in room.log_z_rows(numbers, "x")}
@@ -183,17 +190,7 @@ def test_log_z_must_agree_where_both_are_trusted():
 
 
 def test_a_large_error_of_the_required_arm_fails_and_of_another_does_not(tmp_path):
-    numbers = {
-        **{
-            "error": 3.0,
-            "error_se": 0.1,
-            "shares": [0.1, 0.1, 0.1],
-            "log_z": None,
-            "smc_log_z": piece(1.0, 0.1),
-        },
-        **{"restored_mean": 1.0, "restored_given": 1.0, "restored_class_mean": 1.0},
-    }
-    found = {(arm, 0.3): Piece(arm, numbers, {}) for arm in ("jarzynski", "pcd")}
+    found = {(arm, 0.3): Piece(arm, NUMBERS, {}) for arm in ("jarzynski", "pcd")}
     ok = {row.metric: row.ok for row in rows_of(bench(tmp_path), found)}
     assert not ok["weight_error/jarzynski/noise=0.3"]
     assert ok["weight_error/pcd/noise=0.3"]

@@ -55,6 +55,9 @@ def evaluate(
     class_shares: Annotated[
         bool, typer.Option("--class-shares", help="Train a classifier and tell the classes of samples.")
     ] = False,
+    denoise: Annotated[
+        bool, typer.Option("--denoise", help="Judge the run's samples without the noise of training on them.")
+    ] = False,
     energy: OwnEnergy = None,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -67,6 +70,7 @@ def evaluate(
     A classifier that is an energy model is also scored as a classifier, where the data have labels. A conditional
     run is scored on pairs, an .npz file with the arrays x and given.
     """
+    from metastable.core.errors import require
     from metastable.summary import judge_again, judged_step, judged_words
 
     from .bars import work_bar
@@ -74,8 +78,12 @@ def evaluate(
     from .images import ImageOptions, batch_bar, run_question, say_images
     from .runs import open_run, rows_for
 
-    asked = ImageOptions(inception, images, samples, log_weight, reference, fid_statistics, class_shares)
+    asked = ImageOptions(
+        inception, images, samples, log_weight, reference, fid_statistics, class_shares, denoise
+    )
     if run is None:
+        for option, given in (("ood", ood), ("log-z", log_z), ("energy", energy), ("denoise", denoise)):
+            require(not given, option, "left out where pictures are judged without a run", given)
         judge_pictures(asked, data, out, seed, device)
         return
     found = open_run(run, device, energy)

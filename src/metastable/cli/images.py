@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from metastable.data.image_files import data_folder
 from metastable.data.images import image_source
 from metastable.evaluation.frechet import Statistics
 from metastable.evaluation.image_features import Pictures, Progress, as_pictures, open_network, scale_of
-from metastable.evaluation.image_measures import ImageQuestion, Labelled
+from metastable.evaluation.image_measures import SLIGHTLY, ImageQuestion, Labelled
 from metastable.report.sections.images import copying_lines, measure_rows, share_lines
 from metastable.runs.run import Run
 from metastable.summary.samples import kept_walkers
@@ -48,6 +48,7 @@ class ImageOptions:
     reference: str | None = None
     fid_statistics: Path | None = None
     class_shares: bool = False
+    denoise: bool = False
 
     @property
     def asked(self) -> bool:
@@ -76,16 +77,23 @@ def run_question(
         samples, origin = read_samples(asked, reference), asked.samples
     else:
         kept, origin = kept_walkers(run)
-        if kept is None or (asked.images is not None and asked.images > len(kept)):
-            require_count("images", 0 if asked.images is None else asked.images, 2)
-            assert asked.images is not None
+        if kept is None and asked.images is None:
+            raise InputError("images: this run kept no samples; say how many are to be drawn, --images N")
+        if asked.images is not None and (kept is None or asked.images > len(kept)):
+            require_count("images", asked.images, 2)
             kept, origin = draw(run, asked.images, None, None, seed)
+        assert kept is not None
         samples = kept
     fresh = None if name.endswith("the rows it was trained on") else dataset
     noise = 0.0 if asked.samples else run.data_noise
+    if asked.denoise:
+        require(asked.samples is None, "denoise", "left out with --samples, which are not the run's", True)
+        samples = replace(samples, x=run.denoised(samples.x).to(samples.x))
+        origin, noise = f"{origin}, without the noise of their training, {noise:g}", 0.0
     if noise:
         origin += f", which still have the noise of their training, {noise:g}"
-    return question_of(asked, samples, origin, reference, fresh, str(run._home.device), noise, progress)
+    question = question_of(asked, samples, origin, reference, fresh, str(run._home.device), noise, progress)
+    return replace(question, own=asked.samples is None)
 
 
 def set_question(
@@ -145,7 +153,7 @@ def pictures_of(dataset: Dataset) -> Pictures:
 def read_samples(asked: ImageOptions, reference: Dataset | None) -> Walkers:
     """Images of `--samples` with the weights of `--log-weight`, on the scale of the reference."""
     dataset, _ = data_of(asked.samples)
-    x, scale = dataset.x, scale_of(dataset.x)
+    x, scale = dataset.x, scale_of(dataset.x, beyond=SLIGHTLY)
     if reference is not None and scale is not None:
         low, high = pictures_of(reference).scale
         x = (x - scale[0]) * ((high - low) / (scale[1] - scale[0])) + low

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from metastable.evaluation.restoration import Restored
+    from metastable.runs.run import Run
 
 SHOWN_DRAWS, MOST_SHOWN = 4, 16
 """Draws of each picture, and pictures, in `restored.png`."""
@@ -57,12 +58,14 @@ def restore(
     require_count("n", n)
     require(noise > 0 or not add_noise, "noise", "above 0 with --add-noise", noise)
     found = open_run(run, device, energy)
-    pictures = events_of(found.model, load_array(images, least=1).x[:n])
+    loaded = load_array(images, least=1)
+    pictures = events_of(found.model, loaded.x[:n])
     known: Tensor | None = None
     if truth is not None:
         known = events_of(found.model, load_array(truth, least=1).x[: len(pictures)], "truth")
     elif add_noise or noise == 0:  # what the mask hides is there to be compared with
         known = pictures
+    look_at_scale(found, pictures)
     if add_noise:
         rng = generator(derive(seed, "add noise"), pictures.device)
         pictures = pictures + noise * normal_like(pictures, rng)
@@ -70,12 +73,49 @@ def restore(
     restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
     said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws of {steps} steps each"
     say(f"{said}, of which {restored.info['acceptance']:.0%} were accepted")
-    errors = None if known is None else restored.errors(known)
-    if errors is not None:
-        parts = (f"{name} {value:.4g}" for name, value in errors.items())
-        say(f"mean squared error of what was not known: {', '.join(parts)} (between draws)")
+    errors = None
+    if known is not None:
+        guesses = mean_of_class(found, None if loaded.labels is None else loaded.labels[:n])
+        errors = restored.errors(known, **guesses)
+        parts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in errors.items())
+        say(f"mean squared error of what was not known: {', '.join(parts)} (variance is between draws)")
+        say(
+            f"the mean of the draws has {1 - errors['mean'] / errors['given']:.0%} less of it than what was given"
+        )
     for path in write(out, restored, known, errors):
         say(f"wrote {path}")
+
+
+def mean_of_class(run: Run, labels: Tensor | None) -> dict[str, Tensor]:
+    """The mean training picture of each one's class, as `class_mean`; nothing where classes are not known."""
+    import torch
+
+    from metastable.core.errors import InputError
+    from metastable.evaluation.restoration import class_means
+
+    from .runs import training_set
+
+    try:
+        train = None if labels is None else training_set(run)
+    except InputError:  # rows of an array in memory, or of a file that is gone
+        return {}
+    if train is None or train.labels is None or labels is None:
+        return {}
+    if not bool(torch.isin(labels, train.labels).all()):
+        return {}
+    return {"class_mean": class_means(train.x, train.labels, labels)}
+
+
+def look_at_scale(run: Run, pictures: Tensor) -> None:
+    """Pictures from 0 to 1 for a run on [−1, 1] are said to be: they may be bright ones, and they may be wrong."""
+    from metastable.data.images import image_source
+    from metastable.evaluation.image_features import scale_of
+
+    from .console import say
+
+    signed = image_source(str(run.config["data"]["source"])) is not None
+    if signed and scale_of(pictures) == (0.0, 1.0):
+        say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 
 
 def write(

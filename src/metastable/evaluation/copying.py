@@ -17,7 +17,7 @@ from ..core.random import derive, generator
 from ..core.weights import require_weight
 
 BLOCK = 1 << 25
-"""Distances held at once: 128 MiB in float32."""
+"""Distances held at once, and numbers of rows: 128 MiB in float32."""
 
 
 class Nearest(NamedTuple):
@@ -30,21 +30,32 @@ class Nearest(NamedTuple):
 def nearest_rows(x: Tensor, rows: Tensor, k: int = 1) -> Nearest:
     """The `k` rows, `(M, *event)`, that are nearest to each row of `x`, `(N, *event)`.
 
+    Rows of any type, bytes or those of a file, are made float32 and brought to `x` a block at a time.
+
     >>> nearest_rows(torch.tensor([[0.9], [5.0]]), torch.tensor([[0.0], [1.0], [4.0]])).which.flatten().tolist()
     [1, 2]
     """
     if x.shape[1:] != rows.shape[1:]:
         raise InputError(f"rows: must have the shape {tuple(x.shape[1:])}, got {tuple(rows.shape[1:])}")
-    x, rows = x.flatten(1).float(), rows.flatten(1).float().to(x.device)
-    center = rows.mean(0)  # about which rounding in float32 is least
-    rows = rows - center
+    x, at_once, first = x.flatten(1).float(), max(1, BLOCK // math.prod(rows.shape[1:])), 0
+    # about which rounding in float32 is least
+    center = rows[:at_once].flatten(1).float().mean(0).to(x.device)
+    x, found = x - center, Nearest(x.new_empty(len(x), 0), torch.empty(len(x), 0).long().to(x.device))
+    for block in rows.split(at_once):
+        near = _nearest_of(x, block.flatten(1).to(x.device).float() - center, k)
+        distance = torch.cat([found.distance, near.distance], 1)
+        best = distance.argsort(dim=1, stable=True)[:, :k]
+        which = torch.cat([found.which, near.which + first], 1)
+        found, first = Nearest(distance.gather(1, best), which.gather(1, best)), first + len(block)
+    return found
+
+
+def _nearest_of(x: Tensor, rows: Tensor, k: int) -> Nearest:
     found = []
-    for part in (x - center).split(max(1, BLOCK // len(rows))):
+    for part in x.split(max(1, BLOCK // max(len(rows), k * rows.shape[1]))):
         near = torch.cdist(part, rows).topk(min(k, len(rows)), largest=False).indices
         # cdist multiplies matrices, whose rounding hides distances near zero: those that matter are found again
-        exact = (part[:, None] - rows[near]).square().sum(2).sqrt()
-        order = exact.argsort(1)
-        found.append((exact.gather(1, order), near.gather(1, order)))
+        found.append(Nearest((part[:, None] - rows[near]).square().sum(2).sqrt(), near))
     return Nearest(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 

@@ -85,26 +85,28 @@ class Statistics:
         return cls(*both, images=images)
 
 
-def statistics_of(features: Tensor, log_weight: Tensor | None = None) -> Statistics:
+def statistics_of(
+    features: Tensor, log_weight: Tensor | None = None, device: torch.device | None = None
+) -> Statistics:
     """Mean and unbiased covariance of features, `(N, D)`, weighted where there are weights.
 
     With normalised weights p: μ = Σpᵢxᵢ and Σ = Σpᵢ(xᵢ − μ)(xᵢ − μ)ᵀ/(1 − Σpᵢ²), which is n − 1 below for equal
     ones. Weights are used as they are: resampling walkers first would add its own noise and copies, and a
     covariance of copies is that of fewer images. Both are worth the effective sample size, which is what
-    `images` says.
+    `images` says. They are made on `device`, by default where the features lie, a block at a time.
 
     >>> found = statistics_of(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([0.0, 0.0, -torch.inf]))
     >>> float(found.mean), round(float(found.covariance), 6), found.images
     (1.0, 2.0, 2.0)
     """
     raw = torch.zeros(len(features)) if log_weight is None else require_weight(log_weight)
-    p = torch.softmax(raw.to(features.device).double(), 0)
+    p = torch.softmax(raw.to(device or features.device).double(), 0)
     blocks = list(zip(features.split(BLOCK), p.split(BLOCK), strict=True))
-    mean = sum((q @ x.double() for x, q in blocks), torch.zeros((), dtype=torch.float64, device=p.device))
+    mean = sum((q @ x.to(q) for x, q in blocks), torch.zeros((), dtype=torch.float64, device=p.device))
     D = features.shape[1]
     covariance = torch.zeros(D, D, dtype=torch.float64, device=p.device)
     for x, q in blocks:
-        away = (x.double() - mean) * q.sqrt()[:, None]
+        away = (x.to(q) - mean) * q.sqrt()[:, None]
         covariance += away.T @ away
     images = float(ess_fraction(raw.double())) * len(raw)
     return Statistics(mean, covariance / (1 - p.square().sum()), images)

@@ -7,7 +7,7 @@ nothing of their authors' code has to be installed; the one of the usual FID is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ NEAR = 0.02
 """What those may be off by, as a share: weights kept as float16 move them by 0.002."""
 SCALES = ((0.0, 1.0), (0.0, 255.0), (-1.0, 1.0))
 """In this order: [−1, 1] holds [0, 1], and pictures on it without anything darker than grey are rare."""
+BYTES_ABOVE = 20
+"""Values above are those of bytes, and no standard deviations."""
 FAR_SHARE = 0.01
 """Share of a model's values that may lie further outside the scale than half its length."""
 
@@ -75,7 +77,9 @@ class Pictures:
         return Pictures(self.bytes[rows.to(self.bytes.device)], self.name, self.scale, self.clipped)
 
 
-def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) -> Pictures:
+def as_pictures(
+    x: Tensor, name: str, scale: tuple[float, float] | None = None, anywhere: bool = False
+) -> Pictures:
     """Rows of numbers as pictures.
 
     Args:
@@ -83,6 +87,8 @@ def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) 
         name: what an error calls them.
         scale: the values that are black and white. Values beyond are clipped, as samples of a model of noisy
             pictures have them. Without it all values must lie on [−1, 1], [0, 1] or [0, 255], and do so in one way.
+        anywhere: take pictures that lie far outside the scale too, as those of a bad model do; else they are
+            refused, since they are on another one.
 
     >>> as_pictures(torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1), "x").bytes.flatten().tolist()
     [0, 128, 255]
@@ -103,7 +109,8 @@ def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) 
         )
     low, high = scale
     half = (high - low) / 2
-    if float(((x < low - half) | (x > high + half)).double().mean()) > FAR_SHARE:
+    far = float(((x < low - half) | (x > high + half)).double().mean())
+    if far > FAR_SHARE and not anywhere:
         raise InputError(
             f"{name}: values must lie on {_words((low, high))}, got {float(x.min()):.4g} … {float(x.max()):.4g}, "
             f"more than {FAR_SHARE:.0%} of them far outside; give pictures on the scale of the data"
@@ -113,14 +120,31 @@ def as_pictures(x: Tensor, name: str, scale: tuple[float, float] | None = None) 
     return Pictures(as_bytes, name, (low, high), clipped)
 
 
-def scale_of(x: Tensor) -> tuple[float, float] | None:
-    """The scale that all values lie on, or None.
+def are_bytes(x: Tensor) -> bool:
+    """Whether more than a hundredth of the values are such as only [0, 255] has; an outlier of [0, 1] is less."""
+    return float((x > BYTES_ABOVE).double().mean()) > FAR_SHARE
 
-    >>> scale_of(torch.tensor([0.0, 0.3])), scale_of(torch.tensor([-0.2, 0.3])), scale_of(torch.tensor([-2.0, 0.3]))
+
+def scale_of(x: Tensor, beyond: float = 0.0) -> tuple[float, float] | None:
+    """The scale that all values lie on, or None; [0, 255] only where they are integers or `are_bytes`.
+
+    Args:
+        x: finite values of pictures.
+        beyond: how far they may lie outside, as a share of the scale's length, and a hundredth of them anywhere:
+            a model's samples do.
+
+    >>> scale_of(torch.tensor([0.0, 0.3])), scale_of(torch.tensor([-0.2, 0.3])), scale_of(torch.tensor([0.0, 1.3]))
     ((0.0, 1.0), (-1.0, 1.0), None)
+    >>> scale_of(torch.tensor([0.0, 1.03]), beyond=0.1)
+    (0.0, 1.0)
     """
-    least, most = float(x.min()), float(x.max())
-    return next((scale for scale in SCALES if scale[0] <= least and most <= scale[1]), None)
+    of_bytes = are_bytes(x) or bool((x == x.round()).all())
+    for low, high in sorted(SCALES, key=lambda scale: scale[1] - scale[0]):
+        room = beyond * (high - low)
+        outside = float(((x < low - room) | (x > high + room)).double().mean())
+        if outside <= (FAR_SHARE if beyond else 0.0) and (high < 255 or of_bytes):
+            return low, high
+    return None
 
 
 def _words(scale: tuple[float, float]) -> str:
@@ -162,18 +186,24 @@ class FeatureNetwork:
     digest: str = ""
 
     def __call__(self, pictures: Pictures, progress: Progress | None = None) -> Features:
-        """Features of all pictures, a batch at a time, on the CPU; a bar is told of each."""
-        values, log_p = [], []
+        """Features of all pictures, on the CPU; a bar is told of each batch."""
+        found = list(self.batches(pictures, progress))
+        log_p = [part.log_p for part in found if part.log_p is not None]
+        return Features(torch.cat([part.values for part in found]), torch.cat(log_p) if log_p else None)
+
+    def batches(self, pictures: Pictures, progress: Progress | None = None) -> Iterator[Features]:
+        """Features of as many pictures as go through the network at once, one batch after the other."""
+        done = 0
         for part in pictures.bytes.split(BATCH.get(self.device.type, BATCH_ELSEWHERE)):
             found = _answer(self.module, prepared(part.to(self.device), self.side))
-            values.append(found.values.float().cpu())
-            log_p += [] if found.log_p is None else [found.log_p.float().cpu()]
+            if not bool(found.values.isfinite().all()):
+                raise InputError(f"inception: {self.name} gave NaN or infinity for {pictures.name}")
+            done += len(part)
             if progress is not None:
-                progress(f"features of {pictures.name}", sum(map(len, values)), len(pictures))
-        whole = torch.cat(values)
-        if not bool(whole.isfinite().all()):
-            raise InputError(f"inception: {self.name} gave NaN or infinity for {pictures.name}")
-        return Features(whole, torch.cat(log_p) if log_p else None)
+                progress(f"features of {pictures.name}", done, len(pictures))
+            yield Features(
+                found.values.float().cpu(), None if found.log_p is None else found.log_p.float().cpu()
+            )
 
 
 def prepared(pictures: Tensor, side: int | None = SIDE) -> Tensor:

@@ -5,8 +5,8 @@ The floor is what fresh data have at the same number of images: no model can be 
 
 from __future__ import annotations
 
-import hashlib
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,30 @@ from .distances import without_copies
 from .frechet import Statistics, needed, statistics_of
 from .image_classifier import class_shares, train_classifier
 from .image_distances import frechet, inception_score, kid, precision_recall
-from .image_features import FeatureNetwork, Features, Pictures, Progress, as_pictures
+from .image_features import FeatureNetwork, Features, Pictures, Progress, as_pictures, scale_of
 
 PAIRS = 10_000
 """Images of either kind behind KID, precision and recall, whose cost grows with the square."""
 COMPARED = 1000
 """Samples whose nearest images are looked for."""
+SLIGHTLY = 0.1
+"""How far samples may lie outside a scale that nothing but themselves tells, as a share of its length."""
 SHOWN, BESIDE = 8, 5
 """Samples in the picture of nearest images, and how many images beside each."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """The features of a set of data: those of at most `PAIRS` images, and the statistics of all."""
+    """The features of all images of a set, `(N, D)`, in memory or in the file that keeps them; their statistics."""
 
     features: Tensor
     statistics: Statistics
-    images: int
+
+    @property
+    def some(self) -> Tensor:
+        """Those of at most `PAIRS` images, some of all and not the first ones: sets may be sorted by class."""
+        chosen = torch.randperm(len(self.features), generator=torch.Generator().manual_seed(0))[:PAIRS]
+        return self.features[chosen]
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class ImageQuestion:
         labelled: images of known classes, where shares of classes are asked for.
         most: samples that are looked at, at most.
         samples_from: in words, where they came from.
+        own: whether they are a model's own, so that the data's scale is theirs however far they lie outside.
         progress: is told of every batch of images.
     """
 
@@ -91,6 +99,7 @@ class ImageQuestion:
     most: int | None = None
     samples_from: str = ""
     progress: Progress | None = None
+    own: bool = False
 
 
 def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -101,7 +110,8 @@ def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any],
     walkers, data, held_out = asked.samples, asked.data, asked.held_out
     if asked.most is not None:
         walkers = without_copies(walkers, asked.most, derive(seed, "images"))
-    shown = as_pictures(walkers.x, "samples", None if data is None else data.scale)
+    scale = scale_of(walkers.x, beyond=SLIGHTLY) if data is None else data.scale
+    shown = as_pictures(walkers.x, "samples", scale, anywhere=asked.own)
     for pictures in (data, held_out):
         if pictures is not None and pictures.event_shape != shown.event_shape:
             raise InputError(
@@ -163,21 +173,25 @@ def shares_beside_data(labelled: Labelled, samples: Walkers, seed: int) -> dict[
 def describe(
     network: FeatureNetwork, pictures: Pictures, cache: Path | None = None, progress: Progress | None = None
 ) -> Described:
-    """Features of data, from the cache where they were asked for before."""
-    kept = None if cache is None else cache / f"{network.digest}-{pictures.digest}.npz"
-    if kept is not None and kept.is_file():
-        with np.load(kept, allow_pickle=False) as file:
-            return Described(torch.from_numpy(file["features"]), Statistics.load(kept), int(file["count"]))
-    features = network(pictures, progress).values
-    statistics = statistics_of(features.to(network.device)).to("cpu")
-    # some of all, not the first ones: sets may be sorted by class
-    chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:PAIRS]
-    found = Described(features[chosen], statistics, len(features))
-    if kept is not None:
-        part = kept.with_suffix(f".{hashlib.sha256(str(kept).encode()).hexdigest()[:8]}.npz")
-        statistics.save(part, features=found.features.numpy(), count=len(features))
-        part.replace(kept)  # a cache that was cut short is none
-    return found
+    """Features of data, from the cache where they were asked for before; there they stay in their file."""
+    if cache is None:
+        features = network(pictures, progress).values
+        return Described(features, statistics_of(features, device=network.device).to("cpu"))
+    cache.mkdir(parents=True, exist_ok=True)
+    rows, kept = (cache / f"{network.digest}-{pictures.digest}.{kind}" for kind in ("npy", "npz"))
+    if not (rows.is_file() and kept.is_file()):
+        own = f".{os.getpid()}"  # a cache that was cut short is none
+        done, shape = 0, (len(pictures), network.width)
+        file = np.lib.format.open_memmap(f"{rows}{own}", "w+", np.float32, shape)
+        for found in network.batches(pictures, progress):
+            file[done : done + len(found.values)] = found.values.numpy()
+            done += len(found.values)
+        file.flush()
+        part = kept.with_suffix(f"{own}.npz")
+        statistics_of(torch.from_numpy(file), device=network.device).save(part)
+        Path(f"{rows}{own}").replace(rows)
+        part.replace(kept)
+    return Described(torch.from_numpy(np.load(rows, mmap_mode="c")), Statistics.load(kept))
 
 
 def feature_measures(
@@ -203,8 +217,7 @@ def feature_measures(
             asked.held_out,
         )
     )
-    size = min(round(worth), len(held_out.features)) if held_out else 0
-    fresh = held_out.features[:size].to(device) if held_out else features.values[:0].to(device)
+    fresh = (held_out.some[: round(worth)] if held_out else features.values[:0]).to(device)
     kind = {"name": network.name, "features": network.width, "is_inception": network.is_inception}
     found: dict[str, Any] = {"network": kind | {"classes": network.classes}}
     reference = asked.statistics or (None if data is None else data.statistics)
@@ -212,13 +225,15 @@ def feature_measures(
     measured, notes = frechet_beside_floor(network, samples, reference, fresh, worth, seed)
     found, copied = found | measured, {}
     if data is not None:
-        rows, pairs = data.features.to(device), without_copies(samples, PAIRS, derive(seed, "pairs"))
+        rows, pairs = data.some.to(device), without_copies(samples, PAIRS, derive(seed, "pairs"))
         few, settings = (
             pairs.x.to(device),
             {"log_weight": pairs.log_weight.cpu(), "seed": seed, "worth": worth},
         )
         values = [kid(few, rows, **settings), *precision_recall(few, rows, **settings)]
-        floors = [kid(fresh, rows, seed=seed), *precision_recall(fresh, rows, seed=seed)] if size > 3 else []
+        floors = (
+            [kid(fresh, rows, seed=seed), *precision_recall(fresh, rows, seed=seed)] if len(fresh) > 3 else []
+        )
         for i, (name, value) in enumerate(zip(("kid", "precision", "recall"), values, strict=True)):
             floor = floors[i].as_json() if floors else None
             found[name] = value.as_json() | {"reference_images": len(rows), "floor": floor}
@@ -227,7 +242,7 @@ def feature_measures(
             near = copying(
                 features.values[some], data.features, held_out.features, log_weight[some], seed=seed
             )
-            copied = {"features": near.as_json()}
+            copied = {"features": near.as_json() | {"training_images": len(asked.data or ())}}
     if features.log_p is None:
         notes.append(f"no Inception Score: {network.name} ends at its features and has no class head")
     else:
@@ -266,16 +281,18 @@ def nearest_images(
         return {}, {}
     log_weight = log_weight.cpu()
     device = torch.device("cpu") if asked.network is None else asked.network.device
-    x, training = (pictures.bytes.to(device).float() / 255 for pictures in (samples, asked.data))
-    some = _some(len(x), seed)
-    first = x[some[log_weight[some].topk(min(SHOWN, len(some))).indices].to(device)]
-    near = nearest_rows(first, training, BESIDE)
-    sheet = torch.cat([first[:, None], training[near.which]], 1)
-    arrays = {"nearest_images": sheet.cpu().numpy(), "nearest_distance": near.distance.cpu().numpy()}
+    some, training = _some(len(samples), seed), asked.data.bytes
+    x = samples.bytes[some.to(samples.bytes.device)].to(device)
+    first = log_weight[some].topk(min(SHOWN, len(some))).indices.to(device)
+    near = nearest_rows(x[first], training, BESIDE)
+    sheet = torch.cat([x[first][:, None].cpu(), training[near.which.to(training.device)].cpu()], 1)
+    arrays = {
+        "nearest_images": sheet.float().div(255).numpy(),
+        "nearest_distance": near.distance.div(255).cpu().numpy(),
+    }
     if asked.held_out is None:
         return {}, arrays
-    held_out = asked.held_out.bytes.to(device).float() / 255
-    found = copying(x[some.to(device)], training, held_out, log_weight[some], seed=seed)
+    found = copying(x, training, asked.held_out.bytes, log_weight[some], seed=seed)
     return {"pixels": found.as_json()}, arrays
 
 

@@ -52,6 +52,16 @@ def mask_named(name: str, shape: tuple[int, ...]) -> Tensor:
     return missing
 
 
+def class_means(x: Tensor, labels: Tensor, wanted: Tensor) -> Tensor:
+    """The mean of all events `x` of a class, for each of the labels `wanted`, `(B, *event)`.
+
+    >>> class_means(torch.tensor([[0.0], [2.0], [5.0]]), torch.tensor([0, 0, 1]), torch.tensor([1, 0])).tolist()
+    [[5.0], [1.0]]
+    """
+    means = {label: x[labels == label].mean(0) for label in wanted.unique().tolist()}
+    return torch.stack([means[label] for label in wanted.tolist()])
+
+
 @dataclass(frozen=True)
 class Restored:
     """Draws of what events were before part of them was lost.
@@ -83,10 +93,11 @@ class Restored:
         """
         return self.draws.std(1) if self.draws.shape[1] > 1 else torch.zeros_like(self.mean)
 
-    def errors(self, truth: Tensor) -> dict[str, float]:
+    def errors(self, truth: Tensor, **guesses: Tensor) -> dict[str, float]:
         """Mean squared errors over the numbers that were not known, of what was given, of a draw and of the mean.
 
-        `variance` is that of the draws: a draw of the right law is wrong by as much as the draws differ, twice.
+        `guesses` are others to compare with, such as the mean event of each one's class, `(B, *event)`. `variance`
+        is that of the draws: a draw of the right law is wrong by as much as the draws differ, twice.
         """
         unknown = self.missing if self.noise == 0 else torch.ones_like(self.missing)
         rule = f"{len(self.given)} events of shape {tuple(self.given.shape[1:])}"
@@ -101,6 +112,7 @@ class Restored:
             "draw": over((self.draws - truth[:, None]).square().mean(1)),
             "mean": over((self.mean - truth).square()),
             "variance": over(self.spread.square()),
+            **{name: over((guess.to(truth) - truth).square()) for name, guess in guesses.items()},
         }
 
 

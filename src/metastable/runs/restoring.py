@@ -11,6 +11,7 @@ from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require, require_count
 from metastable.core.random import derive, generator
+from metastable.evaluation.image_features import are_bytes
 from metastable.evaluation.restoration import PARTS, Restored, mask_named, restore
 from metastable.walkers.space import space_of
 
@@ -45,6 +46,7 @@ def restored(
         raise InputError("mask: hides nothing, and noise is 0: there is nothing to restore")
     if not bool(given[~missing].isfinite().all()):
         raise InputError("images: must be finite numbers where the mask hides nothing")
+    require_scale(model, given[~missing & given.isfinite()])
     scale = torch.ones_like(given[0])
     if model.coordinates is not None and model.walkers is not None:
         scale = model.walkers.x.std(0).to(given).clamp(min=1e-12)
@@ -60,6 +62,18 @@ def restored(
         scale=scale,
         rng=generator(derive(seed, "restore"), given.device),
     )
+
+
+def require_scale(model: Model, seen: Tensor) -> None:
+    """Pictures must be on the scale of the run's own: bytes for a model of bytes, and for no other."""
+    if len(model.event_shape or ()) not in (2, 3) or model.walkers is None or not len(seen):
+        return
+    own, whole = model.walkers.x, bool((seen == seen.round()).all())
+    if are_bytes(own) != are_bytes(seen) and not (whole and float(seen.max()) > 1):  # dark, but bytes
+        raise InputError(
+            f"images: must be on the scale of the run's pictures, whose samples go from {float(own.min()):.4g} to "
+            f"{float(own.max()):.4g}, got {float(seen.min()):.4g} to {float(seen.max()):.4g}"
+        )
 
 
 def events_of(model: Model, images: Any, field: str = "images") -> Tensor:

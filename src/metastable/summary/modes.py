@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from metastable.core.parts import in_parts
+from metastable.core.traits import Traits
 from metastable.core.types import Walkers
+from metastable.energies.by_class import ClassEnergy
 from metastable.evaluation.modes import find_modes, independent_size, mode_weight_errors, mode_weights
 from metastable.walkers.space import space_of
 
@@ -43,7 +48,14 @@ class Modes:
         if run.walkers is None or len(centers) < 2:
             run.modes = None
             return Measured(facts={"separated": separated})
-        weights = weights_of_modes(train, run.walkers, centers)
+        walkers, energy = run.walkers, run.learned_energy
+        if (
+            isinstance(energy, ClassEnergy)
+            and walkers.labels is None
+            and not Traits.of(run.trained_with or run.method).sees_mode_weights
+        ):
+            walkers = in_class_shares(walkers, energy)
+        weights = weights_of_modes(train, walkers, centers)
         shown = centers.flatten(1).tolist() if centers[0].numel() <= 64 else None
         run.modes = {"centers": shown, "truth": truth, **weights}
         facts = {
@@ -52,6 +64,19 @@ class Modes:
             "mode_weight_se": weights["std_error"],
         }
         return Measured(facts={"separated": separated, **facts})
+
+
+def in_class_shares(walkers: Walkers, energy: ClassEnergy) -> Walkers:
+    """Walkers of E(x) = −log Σ_y exp(−E(x, y)) weighed so that each class has its share of the data.
+
+    Chains with fixed labels and equal weights learn E(x, y) up to a constant of each class: p(x | y) is what such a
+    model says, and how much mass a class has in E(x) is nothing that it has learned.
+    """
+    log_p = torch.log_softmax(in_parts(energy.logits, walkers.x).double(), 1)
+    log_weight = walkers.log_weight.to(log_p)
+    log_mass = torch.logsumexp(log_p + torch.log_softmax(log_weight, 0)[:, None], 0)
+    factor = torch.logsumexp(log_p + energy.log_shares.to(log_p) - log_mass, 1)
+    return replace(walkers, log_weight=log_weight + factor)
 
 
 def weights_of_modes(rows: Tensor, walkers: Walkers, centers: Tensor) -> dict[str, Any]:

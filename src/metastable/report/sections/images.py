@@ -84,10 +84,13 @@ def copying_lines(found: dict[str, Any]) -> list[str]:
         training, chance, ratio = (
             number(copied.get(name), 3) for name in ("nearest_is_training", "expected", "ratio")
         )
+        compared, there = copied.get("training"), copied.get("training_images")
+        unseen = there - compared if is_number(there) and is_number(compared) else 0
+        limit = f"; copies of {number(unseen)} more training images are not seen" if unseen else ""
         lines.append(
             f"By {by}, the nearest image is one of training for {training} of the samples, {chance} by chance: "
             f"share copied {plus_minus(value, error)}, {verdict}; distance to training over distance to fresh "
-            f"images {ratio}"
+            f"images {ratio}{limit}"
         )
     return lines
 

@@ -22,6 +22,14 @@ _INDEX: dict[str, tuple[str, str]] = {
         "jarzynski_resampling",
         "Two modes in 50 dimensions: whether, when and how to resample (Fig. 9, 10)",
     ),
+    "jarzynski-minibatch": (
+        "jarzynski_minibatch",
+        "Two modes in 50 dimensions by mini-batches of walkers: Algorithm 2, PCD and CD (Fig. 1)",
+    ),
+    "jarzynski-published": (
+        "jarzynski_published",
+        "Algorithm 1 as printed, sorted, and with held-out walkers, for every threshold (Fig. 6, 7)",
+    ),
     "jarzynski-mnist": (
         "jarzynski_mnist",
         "Three digits at 4/7, 2/7 and 1/7: who keeps their weights, and at which noise (Fig. 2-4, 11, 12)",
@@ -45,6 +53,10 @@ _INDEX: dict[str, tuple[str, str]] = {
     "febm-1d": (
         "febm_1d",
         "A Gaussian for data that are not: nine divergences and their density ratios (Fig. 1-4, Table 5)",
+    ),
+    "febm-stability": (
+        "febm_stability",
+        "Local stability of f-EBM in one dimension, and why E must be slower than H (Theorems 4 and 5)",
     ),
     "robust-toy": (
         "robust_toy",
@@ -73,6 +85,10 @@ _INDEX: dict[str, tuple[str, str]] = {
     "score-blind": (
         "score_blind",
         "What scores cannot see: the weights of separated modes",
+    ),
+    "bregman-psi": (
+        "bregman_psi",
+        "Which Ψ: the variance of Bregman ratio matching against theory, and networks (Chapters 4 and 6)",
     ),
     "adance-interval": (
         "adance_interval",

@@ -122,7 +122,7 @@ def test_line_remembers_its_first_walkers() -> None:
 
 
 def test_algorithms_differ_as_the_paper_says(line: Bench) -> None:
-    unweighted, pcd, jarzynski, cd = (arm.method for arm in collapse.arms(line))
+    unweighted, pcd, jarzynski, cd = (arm.method for arm in (*collapse.arms(line), collapse.restarting(line)))
     assert isinstance(unweighted, PersistentCD)
     assert unweighted.start_at == "model"
     assert isinstance(pcd, PersistentCD)
@@ -136,7 +136,8 @@ def test_algorithms_differ_as_the_paper_says(line: Bench) -> None:
 def test_every_algorithm_follows_its_own_equation_and_no_other(line: Bench) -> None:
     trials = collapse.one_dimension(line)
     unweighted, pcd, jarzynski, cd = (
-        collapse.path_of(line, trials.train(line, arm, 3)) for arm in collapse.arms(line)
+        collapse.path_of(line, trials.train(line, arm, 3))
+        for arm in (*collapse.arms(line), collapse.restarting(line))
     )
     assert pcd.q0 == pcd.q_data == unweighted.q_data == cd.q0
     assert np.abs(cd.z).max() < 0.02  # (52)

@@ -10,7 +10,7 @@ from torch import Tensor
 from metastable.core.types import energy_and_grad
 from metastable.energies import MLP
 from metastable.kernels import ULA
-from metastable.methods import ContrastiveDivergence, Context, Negatives, ScoreMatching
+from metastable.methods import Context, ContrastiveDivergence, Negatives, ScoreMatching
 from metastable.methods.base import Nothing
 from metastable.proposals import fit_gaussian
 
@@ -28,7 +28,9 @@ def noise_points(d: int, n: int = 12) -> tuple[Tensor, Tensor]:
 def gradient(loss: Tensor, energy: torch.nn.Module) -> Tensor:
     parameters = list(energy.parameters())
     found = torch.autograd.grad(loss, parameters, allow_unused=True)  # a score does not see the last bias
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)])
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+    )
 
 
 @pytest.fixture

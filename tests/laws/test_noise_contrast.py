@@ -9,8 +9,8 @@ import torch
 from conftest import quadrature
 from torch import Tensor
 
-from metastable.energies import MLP
 from metastable.core.errors import ConfigError
+from metastable.energies import MLP
 from metastable.methods import NCE, Context, FlowContrastive, Negatives
 from metastable.methods.bregman import BREGMANS
 from metastable.methods.nce import nce_loss

@@ -90,6 +90,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "bregman_psi",
         "Which Ψ: the variance of Bregman ratio matching against theory, and networks (Chapters 4 and 6)",
     ),
+    "adance-background": (
+        "adance_background",
+        "Hidden units of a Boltzmann machine against enumeration, and HMC with a full mass matrix (Chapter 2)",
+    ),
     "adance-interval": (
         "adance_interval",
         "Self-adapting NCE on a pinwheel: quality and Var(log g) against the interval K (Table 5.2)",
@@ -97,6 +101,14 @@ _INDEX: dict[str, tuple[str, str]] = {
     "adance-stability": (
         "adance_stability",
         "Digits: rejuvenation and spectral normalisation in self-adapting NCE (Fig. 3.1–3.3)",
+    ),
+    "adance-mnist": (
+        "adance_mnist",
+        "MNIST with the thesis's settings: rejuvenation and spectral normalisation (Fig. 3.1–3.3)",
+    ),
+    "adance-chains": (
+        "adance_chains",
+        "Short-run against converged chains in self-adapting NCE, for every interval (Section 5.3)",
     ),
 }
 """Name, module and title of every experiment; the title is repeated here so that nothing need be imported."""

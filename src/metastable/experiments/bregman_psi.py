@@ -114,7 +114,9 @@ def variances(bench: Bench) -> dict[tuple[str, float], tuple[Tensor, Tensor]]:
     return found
 
 
-CLOSED = {"root": Bregman("root", lambda log_g: 2 * (0.5 * log_g).exp(), lambda log_g: -2 * (-0.5 * log_g).exp())}
+CLOSED = {
+    "root": Bregman("root", lambda log_g: 2 * (0.5 * log_g).exp(), lambda log_g: -2 * (-0.5 * log_g).exp())
+}
 """S₀ = 2√g and S₁ = −2/√g of Ψ = −4√u: Newton's method differentiates twice, which a derived loss does not allow."""
 
 
@@ -127,7 +129,9 @@ def arms(bench: Bench) -> list[Arm]:
     made: list[Arm] = []
     for name in bench.psis:
         psi: Any = PSIS[name]
-        each: dict[str, Method[Any]] = {"fixed": NCE(noise="gaussian", noise_ratio=bench.noise_ratio, psi=psi)}
+        each: dict[str, Method[Any]] = {
+            "fixed": NCE(noise="gaussian", noise_ratio=bench.noise_ratio, psi=psi)
+        }
         each |= {f"K={K}": AdaptiveNCE(chains, psi=psi, interval=K) for K in bench.intervals}
         made += [Arm(f"{name}/{label}", method) for label, method in each.items()]
     return made

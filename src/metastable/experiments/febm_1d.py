@@ -119,7 +119,9 @@ def arm_of(
 
 def langevin(bench: Bench) -> PersistentCD:
     """Langevin dynamics with a replay buffer (line 5); steps so short that σ is ½ % too wide at most."""
-    return PersistentCD(walkers=10 * bench.batch, batch=bench.batch, step_size=0.02, steps=20, rejuvenation=0.05)
+    return PersistentCD(
+        walkers=10 * bench.batch, batch=bench.batch, step_size=0.02, steps=20, rejuvenation=0.05
+    )
 
 
 def trained(bench: Bench, data: Tensor, arms: list[Arm], may_stop: bool = False) -> dict[str, Trial]:

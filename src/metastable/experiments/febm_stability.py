@@ -16,6 +16,7 @@ Above 1 it runs away. A direction of unit variance in E learns at r·f″(1), so
 from __future__ import annotations
 
 import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -153,7 +154,9 @@ def body(bench: Bench) -> list[Row]:
             J, exact = game.jacobian(at), game.theorem_4(at)
             label = f"{name}/{'offset' if offset else 'bell'}"
             rows.append(
-                Row(f"theorem_4_off/{label}", float((J - exact).norm() / exact.norm()), "<=", 1e-5, oracle=0.0)
+                Row(
+                    f"theorem_4_off/{label}", float((J - exact).norm() / exact.norm()), "<=", 1e-5, oracle=0.0
+                )
             )
             if not offset:
                 found, want = (slowest(torch.linalg.eigvals(M)) for M in (J, exact))
@@ -161,7 +164,9 @@ def body(bench: Bench) -> list[Row]:
                 continue
             for r in (1.0, 0.5, 0.2):
                 values = offsets(game, at, r).real
-                rows.append(Row(f"offset_eigenvalue/r={r:g}/{name}", float(values.min()), oracle=-(1 - r) * curvature))
+                rows.append(
+                    Row(f"offset_eigenvalue/r={r:g}/{name}", float(values.min()), oracle=-(1 - r) * curvature)
+                )
             equal = float(offsets(game, at, 1.0).abs().max())
             rows.append(Row(f"offset_eigenvalues_largest/r=1/{name}", equal, "<=", 2e-3, oracle=0.0))
     rows += drift_rows(bench)
@@ -183,10 +188,14 @@ def drift_rows(bench: Bench) -> list[Row]:
         left.legend(fontsize=7)
     speed = 1 - math.exp(0.5)  # (19) at u = e^½ under KL: E_p[1] − E_q[u]
     rows = [
-        Row("offset_speed/r=1", float(np.diff(paths[1.0][:, 0])[-1]) * bench.euler / bench.time, oracle=-speed),
+        Row(
+            "offset_speed/r=1", float(np.diff(paths[1.0][:, 0])[-1]) * bench.euler / bench.time, oracle=-speed
+        ),
         Row("sum_left/r=1", float(paths[1.0][-1, 1]), ">=", 0.499, oracle=0.5),
     ]
-    return rows + [Row(f"sum_left/r={r:g}", float(paths[r][-1, 1]), "<=", 0.05, oracle=0.0) for r in (0.5, 0.2)]
+    return rows + [
+        Row(f"sum_left/r={r:g}", float(paths[r][-1, 1]), "<=", 0.05, oracle=0.0) for r in (0.5, 0.2)
+    ]
 
 
 def misspecified(bench: Bench) -> list[Row]:

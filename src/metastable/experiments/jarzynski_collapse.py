@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -137,14 +137,19 @@ def mass_at_b(z: Times) -> Times:
 
 
 def arms(bench: Bench) -> list[Arm]:
-    """The algorithms of Appendix C.1.2, of which the third is the paper's own, with every walker steering; and CD."""
+    """The three algorithms of Appendix C.1.2: the third is the paper's own, with every walker steering."""
     walkers = {"walkers": bench.points, "step_size": bench.step_size}
     return [
         Arm("unweighted", PersistentCD(**walkers, start_at="model")),
         Arm("pcd", PersistentCD(**walkers, start_at="data")),
         Arm("jarzynski", Jarzynski(**walkers, held_out=0.0, resample="never", pace=None)),
-        Arm("cd", ContrastiveDivergence(**walkers, steps=4)),
     ]
+
+
+def restarting(bench: Bench) -> Arm:
+    """CD, whose walkers make P = 4 steps from the data before each update."""
+    method = ContrastiveDivergence(walkers=bench.points, step_size=bench.step_size, steps=4)
+    return Arm("cd", method)
 
 
 def one_dimension(bench: Bench) -> Trials:
@@ -156,7 +161,9 @@ def one_dimension(bench: Bench) -> Trials:
 
     def keep(trial: Trial, at: Problem, run: Run) -> Shares:
         first = at.data if trial.arm.name in ("pcd", "cd") else at.model.drawn
-        end = first if run.walkers is None else run.walkers.x.to(first)  # CD's walkers are gone after an update
+        end = (
+            first if run.walkers is None else run.walkers.x.to(first)
+        )  # CD's walkers are gone after an update
         return Shares(share_near_b(first), share_near_b(at.data), crossings(first, end))
 
     settings = {
@@ -211,7 +218,9 @@ def fifty_dimensions(bench: Bench) -> Trials:
 
 def body(bench: Bench) -> list[Row]:
     """Every algorithm on every repeat in one dimension, then PCD's oscillations in fifty."""
-    found = one_dimension(bench).run(bench)
+    trials = one_dimension(bench)
+    found = trials.run(bench)
+    found |= replace(trials, arms=[restarting(bench)], repeats=bench.cd_repeats).run(bench)
     paths = {name: [path_of(bench, trial) for trial in trials] for name, trials in found.items()}
     oscillation = fifty_dimensions(bench).run(bench)["pcd"]
     _draw_14(bench, paths)
@@ -302,6 +311,7 @@ EXPERIMENT = Experiment(
         LINE,
         horizon=(40.0, 100.0, 100.0),
         repeats=(2, 8, 8),
+        cd_repeats=(1, 2, 2),
         walkers=(2000, 10_000, 100_000),
         steps=(1000, 10_000, 20_000),
         rate_z=(

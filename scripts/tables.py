@@ -188,8 +188,14 @@ def experiment(name: str, path: Path, results: list[Result], less: Sequence[str]
         exact = any("oracle" in x for x in r.rows)  # a column where some number has an exact answer
         head = ["number", "ours", *(["exact"] if exact else []), "required", "paper", "holds"]
         rows = [
-            [f"`{x['metric']}`", _ours(x), *([_shown(x.get("oracle"))] if exact else [])]
-            + [_required(x), _shown(x.get("paper")), _verdict(x)]
+            [
+                f"`{x['metric']}`",
+                _ours(x),
+                *([_shown(x.get("oracle"))] if exact else []),
+                _required(x),
+                _shown(x.get("paper")),
+                _verdict(x),
+            ]
             for x in r.rows
             if (x.get("relation") or "required" not in less)
             and (not first or str(x["metric"]).partition("/")[0] in first)

@@ -1,7 +1,7 @@
 """A Boltzmann machine with hidden units: every pair of units coupled, those that are not seen summed out exactly.
 
-Section 2.2.2 of Xu, *Self-adapting noise-contrastive estimation for energy-based models* (thesis, 2022): the machine
-of which the restricted one keeps only the couplings between its layers.
+Section 2.2.2 of Xu, *Self-adapting noise-contrastive estimation for energy-based models* (thesis, 2022): the
+machine of which the restricted one keeps only the couplings between its layers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HiddenCouplings(NamedTuple):
         return v.view_as(x)
 
     def tempered(self, fields: Tensor, beta: Tensor | float) -> HiddenCouplings:
-        """W and b scaled by β, and visible biases from `fields`: the path of the joint distribution, as `Layers`."""
+        """W and b scaled by β, visible biases from `fields`: the path of the joint distribution, as `Layers`."""
         f = fields.flatten().to(self.bias.dtype)
         beta = torch.as_tensor(beta).to(self.bias)
         V = self.visible
@@ -93,9 +93,9 @@ class HiddenCouplings(NamedTuple):
 class HiddenBoltzmannMachine(DiscreteEnergy):
     """E(v) = −log Σ_h exp(½ sᵀWs + bᵀs), s = (v, h) ∈ {−1, +1}^{V+H}: every pair of units coupled.
 
-    Pairs of visible units alone (`BoltzmannMachine`) can hold means and correlations; hidden units add what three and
-    more units do together. All 2^H hidden states are summed for every event, so at most 12 units can be hidden; a
-    `RBM`, whose hidden units are not coupled to one another, has no such bound.
+    Pairs of visible units alone (`BoltzmannMachine`) can hold means and correlations; hidden units add what three
+    and more units do together. All 2^H hidden states are summed for every event, so at most 12 units can be hidden;
+    a `RBM`, whose hidden units are not coupled to one another, has no such bound.
 
     Args:
         visible: V, or the shape of an event.
@@ -109,7 +109,7 @@ class HiddenBoltzmannMachine(DiscreteEnergy):
     >>> HiddenBoltzmannMachine(4, 13)
     Traceback (most recent call last):
     ...
-    metastable.core.errors.ConfigError: hidden: must be at most 12, since all 2^hidden states are summed for every ...
+    metastable.core.errors.ConfigError: hidden: must be at most 12, since all 2^hidden states are summed for ...
     """
 
     rows: Tensor
@@ -118,7 +118,9 @@ class HiddenBoltzmannMachine(DiscreteEnergy):
     def __init__(self, visible: int | Iterable[int], hidden: int, scale: float = 0.1, seed: int = 0):
         super().__init__(visible)
         require_count("hidden", hidden)
-        rule = f"at most {MOST_HIDDEN}, since all 2^hidden states are summed for every event; an RBM has no such bound"
+        rule = (
+            f"at most {MOST_HIDDEN}, since all 2^hidden states are summed for each event; an RBM has no bound"
+        )
         require(hidden <= MOST_HIDDEN, "hidden", rule, hidden)
         self.hidden = hidden
         n = self.units + hidden

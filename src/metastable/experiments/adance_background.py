@@ -1,9 +1,9 @@
-"""Two pieces of the AdaNCE thesis's Chapter 2: hidden units of a Boltzmann machine, and HMC with a full mass matrix.
+"""Chapter 2 of the AdaNCE thesis: hidden units of a Boltzmann machine, and HMC with a full mass matrix.
 
 Units whose product is +1 are independent in pairs. A machine of visible units, which holds pairs only, cannot come
 nearer to them than log 2 nats; with hidden units it can (Section 2.2.2), and all is enumerated. HMC's mass matrix
-(2.1.3.4) decides how much of a narrow, tilted normal density one move crosses: where x and v swing as an oscillator of
-frequency ω, L leapfrog steps of ε leave a correlation cos(L·arccos(1 − ½ε²ω²)) of the end with the start.
+(2.1.3.4) decides how much of a narrow, tilted normal density one move crosses: where x and v swing as an oscillator
+of frequency ω, L leapfrog steps of ε leave a correlation cos(L·arccos(1 − ½ε²ω²)) of the end with the start.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def body(bench: Bench) -> list[Row]:
 EXPERIMENT = Experiment(
     name="adance-background",
     title="Hidden units of a Boltzmann machine against enumeration, and HMC with a full mass matrix (Chapter 2)",
-    paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, Sections 2.1 and 2.2",
+    paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, Chapter 2",
     scales=by_scale(
         {"spread": 0.5, "dim": 20, "correlation": 0.9, "ratio": 20.0, "leapfrog": 5, "share": 0.3},
         units=(3, 5),

@@ -1,9 +1,10 @@
 """Section 5.3 of the AdaNCE thesis: is it short chains or the variance of g that a long interval suffers from?
 
-The thesis names two reasons why quality falls with the interval K: short-run chains are biased samples of the frozen
-copy, and the density ratio g spreads. Chapter 6 would use convergent chains to tell them apart. In two dimensions the
-frozen copy can be drawn from as exactly as a grid is fine, so the same training runs with chains from noise (short-run),
-with a buffer of which a quarter begins afresh (the thesis's), with a buffer alone, and with exact draws.
+The thesis names two reasons why quality falls with the interval K: short-run chains are biased samples of the
+frozen copy, and the density ratio g spreads. Chapter 6 would use convergent chains to tell them apart. In two
+dimensions the frozen copy can be drawn from as exactly as a grid is fine, so the same training runs with chains
+from noise (short-run), with a buffer of which a quarter begins afresh (the thesis's), with a buffer alone, and with
+exact draws.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ REACH, CELLS = 6.0, 161
 
 
 class GridSampled(nn.Module):
-    """A network on a Gaussian reference in the plane, which draws from itself: a cell by its mass, a place in it."""
+    """A network on a Gaussian reference in the plane that draws from itself: a cell by its mass, a place in it."""
 
     def __init__(self, hidden: tuple[int, ...], seed: int):
         super().__init__()

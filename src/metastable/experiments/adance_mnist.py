@@ -1,10 +1,10 @@
 """Figures 3.1 to 3.3 of the AdaNCE thesis with its own settings on MNIST: rate 10⁻⁴ and 100 Langevin steps.
 
-`adance-stability` trains small digits at ten times the rate, with chains of 20 steps. Here the course, the rows and the
-figures are the same, and what differs is what the thesis says (Section 5.1.2): 100 steps, Adam at 10⁻⁴, a buffer of
-10,000, batches of 128, R of Figure 3.3 (50 % and 100 %) beside its own 25 % and 0 %. The thesis trains a network of
-5.97 million parameters for an unknown number of updates; the network here is smaller, and the updates are few, so that
-where long chains end is reported and not required.
+`adance-stability` trains small digits at ten times the rate, with chains of 20 steps. Here the course, the rows and
+the figures are the same, and what differs is what the thesis says (Section 5.1.2): 100 steps, Adam at 10⁻⁴, a
+buffer of 10,000, batches of 128, R of Figure 3.3 (50 % and 100 %) beside its own 25 % and 0 %. The thesis trains a
+network of 5.97 million parameters for an unknown number of updates; the network here is smaller, and the updates
+are few, so that where long chains end is reported and not required.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .trials import by_scale
 EXPERIMENT = Experiment(
     name="adance-mnist",
     title="MNIST with the thesis's settings: rejuvenation and spectral normalisation (Fig. 3.1–3.3)",
-    paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, Sections 3.2 and 5.1",
+    paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, Section 5.1",
     scales=by_scale(
         {"interval": 5, "rate": 1e-4, "judge_long_run": False},
         images=("digits", "mnist", "mnist"),

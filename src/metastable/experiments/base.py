@@ -19,7 +19,7 @@ SCALES = ("smoke", "cpu", "gpu")
 
 @dataclass(frozen=True)
 class Row:
-    """One number of an experiment, with what it should be, what the paper has, and the exact answer if there is one.
+    """One number of an experiment, with what it should be, what the paper has, and the exact answer if any.
 
     A row without a relation is reported and cannot fail.
     """

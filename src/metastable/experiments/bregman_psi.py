@@ -1,13 +1,13 @@
 """Which Ψ for Bregman ratio matching? Chapter 6 of the AdaNCE thesis asks; here with fixed noise and with its own.
 
 With a fixed noise p_n every strictly convex Ψ has the same optimum (4.8), so what Ψ decides is the variance. For a
-normal model of normal data that variance is known: with s = ∇_θ log p̃_θ (log Z among the parameters), g = p/p_n and
-w = Ψ″(g)g, the minimum of (4.8) over n data and n noise samples has covariance I⁻¹ΣI⁻¹/n with
+normal model of normal data that variance is known: with s = ∇_θ log p̃_θ (log Z among the parameters), g = p/p_n
+and w = Ψ″(g)g, the minimum of (4.8) over n data and n noise samples has covariance I⁻¹ΣI⁻¹/n with
 
     I = E_p[w ssᵀ],   Σ = Cov_p[w s] + Cov_n[w g s],
 
-by quadrature. It is measured over many samples. Then the same Ψ train networks on a pinwheel, against a Gaussian noise
-and in self-adapting form (AdaBRM, 4.10), where KL(data ‖ model) is known by quadrature too.
+by quadrature. It is measured over many samples. Then the same Ψ train networks on a pinwheel, against a Gaussian
+noise and in self-adapting form (AdaBRM, 4.10), where KL(data ‖ model) is known by quadrature too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PSIS: dict[str, str | Callable[[Tensor], Tensor]] = {
     "squared": "squared",
     "root": lambda u: -4 * u.sqrt(),
 }
-"""Names and functions; the last one, Ψ = −4√u, is a user's, and weighs data less where the model exceeds the noise."""
+"""Names and functions; the last one, Ψ = −4√u, is a user's; data above the noise weigh little."""
 
 
 # ---- a normal model: the variance of each Ψ
@@ -117,7 +117,7 @@ def variances(bench: Bench) -> dict[tuple[str, float], tuple[Tensor, Tensor]]:
 CLOSED = {
     "root": Bregman("root", lambda log_g: 2 * (0.5 * log_g).exp(), lambda log_g: -2 * (-0.5 * log_g).exp())
 }
-"""S₀ = 2√g and S₁ = −2/√g of Ψ = −4√u: Newton's method differentiates twice, which a derived loss does not allow."""
+"""S₀ = 2√g and S₁ = −2/√g of Ψ = −4√u: Newton's method differentiates twice, as a derived loss cannot."""
 
 
 # ---- networks on a pinwheel
@@ -197,7 +197,7 @@ def draw(bench: Bench, measured: dict[tuple[str, float], tuple[Tensor, Tensor]])
 EXPERIMENT = Experiment(
     name="bregman-psi",
     title="Which Ψ: the variance of Bregman ratio matching against theory, and networks (Chapters 4 and 6)",
-    paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, (4.8), Chapter 6",
+    paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, Chapters 4, 6",
     scales=by_scale(
         {"noise_ratio": 1.0, "langevin": 10},
         psis=(("nce", "kl"), tuple(PSIS)),

@@ -4,9 +4,9 @@ The data are 0.33·N(−1, 0.0625) + 0.67·N(2, 2), the model ½((x−μ)/σ)²,
 which quadrature and minimisation find exactly. Training sees only draws of both. Figure 1 shows the densities,
 Table 5 the parameters, Figure 3 the density ratio that comes with them, Figure 2 what rejection sampling makes of
 the model's draws with it, Figure 4 the paths from five starts. Section 3.1's baseline (Theorem 1) is trained for as
-long, from the same start and from one far away, where it gets no signal. The draws are exact ones; the paper "does not
-leverage" that the model can be drawn from, so every divergence is also trained by chains from a replay buffer, and
-those that start elsewhere here also from the paper's start.
+long, from the same start and from one far away, where it gets no signal. The draws are exact ones; the paper "does
+not leverage" that the model can be drawn from, so every divergence is also trained by chains from a replay buffer,
+and those that start elsewhere here also from the paper's start.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def arm_of(
     steps: int | None = None,
     chains: bool = False,
 ) -> Arm:
-    """Algorithm 1 with `batch` draws of the model, exact or of chains, and as many rows of data or more, an update."""
+    """Algorithm 1 with `batch` draws of the model, exact or of chains, and as many rows of data or more."""
     setting, (f, alpha) = SETTINGS[name], f_and_alpha(name)
     seed = derive(bench.seed, name, label, estimator) % 2**31
     method = FDivergence(

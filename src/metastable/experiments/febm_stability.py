@@ -1,16 +1,17 @@
 """Theorems 4 and 5 of the f-EBM paper in one dimension: the Jacobian, its eigenvalues, and the offset of E and H.
 
 V(θ, ω) = E_p[f′(e^{H+E})] − E_q[f*(f′(e^{H+E}))] of (14) is an integral here, so that E descends and H climbs it
-exactly, ż = (−r·∇_θV, ∇_ωV) with r the `energy_rate` (r = 1 in the paper, (19)). Where the model can be the data the
-Jacobian at the equilibrium is Theorem 4's,
+exactly, ż = (−r·∇_θV, ∇_ωV) with r the `energy_rate` (r = 1 in the paper, (19)). Where the model can be the data
+the Jacobian at the equilibrium is Theorem 4's,
 
     J = f″(1)·[[−r·K_EE, r·K_EH], [−K_EHᵀ, −K_HH]],   K_EE = Cov_p[∇E] − E_p[∇E]E_p[∇E]ᵀ,   K_EH = E_p[∇E]E_p[∇H]ᵀ.
 
-Theorem 5 needs K_EE to be positive semi-definite. An energy with a free offset, which every network is, has ∇E = 1 in
-that direction: K_EE = −1 and K_EH = K_HH = 1. The block of the two offsets is then f″(1)·[[r, r], [−1, −1]] with
-eigenvalues 0, for the constant that E and H may exchange, and −(1 − r)f″(1), for their sum. At r = 1 the sum does not
-move either: the constant in log p/q is never learned, and as long as it is off E and H drift apart at a constant speed.
-Above 1 it runs away. A direction of unit variance in E learns at r·f″(1), so that r = ½ is the fastest of all.
+Theorem 5 needs K_EE to be positive semi-definite. An energy with a free offset, which every network is, has ∇E = 1
+in that direction: K_EE = −1 and K_EH = K_HH = 1. The block of the two offsets is then f″(1)·[[r, r], [−1, −1]] with
+eigenvalues 0, for the constant that E and H may exchange, and −(1 − r)f″(1), for their sum. At r = 1 the sum does
+not move either: the constant in log p/q is never learned, and as long as it is off E and H drift apart at a
+constant speed. Above 1 it runs away. A direction of unit variance in E learns at r·f″(1), so that r = ½ is the
+fastest of all.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def offsets(game: Game, at: Tensor, rate: float) -> Tensor:
 
 
 def drift(game: Game, at: Tensor, rate: float, time: float, steps: int) -> NDArray[np.float64]:
-    """E's offset and the sum of both from a sum that is off by ½, `(steps + 1, 2)`, by Euler's method; θ, ω held."""
+    """E's offset and the sum of both, `(steps + 1, 2)`, from a sum off by ½; Euler's method, shapes held."""
     start, size, path = at.clone(), game.size, []
     start[size] += 0.5
     e = h = 0.0
@@ -199,7 +200,7 @@ def drift_rows(bench: Bench) -> list[Row]:
 
 
 def misspecified(bench: Bench) -> list[Row]:
-    """The mixture of Section 6.1, which no normal model is: eigenvalues at the rest point that the flow itself finds.
+    """The mixture of Section 6.1, which no normal model is: eigenvalues where the flow itself rests.
 
     Theorem 4 says nothing there, H being quadratic and p no normal; stability is read from finite differences.
     """

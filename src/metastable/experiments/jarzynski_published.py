@@ -1,9 +1,9 @@
 """Algorithm 1 of the Jarzynski paper exactly as printed, beside ours: what held-out walkers and sorting buy.
 
-The paper lets every walker steer θ, reads log Z from those same walkers and resamples them in the order in which they
-stand. `Jarzynski` by default holds half of them out, reads log Z there, and sorts before resampling. Here the settings
-are those of Appendix B.1 (Figures 6 and 7) for every threshold 1/(1 + c), five runs each: as printed, sorted only, and
-with as many held-out walkers beside those that steer.
+The paper lets every walker steer θ, reads log Z from those same walkers and resamples them in the order in which
+they stand. `Jarzynski` by default holds half of them out, reads log Z there, and sorts before resampling. Here the
+settings are those of Appendix B.1 (Figures 6 and 7) for every threshold 1/(1 + c), five runs each: as printed,
+sorted only, and with as many held-out walkers beside those that steer.
 """
 
 from __future__ import annotations

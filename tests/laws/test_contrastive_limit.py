@@ -12,6 +12,7 @@ from metastable.energies import MLP
 from metastable.kernels import ULA
 from metastable.methods import Context, ContrastiveDivergence, Negatives, ScoreMatching
 from metastable.methods.base import Nothing
+from metastable.methods.contrastive import Stepping
 from metastable.proposals import fit_gaussian
 
 F64 = torch.float64
@@ -46,7 +47,7 @@ def contrastive(context: Context, x: Tensor, h: float) -> Tensor:
     starts, noise = x.repeat_interleave(len(ξ), 0), ξ.repeat(len(x), 1)
     moved = ULA(h).move(starts, energy_and_grad(context.energy, starts).grad, noise).detach()
     loss, _ = ContrastiveDivergence(step_size=h, steps=1).loss(
-        context, None, "energy", x, Negatives(moved, log_w.repeat(len(x)))
+        context, Stepping(), "energy", x, Negatives(moved, log_w.repeat(len(x)))
     )
     return gradient(loss, context.energy) / h  # pyright: ignore
 
@@ -69,6 +70,8 @@ def test_without_noise_it_is_another_limit(case):
     fisher = gradient(ScoreMatching().loss(context, Nothing(), "energy", x, None)[0], context.energy)  # pyright: ignore
     h = 1e-3
     moved = (x - h * energy_and_grad(context.energy, x).grad).detach()
-    loss, _ = ContrastiveDivergence(step_size=h, steps=1).loss(context, None, "energy", x, Negatives(moved))
+    loss, _ = ContrastiveDivergence(step_size=h, steps=1).loss(
+        context, Stepping(), "energy", x, Negatives(moved)
+    )
     drifting = gradient(loss, context.energy) / h  # pyright: ignore
     assert float((drifting - fisher).norm() / fisher.norm()) > 0.1

@@ -12,6 +12,7 @@ carry the weight. Three remedies are tried beside it: sorted resampling, a bound
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -131,7 +132,7 @@ def draw(bench: Bench, found: Found, other: Found) -> None:
             draw_level(axis, 0.25)
             axis.set(title=f"mass of the first mode, {name}", xlabel="update", ylim=(-0.02, 1.02))
     with picture(bench.folder / "figure-1.png", 11, 3.3, columns=3) as (mass, means, kl):
-        look = {"lw": 0.7, "alpha": 0.5}
+        look: dict[str, Any] = {"lw": 0.7, "alpha": 0.5}
         for (name, trials), colour in zip(found.items(), palette, strict=False):
             draw_curves(mass, trials, "mass", colour, **look)
             draw_curves(means, trials, "a", colour, **look)

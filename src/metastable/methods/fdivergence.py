@@ -139,9 +139,10 @@ class FDivergence(Objective[State]):
             trained. By default minus a copy of the energy as it is at the start, so that the ratio e^{H+E} begins
             at exactly 1.
         ratio_steps: steps of H for one of E; the paper makes one.
-        energy_rate: what the learning rate is multiplied with for E, while H has all of it. H must keep up with
-            log p/q: at equal rates the default H and E take the same steps, the ratio stays where it is, and a
-            network's energy falls without end. 1 is the paper's.
+        energy_rate: r, what the learning rate is multiplied with for E, while H has all of it. The constants of E
+            and H have the same gradient with opposite signs: their sum, which belongs to log p/q, settles at the
+            rate (1 − r)f″(1) near the optimum (Theorem 4), at r = 1 never, and then E drifts without end. 1 is the
+            paper's, and will do for an energy without a free constant.
         estimator: `theorem3`, or the paper's baseline `theorem1`, in which the energy never sees the data: there
             T = f′(e^R) with a network R of x alone (`ratio`; by default the difference of two copies of the
             energy, one of them fixed, so that R begins at 0).

@@ -77,12 +77,7 @@ def test_chains_run(tmp_path):
 
 def test_mnist_has_the_thesis_settings_and_its_smoke_needs_no_files(tmp_path):
     settings = mnist.EXPERIMENT.scales["gpu"]
-    assert (settings["rate"], settings["langevin"], settings["batch"], settings["buffer"]) == (
-        1e-4,
-        100,
-        128,
-        10_000,
-    )
+    assert (settings["rate"], settings["langevin"], settings["buffer"]) == (1e-4, 100, 10_000)
     assert {0.25, 0.5, 1.0} <= set(settings["rejuvenations"])
     bench = Bench(mnist.EXPERIMENT.scales["smoke"], "smoke", 0, "cpu", tmp_path)
     assert handwritten(bench).x.shape == (1797, 1, 8, 8)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from metastable.core.random import derive, generator
 from metastable.data.toy import toy_set
@@ -40,6 +41,13 @@ PSIS: dict[str, str | Callable[[Tensor], Tensor]] = {
     "root": lambda u: -4 * u.sqrt(),
 }
 """Names and functions; the last one, Ψ = −4√u, is a user's; data above the noise weigh little."""
+
+
+CLOSED = {
+    "nce": Bregman("nce", softplus, lambda log_g: -softplus(-log_g)),
+    "root": Bregman("root", lambda log_g: 2 * (0.5 * log_g).exp(), lambda log_g: -2 * (-0.5 * log_g).exp()),
+}
+"""S₀ and S₁ that Newton's method can differentiate twice for many samples at once; 2√g and −2/√g for Ψ = −4√u."""
 
 
 # ---- a normal model: the variance of each Ψ
@@ -112,12 +120,6 @@ def variances(bench: Bench) -> dict[tuple[str, float], tuple[Tensor, Tensor]]:
             found[name, width] = bench.n * theta.square().mean(0), predicted(bregman, width).diagonal()
             bench.say(f"{name}, noise {width:g}: {found[name, width][0].tolist()}")
     return found
-
-
-CLOSED = {
-    "root": Bregman("root", lambda log_g: 2 * (0.5 * log_g).exp(), lambda log_g: -2 * (-0.5 * log_g).exp())
-}
-"""S₀ = 2√g and S₁ = −2/√g of Ψ = −4√u: Newton's method differentiates twice, as a derived loss cannot."""
 
 
 # ---- networks on a pinwheel

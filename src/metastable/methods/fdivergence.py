@@ -31,15 +31,18 @@ from torch import Tensor, nn
 
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.by_class import of_labels
+from metastable.core.convex import require_convex_at
 from metastable.core.errors import InputError, require, require_choice, require_count, require_positive
 from metastable.core.random import uniform_rows
 from metastable.core.types import Proposal, precise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics, together
 from .contrastive import PersistentCD
-from .divergences import Divergence, divergence_of
+from .divergences import HIGH, LOW, Divergence, divergence_of
 
 ESTIMATORS = ("theorem3", "theorem1")
+CHECKED = 4096
+"""Data rows at whose first ratios a function f must be strictly convex."""
 WeightedMean = Callable[[Tensor], Tensor]
 
 
@@ -199,6 +202,17 @@ class FDivergence(Objective[State]):
             return LogRatio(network, with_energy)
         first = None if with_energy else copy.deepcopy(energy).requires_grad_(False)
         return LogRatio(Opposite(copy.deepcopy(energy)), with_energy, first)
+
+    def start(self, context: Context) -> State:
+        """The source's; a function f that is not strictly convex at the ratios that data have is refused."""
+        if not isinstance(self.f, (str, Divergence)) and callable(self.f):
+            rows = Batch(context.data, context.given)[:CHECKED]
+            with torch.no_grad():
+                E = of_labels(context.energy, rows.given)(rows.x)
+                labels = () if rows.given is None else (rows.given,)
+                exponent = self._clipped(context.players["ratio"](rows.x, E, *labels))
+            require_convex_at(self.f, "f-ebm.f", exponent, (LOW, HIGH))
+        return super().start(context)
 
     def rate(self, player: str) -> float:
         """E is slower by `energy_rate`."""

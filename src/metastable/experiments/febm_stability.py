@@ -166,7 +166,7 @@ def body(bench: Bench) -> list[Row]:
             for r in (1.0, 0.5, 0.2):
                 values = offsets(game, at, r).real
                 rows.append(
-                    Row(f"offset_eigenvalue/r={r:g}/{name}", float(values.min()), oracle=-(1 - r) * curvature)
+                    Row(f"offset_eigenvalue/r={r:g}/{name}", float(values.min()), oracle=(r - 1) * curvature)
                 )
             equal = float(offsets(game, at, 1.0).abs().max())
             rows.append(Row(f"offset_eigenvalues_largest/r=1/{name}", equal, "<=", 2e-3, oracle=0.0))

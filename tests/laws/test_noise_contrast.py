@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -189,6 +190,10 @@ def test_a_psi_that_is_not_strictly_convex_is_refused_by_name():
         NCE(psi=3)  # type: ignore
     with pytest.raises(ConfigError, match=r"flow-contrastive\.psi: must be nce"):
         FlowContrastive(psi="kl")
+
+
+def test_a_method_with_a_named_psi_can_be_pickled():
+    assert pickle.loads(pickle.dumps(NCE(psi="kl"))) == NCE(psi="kl")
 
 
 def test_a_psi_that_is_a_line_where_data_are_is_refused_when_training_starts():

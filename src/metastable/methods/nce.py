@@ -133,12 +133,14 @@ class NCE(ImportanceSampled):
         require_count(f"{self.name}.walkers", self.walkers)
         if isinstance(self.noise, str):
             require_choice(f"{self.name}.noise", self.noise, self.named)
-        object.__setattr__(self, "_bregman", as_bregman(self.psi, f"{self.name}.psi"))
+        made = as_bregman(self.psi, f"{self.name}.psi")
+        if not isinstance(self.psi, str):  # checked once; a method with a name alone can be pickled
+            object.__setattr__(self, "_bregman", made)
 
     @property
     def bregman(self) -> Bregman:
         """Ψ as the two halves of its loss."""
-        return self._bregman  # pyright: ignore
+        return BREGMANS[self.psi] if isinstance(self.psi, str) else self._bregman  # pyright: ignore
 
     @property
     def logistic(self) -> bool:

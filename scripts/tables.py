@@ -201,10 +201,18 @@ def experiment(name: str, path: Path, results: list[Result], less: Sequence[str]
             target = os.path.relpath(PICTURES / copied, path.parent)
             said = f"{picture.stem.replace('-', ' ', 1)}, scale {picture.parent.name}"
             parts += [f"![{name}, {picture.stem}]({Path(target).as_posix()})", f"*{said}*"]
-    head = ["number", "ours", "required", "paper", "holds"]
     for r in own:
+        exact = any("oracle" in x for x in r.rows)  # a column where some number has an exact answer
+        head = ["number", "ours", *(["exact"] if exact else []), "required", "paper", "holds"]
         rows = [
-            [f"`{x['metric']}`", _ours(x), _required(x), _shown(x.get("paper")), _verdict(x)]
+            [
+                f"`{x['metric']}`",
+                _ours(x),
+                *([_shown(x.get("oracle"))] if exact else []),
+                _required(x),
+                _shown(x.get("paper")),
+                _verdict(x),
+            ]
             for x in r.rows
             if (x.get("relation") or "required" not in less)
             and (not first or str(x["metric"]).partition("/")[0] in first)

@@ -138,6 +138,18 @@ def test_the_gallery_has_each_picture_once_of_the_largest_scale(tables, copy):
     assert "No pictures are stored yet" in (copy / "docs/deep/page.md").read_text()
 
 
+def test_exact_answers_have_a_column_where_some_number_has_one(tables, copy):
+    rows = [RESULT["rows"][0] | {"oracle": 0.0125}, RESULT["rows"][2]]
+    (copy / "results/some-paper/cpu/result.json").write_text(json.dumps(RESULT | {"rows": rows}))
+    tables.write(copy)
+    text = (copy / "docs/deep/page.md").read_text()
+    cpu = text.index("**Scale cpu.**")
+    assert "| number | ours | exact | required | paper | holds |" in text[cpu:]
+    assert "| `error/a` | 0.01235 | 0.0125 | ≤ 0.02 | – | yes |" in text[cpu:]
+    assert "| `aside` | 3 | – | – | – | – |" in text[cpu:]
+    assert "exact" not in text[:cpu]
+
+
 def test_pictures_stand_in_the_order_of_their_numbers(tables, copy):
     for name in ("figure-10", "figure-2"):
         (copy / f"results/some-paper/cpu/{name}.png").write_bytes(b"some")

@@ -72,6 +72,8 @@ def test_a_tiny_run_reports_every_row_and_draws_every_figure(tmp_path: Path):
         "baselines": ("js",),
         "far": ("kl",),
         "paths": ("js",),
+        "chains": ("js", "pearson"),
+        "chain_tolerance": 3.0,
         "steps": 40,
         "path_steps": 20,
         "batch": 200,
@@ -96,7 +98,12 @@ def test_a_tiny_run_reports_every_row_and_draws_every_figure(tmp_path: Path):
         "sigma_error/kl/far/theorem1",
         "mu_error/kl/far/theorem3",
         "worst_error_of_five_starts/js",
+        "error/js/chains",
+        "error/pearson/paper's start",
     } <= set(values)
+    exact = {row.metric: row.oracle for row in result.rows if row.oracle is not None}
+    assert exact["mu/js"] == exact["mu/js/chains"] == pytest.approx(ORACLE["js"][0], abs=2e-4)
+    assert exact["sigma/pearson/paper's start"] == pytest.approx(ORACLE["pearson"][1], abs=2e-4)
     assert {p.name for p in tmp_path.glob("*.png")} == {f"figure-{i}.png" for i in (1, 2, 3, 4)}
     assert json.loads((tmp_path / "result.json").read_text())["experiment"] == "febm-1d"
 

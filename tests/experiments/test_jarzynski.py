@@ -20,7 +20,7 @@ from metastable.experiments import jarzynski_resampling as resampling
 from metastable.experiments.base import Bench, Experiment, Result, reproduce
 from metastable.experiments.jarzynski_resampling import SCHEMES, resampling_noise
 from metastable.experiments.trials import Arm, Curves, Trial
-from metastable.methods import Jarzynski, PersistentCD
+from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD
 
 SHARES = [(0.5, 0.25), (0.53, 0.21), (0.46, 0.4), (0.5, 0.75)]
 over = pytest.mark.parametrize
@@ -122,7 +122,7 @@ def test_line_remembers_its_first_walkers() -> None:
 
 
 def test_algorithms_differ_as_the_paper_says(line: Bench) -> None:
-    unweighted, pcd, jarzynski = (arm.method for arm in collapse.arms(line))
+    unweighted, pcd, jarzynski, cd = (arm.method for arm in (*collapse.arms(line), collapse.restarting(line)))
     assert isinstance(unweighted, PersistentCD)
     assert unweighted.start_at == "model"
     assert isinstance(pcd, PersistentCD)
@@ -130,14 +130,17 @@ def test_algorithms_differ_as_the_paper_says(line: Bench) -> None:
     assert isinstance(jarzynski, Jarzynski)
     assert jarzynski.resample == "never"
     assert jarzynski.counts == (line.points, 0)
+    assert isinstance(cd, ContrastiveDivergence)
 
 
 def test_every_algorithm_follows_its_own_equation_and_no_other(line: Bench) -> None:
     trials = collapse.one_dimension(line)
-    unweighted, pcd, jarzynski = (
-        collapse.path_of(line, trials.train(line, arm, 3)) for arm in collapse.arms(line)
+    unweighted, pcd, jarzynski, cd = (
+        collapse.path_of(line, trials.train(line, arm, 3))
+        for arm in (*collapse.arms(line), collapse.restarting(line))
     )
-    assert pcd.q0 == pcd.q_data == unweighted.q_data
+    assert pcd.q0 == pcd.q_data == unweighted.q_data == cd.q0
+    assert np.abs(cd.z).max() < 0.02  # (52)
     assert unweighted.crossed == pcd.crossed == jarzynski.crossed == 0
     assert np.abs(unweighted.z - unweighted.predicted).max() < 0.02
     assert np.abs(pcd.z).max() < 0.02
@@ -168,6 +171,7 @@ def test_collapse_runs(tmp_path: Path) -> None:
     rows = values(result)
     assert rows["drift_error_of_(50)/unweighted/worst"] < 0.1
     assert rows["displacement/pcd/worst"] < 0.1
+    assert rows["displacement_(52)/cd/worst"] < 0.1
     assert {f"walkers_that_crossed/{name}" for name in ("unweighted", "pcd", "jarzynski")} <= set(rows)
     assert json.loads((tmp_path / "result.json").read_text())["experiment"] == "jarzynski-collapse"
     assert (tmp_path / "figure-14.png").stat().st_size > 0

@@ -449,3 +449,42 @@ def test_a_network_needs_an_h_that_is_faster_than_e():
         extremes[rate] = max(-run.history[-1]["exponent_min"], run.history[-1]["exponent_max"])
     assert extremes[0.2] < 10
     assert extremes[1.0] > 10 * extremes[0.2]
+
+
+def test_an_f_that_is_a_line_where_data_are_is_refused_when_training_starts():
+    """Strictly convex up to u = 500; a ratio that begins at e⁸ lies where it is not."""
+    line = FDivergence(f=lambda u: torch.where(u < 500, (u - 1) ** 2, 998 * u - 249_999), ratio=Eight())
+    x = torch.randn((30, 1), generator=torch.Generator().manual_seed(0))
+    energy = Flat()
+    players = {"energy": energy, **line.companions(energy, x, fit_gaussian(x), 0)}
+    context = Context(energy, players, x, fit_gaussian(x), torch.Generator())
+    with pytest.raises(ConfigError, match=r"f-ebm\.f: must be strictly convex, but its slope goes from 998"):
+        line.start(context)
+    near = FDivergence(f=line.f)
+    near.start(
+        Context(
+            energy,
+            players | near.companions(energy, x, fit_gaussian(x), 0),
+            x,
+            fit_gaussian(x),
+            torch.Generator(),
+        )
+    )
+
+
+class Flat(torch.nn.Module):
+    """E = 0 with a parameter that does nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.offset = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return 0 * x[:, 0] + self.offset
+
+
+class Eight(Flat):
+    """H = 8."""
+
+    def forward(self, x):
+        return super().forward(x) + 8

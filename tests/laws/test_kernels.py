@@ -219,6 +219,47 @@ def test_leapfrog_runs_backwards_to_where_it_began(energy, mass):
     assert torch.allclose(-r, p, rtol=0, atol=1e-10)
 
 
+MATRIX = torch.tensor([[2.0, 0.9], [0.9, 0.7]], dtype=F64)
+
+
+def noise_of(x: Tensor, seed: int = 4) -> Noise:
+    return Noise(
+        torch.randn(x.shape, generator=rng(seed), dtype=F64),
+        torch.rand(len(x), generator=rng(seed + 1), dtype=F64),
+    )
+
+
+@over("energy", LEAPFROG_TARGETS)
+def test_a_full_mass_matrix_is_a_change_of_coordinates(energy):
+    """With M = LLᵀ, HMC of E at x is HMC of unit mass of y ↦ E(L⁻ᵀy) at y = Lᵀx, move by move."""
+    L = torch.linalg.cholesky(MATRIX)
+    back = torch.linalg.inv(L)  # rows x = y L⁻¹
+    x = torch.randn((40, 2), generator=rng(0), dtype=F64)
+    seen, plain = HMC(0.4, 6, mass_matrix=MATRIX), HMC(0.4, 6)  # pyright: ignore
+    moved, info = seen.step(energy, state_at(energy, x), noise_of(x), 0.4)
+    other = lambda y: energy(y @ back)  # noqa: E731
+    there, beside = plain.step(other, state_at(other, x @ L), noise_of(x), 0.4)
+    assert torch.allclose(moved.x @ L, there.x, rtol=0, atol=1e-10)
+    assert torch.allclose(info.acceptance, beside.acceptance, rtol=0, atol=1e-10)
+    unrelated, _ = plain.step(energy, state_at(energy, x), noise_of(x), 0.4)
+    assert (unrelated.x - moved.x).abs().max() > 0.05
+
+
+def test_a_diagonal_mass_matrix_is_the_diagonal():
+    energy, x = LEAPFROG_TARGETS[0], torch.randn((30, 2), generator=rng(0), dtype=F64)
+    a, b = (
+        k.step(energy, state_at(energy, x), noise_of(x), 0.3)[0].x
+        for k in (HMC(0.3, 5, mass=(2.0, 0.5)), HMC(0.3, 5, mass_matrix=((2.0, 0.0), (0.0, 0.5))))
+    )
+    assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_mass_matrix_of_another_size_is_named():
+    energy, x = LEAPFROG_TARGETS[0], torch.zeros((3, 2), dtype=F64)
+    with pytest.raises(ConfigError, match=r"hmc\.mass_matrix: must be \(2, 2\) for events of 2 numbers"):
+        HMC(0.1, mass_matrix=((1.0,),)).step(energy, state_at(energy, x), noise_of(x), 0.1)
+
+
 def test_leapfrog_preserves_volume():
     energy, mass = LEAPFROG_TARGETS[0], torch.tensor([2.0, 0.5], dtype=F64)
 
@@ -371,6 +412,11 @@ BAD_SETTINGS: list[tuple[Callable[[], Kernel], str]] = [
     (lambda: HMC(0.1, mass=0.0), "hmc.mass"),
     (lambda: HMC(0.1, mass=(1.0, -1.0)), "hmc.mass"),
     (lambda: HMC(0.1, mass=torch.tensor([1.0, 0.0])), "hmc.mass"),
+    (lambda: HMC(0.1, mass=2.0, mass_matrix=((1.0, 0.0), (0.0, 1.0))), "hmc.mass"),
+    (lambda: HMC(0.1, mass_matrix=((1.0, 2.0), (2.0, 1.0))), "hmc.mass_matrix"),
+    (lambda: HMC(0.1, mass_matrix=((1.0, 1.0), (1.0, 1.0))), "hmc.mass_matrix"),
+    (lambda: HMC(0.1, mass_matrix=((1.0, 0.5), (0.0, 1.0))), "hmc.mass_matrix"),
+    (lambda: HMC(0.1, mass_matrix=((1.0, 0.0),)), "hmc.mass_matrix"),
 ]
 
 

@@ -449,6 +449,12 @@ def test_result_sets_numbers_side_by_side(result_page):
     assert result_page.tags.count("img") == 1
 
 
+def test_result_with_an_exact_answer_shows_it(tmp_path):
+    row = {"metric": "mu", "value": 1.02, "relation": None, "target": None, "paper": None, "ok": True}
+    write_json(tmp_path / "result.json", {"experiment": "e", "rows": [row | {"oracle": 1.01}]})
+    assert "mu1.021.01––" in read(write_report(tmp_path)).text
+
+
 def test_result_that_holds(tmp_path):
     row = {"metric": "m", "value": 1.0, "relation": "<=", "target": 2.0, "paper": None, "ok": True}
     write_json(tmp_path / "result.json", {"experiment": "e", "rows": [row]})

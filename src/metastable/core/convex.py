@@ -61,6 +61,26 @@ def require_convex(
     _refuse_kinks(function, u, slope, field)
 
 
+def require_convex_at(
+    function: ScalarFunction, field: str, log_u: Tensor, checked: tuple[float, float] = (LOW, HIGH)
+) -> None:
+    """The same from the smallest to the largest e^`log_u`, the ratios of data, where `checked` does not hold them.
+
+    Beyond 10⁻⁸ and 10⁸ float64 cannot tell a curvature from its rounding, and nothing is looked at.
+
+    >>> bounded = lambda u: torch.where(u < 2e3, u * u, 4e3 * u - 4e6)  # a line from 2,000 on
+    >>> require_convex(bounded, "psi")
+    >>> require_convex_at(bounded, "psi", torch.tensor([0.0, 9.0]))
+    Traceback (most recent call last):
+    ...
+    metastable.core.errors.ConfigError: psi: must be strictly convex, but its slope goes from 4000 at u = ...
+    """
+    ends = log_u.detach().double().clamp(math.log(1e-8), math.log(1e8)).exp().aminmax()
+    low, high = min(float(ends.min), checked[0]), max(float(ends.max), checked[1])
+    if (low, high) != checked:
+        require_convex(function, field, low, high)
+
+
 def _values(function: ScalarFunction, u: Tensor, field: str) -> Tensor:
     try:
         value = function(u)

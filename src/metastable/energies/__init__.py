@@ -1,6 +1,7 @@
 """Energies: analytic targets with exact log Z, networks, and the check that any callable goes through."""
 
 from .analytic import Banana, DoubleWell, Funnel, Gaussian, GaussianMixture, two_modes
+from .boltzmann_hidden import HiddenBoltzmannMachine
 from .by_class import ClassEnergy
 from .check import check_conditional, check_energy, inside_walls
 from .conditional import ConditionalNet
@@ -30,6 +31,7 @@ __all__ = [
     "Funnel",
     "Gaussian",
     "GaussianMixture",
+    "HiddenBoltzmannMachine",
     "Hopfield",
     "JointEnergy",
     "OnProposal",

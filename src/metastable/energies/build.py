@@ -15,6 +15,7 @@ from metastable.proposals import fit_signs
 from metastable.proposals.transformer import READS
 
 from .analytic import GaussianMixture
+from .boltzmann_hidden import MOST_HIDDEN, HiddenBoltzmannMachine
 from .conditional import ConditionalNet
 from .densities import DENSITIES
 from .discrete import RBM, BoltzmannMachine
@@ -163,25 +164,35 @@ class RBMConfig:
 
 @dataclass(frozen=True)
 class BoltzmannConfig:
-    """A Boltzmann machine of visible units, for data coded −1 and +1; trained with `kernel=gibbs`.
+    """A Boltzmann machine, for data coded −1 and +1; trained with `kernel=gibbs`.
 
     Attributes:
         scale: standard deviation of the first couplings. The first biases are those of the data's means.
+        hidden: hidden units, coupled to all others and to one another; at most 12, whose states are enumerated.
     """
 
     scale: float = 0.01
+    hidden: int = 0
 
     name: ClassVar[str] = "boltzmann"
     discrete: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive("energy.scale", self.scale)
+        require_count("energy.hidden", self.hidden, 0)
+        enough = f"at most {MOST_HIDDEN}, whose states can be enumerated"
+        require(self.hidden <= MOST_HIDDEN, "energy.hidden", enough, self.hidden)
 
     def build(self, data: Tensor, seed: int) -> nn.Module:
-        """See `BoltzmannMachine`."""
-        machine = BoltzmannMachine(tuple(data.shape[1:]), self.scale, derive(seed, "energy"))
+        """See `BoltzmannMachine` and `HiddenBoltzmannMachine`."""
+        shape, seed = tuple(data.shape[1:]), derive(seed, "energy")
+        if self.hidden:
+            machine = HiddenBoltzmannMachine(shape, self.hidden, self.scale, seed)
+        else:
+            machine = BoltzmannMachine(shape, self.scale, seed)
         with torch.no_grad():
-            machine.bias.copy_(fit_signs(data).fields.flatten())
+            fields = fit_signs(data).fields.flatten()
+            machine.bias[: len(fields)].copy_(fields)
         return machine
 
 

@@ -22,6 +22,14 @@ _INDEX: dict[str, tuple[str, str]] = {
         "jarzynski_resampling",
         "Two modes in 50 dimensions: whether, when and how to resample (Fig. 9, 10)",
     ),
+    "jarzynski-minibatch": (
+        "jarzynski_minibatch",
+        "Two modes in 50 dimensions by mini-batches of walkers: Algorithm 2, PCD and CD (Fig. 1)",
+    ),
+    "jarzynski-published": (
+        "jarzynski_published",
+        "Algorithm 1 as printed, sorted, and with held-out walkers, for every threshold (Fig. 6, 7)",
+    ),
     "jarzynski-mnist": (
         "jarzynski_mnist",
         "Three digits at 4/7, 2/7 and 1/7: who keeps their weights, and at which noise (Fig. 2-4, 11, 12)",
@@ -45,6 +53,10 @@ _INDEX: dict[str, tuple[str, str]] = {
     "febm-1d": (
         "febm_1d",
         "A Gaussian for data that are not: nine divergences and their density ratios (Fig. 1-4, Table 5)",
+    ),
+    "febm-stability": (
+        "febm_stability",
+        "Local stability of f-EBM in one dimension, and why E must be slower than H (Theorems 4 and 5)",
     ),
     "robust-toy": (
         "robust_toy",
@@ -74,6 +86,14 @@ _INDEX: dict[str, tuple[str, str]] = {
         "score_blind",
         "What scores cannot see: the weights of separated modes",
     ),
+    "bregman-psi": (
+        "bregman_psi",
+        "Which Ψ: the variance of Bregman ratio matching against theory, and networks (Chapters 4 and 6)",
+    ),
+    "adance-background": (
+        "adance_background",
+        "Hidden units of a Boltzmann machine against enumeration, and HMC with a full mass matrix (Chapter 2)",
+    ),
     "adance-interval": (
         "adance_interval",
         "Self-adapting NCE on a pinwheel: quality and Var(log g) against the interval K (Table 5.2)",
@@ -81,6 +101,14 @@ _INDEX: dict[str, tuple[str, str]] = {
     "adance-stability": (
         "adance_stability",
         "Digits: rejuvenation and spectral normalisation in self-adapting NCE (Fig. 3.1–3.3)",
+    ),
+    "adance-mnist": (
+        "adance_mnist",
+        "MNIST with the thesis's settings: rejuvenation and spectral normalisation (Fig. 3.1–3.3)",
+    ),
+    "adance-chains": (
+        "adance_chains",
+        "Short-run against converged chains in self-adapting NCE, for every interval (Section 5.3)",
     ),
 }
 """Name, module and title of every experiment; the title is repeated here so that nothing need be imported."""

@@ -19,7 +19,7 @@ SCALES = ("smoke", "cpu", "gpu")
 
 @dataclass(frozen=True)
 class Row:
-    """One number of an experiment, with what it should be and what the paper has.
+    """One number of an experiment, with what it should be, what the paper has, and the exact answer if any.
 
     A row without a relation is reported and cannot fail.
     """
@@ -29,6 +29,7 @@ class Row:
     relation: str | None = None
     target: float | None = None
     paper: float | str | None = None
+    oracle: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -46,6 +47,7 @@ class Row:
             "target": self.target,
             "paper": self.paper,
             "ok": self.ok,
+            **({} if self.oracle is None else {"oracle": self.oracle}),
         }
 
 

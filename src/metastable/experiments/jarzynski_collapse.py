@@ -2,6 +2,7 @@
 
 In one dimension, with both means known and ten apart, only z is learned. While walkers stay in their modes,
 learning is an ordinary differential equation in the shares of data and of first walkers near b (Appendix C).
+CD, whose walkers restart at the data before every update, does not learn z either (52).
 A walker that changes mode leaves that equation behind: at z = 0 about one run of 200 walkers in twelve has one
 before T = 100, and each of them moves PCD's z by up to T/200. Hence PCD has two rows with a target, the mean
 over all repeats and the worst of those in which every walker ended where it began, and one without.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metastable.core.random import derive, generator
-from metastable.methods import Jarzynski, PersistentCD
+from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD
 from metastable.report.figures import INK, draw_level, palette, picture
 from metastable.runs.run import Run
 
@@ -116,7 +117,7 @@ class Path(Shares):
 
     @property
     def predicted(self) -> Times:
-        """The equation that belongs to walkers without weights: (50), or (51) where q̂(0) = q̂*."""
+        """The equation that belongs to walkers without weights: (50), or (51) and (52) where q̂(0) = q̂*."""
         return drift(self.q0, self.q_data) * self.times
 
     @property
@@ -145,6 +146,12 @@ def arms(bench: Bench) -> list[Arm]:
     ]
 
 
+def restarting(bench: Bench) -> Arm:
+    """CD, whose walkers make P = 4 steps from the data before each update."""
+    method = ContrastiveDivergence(walkers=bench.points, step_size=bench.step_size, steps=4)
+    return Arm("cd", method)
+
+
 def one_dimension(bench: Bench) -> Trials:
     """(48) by Euler's method with step h, (49) with α = 1: the learning rate of z is h too."""
     h = bench.step_size
@@ -153,9 +160,11 @@ def one_dimension(bench: Bench) -> Trials:
         return Problem(Line(), Line(bench.z_data).sample(bench.points, generator(derive(seed, "data"))))
 
     def keep(trial: Trial, at: Problem, run: Run) -> Shares:
-        assert run.walkers is not None
-        first = at.data if trial.arm.name == "pcd" else at.model.drawn
-        return Shares(share_near_b(first), share_near_b(at.data), crossings(first, run.walkers.x.to(first)))
+        first = at.data if trial.arm.name in ("pcd", "cd") else at.model.drawn
+        end = (
+            first if run.walkers is None else run.walkers.x.to(first)
+        )  # CD's walkers are gone after an update
+        return Shares(share_near_b(first), share_near_b(at.data), crossings(first, end))
 
     settings = {
         "steps": round(bench.horizon / h),
@@ -209,7 +218,9 @@ def fifty_dimensions(bench: Bench) -> Trials:
 
 def body(bench: Bench) -> list[Row]:
     """Every algorithm on every repeat in one dimension, then PCD's oscillations in fifty."""
-    found = one_dimension(bench).run(bench)
+    trials = one_dimension(bench)
+    found = trials.run(bench)
+    found |= replace(trials, arms=[restarting(bench)], repeats=bench.cd_repeats).run(bench)
     paths = {name: [path_of(bench, trial) for trial in trials] for name, trials in found.items()}
     oscillation = fifty_dimensions(bench).run(bench)["pcd"]
     _draw_14(bench, paths)
@@ -227,7 +238,7 @@ def body(bench: Bench) -> list[Row]:
 
 
 def _rows(bench: Bench, paths: dict[str, list[Path]]) -> list[Row]:
-    unweighted, pcd, jarzynski = paths.values()
+    unweighted, pcd, jarzynski, cd = paths.values()
     miss = [abs(c.z[-1] - stable_point(c.q0, c.q_data)) for c in jarzynski]
     slow = []  # how far the slopes of z(t) at first are from (50), as a share of (50)
     for c in unweighted:
@@ -245,8 +256,9 @@ def _rows(bench: Bench, paths: dict[str, list[Path]]) -> list[Row]:
         Row("smaller_mass/unweighted/worst", max(_smaller(c.q[-1]) for c in unweighted), "<=", 0.05, 0.0),
         Row("distance_from_(53)/jarzynski/worst", max(gaps)),
         Row("mass_error/jarzynski", mean(abs(c.q[-1] - c.q_data) for c in jarzynski)),
+        Row("displacement_(52)/cd/worst", max(float(np.abs(c.z).max()) for c in cd), "<=", 0.3, 0.0),
     ]
-    crossed = {name: mean(c.crossed for c in own) for name, own in paths.items()}
+    crossed = {name: mean(c.crossed for c in own) for name, own in paths.items() if name != "cd"}
     return rows + [Row(f"walkers_that_crossed/{name}", value) for name, value in crossed.items()]
 
 
@@ -255,8 +267,8 @@ def _smaller(p: float) -> float:
 
 
 def _draw_14(bench: Bench, paths: dict[str, list[Path]]) -> None:
-    """Figure 14: z(t) above, q(t) below, the predicted path of the first repeat dashed."""
-    with picture(bench.folder / "figure-14.png", 11, 5.2, 2, 3, sharex=True) as axes:
+    """Figure 14 and CD: z(t) above, q(t) below, the predicted path of the first repeat dashed."""
+    with picture(bench.folder / "figure-14.png", 13, 5.2, 2, 4, sharex=True) as axes:
         for (name, own), (top, bottom) in zip(paths.items(), axes.T, strict=True):
             for i, path in enumerate(own):
                 style = {"color": palette.blue, "lw": 0.7 if i else 1.6, "alpha": 0.4 if i else 1.0}
@@ -267,7 +279,7 @@ def _draw_14(bench: Bench, paths: dict[str, list[Path]]) -> None:
             first, weighted = own[0], name == "jarzynski"
             z = first.predicted_weighted if weighted else first.predicted
             look = {"color": palette.vermillion, "lw": 1.2, "ls": "--"}
-            top.plot(first.times, z, label="(53)" if weighted else "(50), (51)", **look)
+            top.plot(first.times, z, label="(53)" if weighted else "(50), (51), (52)", **look)
             bottom.plot(first.times, mass_at_b(z), **look)
             if weighted:
                 point = stable_point(first.q0, first.q_data)
@@ -299,6 +311,7 @@ EXPERIMENT = Experiment(
         LINE,
         horizon=(40.0, 100.0, 100.0),
         repeats=(2, 8, 8),
+        cd_repeats=(1, 2, 2),
         walkers=(2000, 10_000, 100_000),
         steps=(1000, 10_000, 20_000),
         rate_z=(

@@ -66,6 +66,9 @@ class FlowContrastive(NCE):
         require_count(f"{self.name}.noise_steps", self.noise_steps)
         require_positive(f"{self.name}.noise_rate", self.noise_rate)
         require(self.likelihood >= 0, f"{self.name}.likelihood", "at least 0", self.likelihood)
+        require(
+            self.logistic, f"{self.name}.psi", "nce: the noise learns against the logistic loss", self.psi
+        )
 
     def noise_model(self, data: Tensor, seed: int) -> nn.Module:
         """A copy of p_φ."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from metastable.core.configure import name_of
-from metastable.core.convex import derivative, require_convex
+from metastable.core.convex import derivative, require_convex, require_convex_at
 from metastable.core.errors import ConfigError, require_choice
 
 OfLog = Callable[[Tensor], Tensor]
@@ -40,13 +40,14 @@ class Bregman:
         name: what it is called.
         S0: log g to S₀(g), averaged over negatives.
         S1: log g to S₁(g), averaged over data.
+        psi: Ψ itself, where it is a user's.
 
     >>> Bregman.named("nce").S0(torch.zeros(1))
     tensor([0.6931])
     """
 
-    def __init__(self, name: str, S0: OfLog, S1: OfLog):
-        self.name, self.S0, self.S1 = name, S0, S1
+    def __init__(self, name: str, S0: OfLog, S1: OfLog, psi: OfLog | None = None):
+        self.name, self.S0, self.S1, self.psi = name, S0, S1, psi
 
     def __repr__(self) -> str:
         return f"Bregman({self.name!r})"
@@ -77,7 +78,19 @@ class Bregman:
             g = log_g.exp()
             return derivative(psi, g) * g - psi(g)
 
-        return cls(name_of(psi), of_negatives, of_data)
+        return cls(name_of(psi), of_negatives, of_data, psi)
+
+    def loss(self, log_g_negatives: Tensor, log_g_data: Tensor, ratio: float = 1.0) -> Tensor:
+        """(4.8): `ratio`·E_negatives[S₀(g)] − E_data[S₁(g)].
+
+        With g = p_θ/(k·p_n) and `ratio` = k its minimum is p_θ = p_data for every k, since S₀′ = g·S₁′: (4.6).
+        """
+        return ratio * self.S0(log_g_negatives).mean() - self.S1(log_g_data).mean()
+
+    def require_convex_at(self, log_g: Tensor, field: str) -> None:
+        """Refuse a user's Ψ that is not strictly convex where data and negatives are."""
+        if self.psi is not None:
+            require_convex_at(self.psi, field, log_g)
 
     def weights(self, log_g_negatives: Tensor, log_g_data: Tensor) -> tuple[Tensor, Tensor]:
         """S₀′(g)g of negatives and S₁′(g)g of data, the weights of (4.12), without a graph."""

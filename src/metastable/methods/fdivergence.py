@@ -31,15 +31,18 @@ from torch import Tensor, nn
 
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.by_class import of_labels
+from metastable.core.convex import require_convex_at
 from metastable.core.errors import InputError, require, require_choice, require_count, require_positive
 from metastable.core.random import uniform_rows
 from metastable.core.types import Proposal, precise
 
 from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics, together
 from .contrastive import PersistentCD
-from .divergences import Divergence, divergence_of
+from .divergences import HIGH, LOW, Divergence, divergence_of
 
 ESTIMATORS = ("theorem3", "theorem1")
+CHECKED = 4096
+"""Data rows at whose first ratios a function f must be strictly convex."""
 WeightedMean = Callable[[Tensor], Tensor]
 
 
@@ -139,9 +142,10 @@ class FDivergence(Objective[State]):
             trained. By default minus a copy of the energy as it is at the start, so that the ratio e^{H+E} begins
             at exactly 1.
         ratio_steps: steps of H for one of E; the paper makes one.
-        energy_rate: what the learning rate is multiplied with for E, while H has all of it. H must keep up with
-            log p/q: at equal rates the default H and E take the same steps, the ratio stays where it is, and a
-            network's energy falls without end. 1 is the paper's.
+        energy_rate: r, what the learning rate is multiplied with for E, while H has all of it. The constants of E
+            and H have the same gradient with opposite signs: their sum, which belongs to log p/q, settles at the
+            rate (1 − r)f″(1) near the optimum (Theorem 4), at r = 1 never, and then E drifts without end. 1 is the
+            paper's, and will do for an energy without a free constant.
         estimator: `theorem3`, or the paper's baseline `theorem1`, in which the energy never sees the data: there
             T = f′(e^R) with a network R of x alone (`ratio`; by default the difference of two copies of the
             energy, one of them fixed, so that R begins at 0).
@@ -198,6 +202,17 @@ class FDivergence(Objective[State]):
             return LogRatio(network, with_energy)
         first = None if with_energy else copy.deepcopy(energy).requires_grad_(False)
         return LogRatio(Opposite(copy.deepcopy(energy)), with_energy, first)
+
+    def start(self, context: Context) -> State:
+        """The source's; a function f that is not strictly convex at the ratios that data have is refused."""
+        if not isinstance(self.f, (str, Divergence)) and callable(self.f):
+            rows = Batch(context.data, context.given)[:CHECKED]
+            with torch.no_grad():
+                E = of_labels(context.energy, rows.given)(rows.x)
+                labels = () if rows.given is None else (rows.given,)
+                exponent = self._clipped(context.players["ratio"](rows.x, E, *labels))
+            require_convex_at(self.f, "f-ebm.f", exponent, (LOW, HIGH))
+        return super().start(context)
 
     def rate(self, player: str) -> float:
         """E is slower by `energy_rate`."""

@@ -11,14 +11,16 @@ N. Xu, *Self-adapting noise-contrastive estimation for energy-based models*, MSc
 | ρ₀, ρ₁ | shares of noise and data, `noise_ratio` / (1 + `noise_ratio`) and 1 / (1 + `noise_ratio`) |
 | π | the label: 1 for data, 0 for noise |
 | log Z_θ | c, the parameter of the player `log_partition` |
-| G | logit of the label: log p_θ − log p_n + log ν |
+| G | logit of the label: log p_θ − log p_n + log ν; log g of Chapter 4 |
+| Ψ, S₀, S₁ (Chapter 4) | `psi`, `Bregman.S0`, `Bregman.S1` |
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -34,6 +36,7 @@ from metastable.proposals import Flow, proposal_for, require_support
 from metastable.proposals.choose import NAMED
 
 from .base import Context, Metrics, Negatives, Nothing, gap_metrics
+from .bregman import BREGMANS, Bregman, as_bregman
 from .importance import ImportanceSampled
 
 START_DRAWS = 4096
@@ -98,6 +101,9 @@ class NCE(ImportanceSampled):
         pretrain: steps of maximum likelihood that fit a noise called `flow` before training. An object is used
             as it is.
         walkers: noise samples behind samples and log Z after training.
+        psi: Ψ of Bregman ratio matching, (4.8): `nce` is the logistic loss above, `kl` and `squared` are others,
+            and so is any strictly convex function on (0, ∞) in torch operations, or a `Bregman`. With g = e^G the
+            loss is k·E_n[S₀(g)] − E_data[S₁(g)], and the weights above are S₁′(g)g and S₀′(g)g.
 
     Deviations: c starts at an importance-sampling estimate of log Z. Sums over labels are replaced by means over
     each label, the second form of (2.13).
@@ -114,6 +120,7 @@ class NCE(ImportanceSampled):
     log_z_rate: float = 1.0
     pretrain: int = 200
     walkers: int = 16_384
+    psi: str | Callable[[Tensor], Tensor] | Bregman = field(default="nce", kw_only=True)
 
     name: ClassVar[str] = "nce"
     sampler: ClassVar[str] = "noise"
@@ -126,6 +133,19 @@ class NCE(ImportanceSampled):
         require_count(f"{self.name}.walkers", self.walkers)
         if isinstance(self.noise, str):
             require_choice(f"{self.name}.noise", self.noise, self.named)
+        made = as_bregman(self.psi, f"{self.name}.psi")
+        if not isinstance(self.psi, str):  # checked once; a method with a name alone can be pickled
+            object.__setattr__(self, "_bregman", made)
+
+    @property
+    def bregman(self) -> Bregman:
+        """Ψ as the two halves of its loss."""
+        return BREGMANS[self.psi] if isinstance(self.psi, str) else self._bregman  # pyright: ignore
+
+    @property
+    def logistic(self) -> bool:
+        """Whether the loss is NCE's own."""
+        return self.bregman is BREGMANS["nce"]
 
     # ---- players
 
@@ -163,6 +183,11 @@ class NCE(ImportanceSampled):
         require_support(noise, Batch(context.data), f"{self.name}.noise")
         if self.learn_log_z:
             self._start_log_z(context)
+        if self.bregman.psi is not None:
+            with torch.no_grad():
+                x, y = context.data[:START_DRAWS], self.draw(context, START_DRAWS)
+                logits = self.logits(context, x, y.x, noise.log_prob(x), y.log_prob)  # pyright: ignore
+            self.bregman.require_convex_at(torch.cat([logits.G_data, logits.G_noise]), f"{self.name}.psi")
         return Nothing()
 
     def unfitted(self, noise: Any) -> list[Flow]:
@@ -203,12 +228,15 @@ class NCE(ImportanceSampled):
     def loss(
         self, context: Context, state: Nothing, player: str, batch: Tensor, negatives: Any
     ) -> tuple[Tensor, Metrics]:
-        """(2.13) over ρ₁, for the energy and c."""
+        """(2.13) over ρ₁, or (4.8), for the energy and c."""
         noise: Any = context.players["noise"]
         with torch.no_grad():
             log_prob = noise.log_prob(batch)
         logits = self.logits(context, batch, negatives.x, log_prob, negatives.log_prob)
-        loss = nce_loss(logits.G_data, logits.G_noise, self.noise_ratio)
+        if self.logistic:
+            loss = nce_loss(logits.G_data, logits.G_noise, self.noise_ratio)
+        else:
+            loss = self.bregman.loss(logits.G_noise, logits.G_data, self.noise_ratio)
         return loss, self.metrics(context, loss, logits)
 
     def logits(
@@ -226,12 +254,14 @@ class NCE(ImportanceSampled):
         """How well labels are told, what weight each side has, and c; negatives weigh as samples of the model."""
         E_data, E_noise, G_data, G_noise = logits
         rho_1 = 1 / (1 + self.noise_ratio)
+        weights = torch.sigmoid(G_noise), torch.sigmoid(-G_data)
+        of_noise, of_data = weights if self.logistic else self.bregman.weights(G_noise, G_data)
         hits, misses = (G_data > 0).float().mean(), (G_noise > 0).float().mean()
         return {
             "objective": -rho_1 * loss.detach(),
             "accuracy": rho_1 * hits + (1 - rho_1) * (1 - misses),
-            "positive_weight": torch.sigmoid(-G_data).mean(),
-            "negative_weight": torch.sigmoid(G_noise).mean(),
+            "positive_weight": of_data.mean(),
+            "negative_weight": of_noise.mean(),
             "ess_negatives": ess_fraction(G_noise),
             "log_z": context.players["log_partition"]().detach().clone(),
             **gap_metrics(E_data.mean(), weighted_mean(E_noise, G_noise)),

@@ -62,10 +62,10 @@ def cards(reproduction: Reproduction) -> Html:
 
 
 def rows_table(rows: list[dict[str, Any]]) -> Html:
-    """Our value, what it has to satisfy, the paper's value and the verdict."""
+    """Our value, the exact one where some row has it, what it has to satisfy, the paper's value and the verdict."""
     if not rows:
         return empty("result.json has no rows.")
-    lines = []
+    lines, exact = [], any("oracle" in row for row in rows)
     for row in rows:
         ok, value, paper = row.get("ok"), row.get("value"), row.get("paper")
         tone, word = _VERDICTS[ok if isinstance(ok, bool) else None]
@@ -76,12 +76,14 @@ def rows_table(rows: list[dict[str, Any]]) -> Html:
             [
                 tag("td", tag("code", row.get("metric", "")), class_=tone),
                 number_cell(value, ours),
+                *([number_cell(row.get("oracle"), value_text(row.get("oracle")))] if exact else []),
                 number_cell(row.get("target"), ABSENT if row.get("target") is None else required),
                 number_cell(paper, value_text(paper)),
                 tag("td", badge(word, tone)),
             ]
         )
-    return table(["metric", "ours", "required", "paper", "verdict"], lines, class_="numbers results")
+    head = ["metric", "ours", *(["exact"] if exact else []), "required", "paper", "verdict"]
+    return table(head, lines, class_="numbers results")
 
 
 def all_pictures(paths: tuple[Path, ...]) -> Html:

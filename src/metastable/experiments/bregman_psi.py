@@ -1,0 +1,220 @@
+"""Which Ψ for Bregman ratio matching? Chapter 6 of the AdaNCE thesis asks; here with fixed noise and with its own.
+
+With a fixed noise p_n every strictly convex Ψ has the same optimum (4.8), so what Ψ decides is the variance. For a
+normal model of normal data that variance is known: with s = ∇_θ log p̃_θ (log Z among the parameters), g = p/p_n
+and w = Ψ″(g)g, the minimum of (4.8) over n data and n noise samples has covariance I⁻¹ΣI⁻¹/n with
+
+    I = E_p[w ssᵀ],   Σ = Cov_p[w s] + Cov_n[w g s],
+
+by quadrature. It is measured over many samples. Then the same Ψ train networks on a pinwheel, against a Gaussian
+noise and in self-adapting form (AdaBRM, 4.10), where KL(data ‖ model) is known by quadrature too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from metastable.core.random import derive, generator
+from metastable.data.toy import toy_set
+from metastable.evaluation.quadrature import kl_on_grid
+from metastable.kernels import MALA
+from metastable.methods import NCE, AdaptiveNCE, Bregman, Method, PersistentCD
+from metastable.methods.bregman import as_bregman
+from metastable.report.figures import palette, picture
+from metastable.training.config import Adam, Schedule
+
+from .base import Bench, Experiment, Row
+from .trials import Arm, Problem, Trials, by_scale, mean
+
+BOX, POINTS = [(-5.0, 5.0), (-5.0, 5.0)], 301
+GRID = torch.linspace(-12, 12, 4801, dtype=torch.float64)
+PSIS: dict[str, str | Callable[[Tensor], Tensor]] = {
+    "nce": "nce",
+    "kl": "kl",
+    "squared": "squared",
+    "root": lambda u: -4 * u.sqrt(),
+}
+"""Names and functions; the last one, Ψ = −4√u, is a user's; data above the noise weigh little."""
+
+
+CLOSED = {
+    "nce": Bregman("nce", softplus, lambda log_g: -softplus(-log_g)),
+    "root": Bregman("root", lambda log_g: 2 * (0.5 * log_g).exp(), lambda log_g: -2 * (-0.5 * log_g).exp()),
+}
+"""S₀ and S₁ that Newton's method can differentiate twice for many samples at once; 2√g and −2/√g for Ψ = −4√u."""
+
+
+# ---- a normal model: the variance of each Ψ
+
+
+def log_normal(x: Tensor, mu: Tensor | float, log_sigma: Tensor) -> Tensor:
+    """log N(x; μ, σ²)."""
+    return -0.5 * ((x - mu) * torch.exp(-log_sigma)).square() - log_sigma - 0.5 * math.log(2 * math.pi)
+
+
+def model(theta: Tensor, x: Tensor) -> Tensor:
+    """log p̃_θ of θ = (μ, log σ, c), `(…, 3)` and `(…, n)`: c stands for what log Z is off by, 0 at the truth."""
+    mu, log_sigma, c = theta[..., :1], theta[..., 1:2], theta[..., 2:]
+    return log_normal(x, mu, log_sigma) - c
+
+
+def predicted(bregman: Bregman, width: float) -> Tensor:
+    """I⁻¹ΣI⁻¹, `(3, 3)`, for data N(0, 1) and noise N(0, width²)."""
+    x = GRID
+    log_p, log_n = (log_normal(x, 0.0, torch.tensor(w).double().log()) for w in (1.0, width))
+    s = torch.stack([x, x.square() - 1, -torch.ones_like(x)], 1)
+    of_noise, of_data = bregman.weights(log_p - log_n, log_p - log_n)  # w g and w
+    p, n = log_p.exp(), log_n.exp()
+
+    def expected(values: Tensor) -> Tensor:
+        return torch.trapezoid(values, x, dim=0)
+
+    def covariance(rows: Tensor, density: Tensor) -> Tensor:
+        middle = expected(density[:, None] * rows)
+        second = expected((density[:, None, None] * rows[:, :, None]) * rows[:, None, :])
+        return second - torch.outer(middle, middle)
+
+    inner = expected((p * of_data)[:, None, None] * s[:, :, None] * s[:, None, :])
+    spread = covariance(of_data[:, None] * s, p) + covariance(of_noise[:, None] * s, n)
+    inverse = torch.linalg.inv(inner)
+    return inverse @ spread @ inverse
+
+
+def minimised(bregman: Bregman, data: Tensor, noise: Tensor, width: float, steps: int = 25) -> Tensor:
+    """θ̂ of (4.8) for each row of `data` and `noise`, `(R, n)`, by Newton's method from the truth; `(R, 3)`."""
+    log_n = [log_normal(x, 0.0, torch.tensor(width).double().log()) for x in (data, noise)]
+    theta = data.new_zeros(len(data), 3)
+
+    def loss(at: Tensor, x: Tensor, y: Tensor, log_x: Tensor, log_y: Tensor) -> Tensor:
+        return bregman.loss(model(at, y) - log_y, model(at, x) - log_x)
+
+    rows = (data, noise, *log_n)
+    slope = torch.func.vmap(torch.func.grad(loss))
+    curvature = torch.func.vmap(torch.func.hessian(loss))
+    for _ in range(steps):
+        step = torch.linalg.solve(curvature(theta, *rows), slope(theta, *rows)[..., None])[..., 0]
+        theta = theta - step.clamp(-0.3, 0.3)
+        if float(step.abs().max()) < 1e-9:
+            break
+    return theta
+
+
+def variances(bench: Bench) -> dict[tuple[str, float], tuple[Tensor, Tensor]]:
+    """For each Ψ and width of the noise, n times the variances of (μ̂, log σ̂, ĉ): measured, and predicted."""
+    found = {}
+    for width in bench.widths:
+        rng = generator(derive(bench.seed, "noise", width))
+        shape = (bench.samples, bench.n)
+        data, noise = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
+        for name, psi in PSIS.items():
+            if name not in bench.psis:
+                continue
+            bregman = CLOSED.get(name) or as_bregman(psi)
+            theta = minimised(bregman, data, width * noise, width)
+            found[name, width] = bench.n * theta.square().mean(0), predicted(bregman, width).diagonal()
+            bench.say(f"{name}, noise {width:g}: {found[name, width][0].tolist()}")
+    return found
+
+
+# ---- networks on a pinwheel
+
+
+def arms(bench: Bench) -> list[Arm]:
+    """Each Ψ against a Gaussian noise, and against its own frozen copy at each interval."""
+    chains = PersistentCD(walkers=bench.walkers, kernel=MALA(0.03), steps=bench.langevin, rejuvenation=0.1)
+    made: list[Arm] = []
+    for name in bench.psis:
+        psi: Any = PSIS[name]
+        each: dict[str, Method[Any]] = {
+            "fixed": NCE(noise="gaussian", noise_ratio=bench.noise_ratio, psi=psi)
+        }
+        each |= {f"K={K}": AdaptiveNCE(chains, psi=psi, interval=K) for K in bench.intervals}
+        made += [Arm(f"{name}/{label}", method) for label, method in each.items()]
+    return made
+
+
+def body(bench: Bench) -> list[Row]:
+    """Variances of a normal model, then networks."""
+    measured = variances(bench)
+    toy = toy_set("pinwheel")
+    data, truth = toy.sample(bench.rows, seed=derive(bench.seed, "data") % 2**31), toy.log_density
+    found = Trials(
+        arms(bench),
+        lambda arm, seed: Problem({"name": "mlp", "hidden": bench.hidden}, data),
+        {
+            "steps": bench.steps,
+            "batch_size": bench.walkers,
+            "optimiser": Adam(bench.rate),
+            "schedule": Schedule("cosine"),
+            "clip_grad_norm": 1.0,  # a ratio that is far from 1 at first may weigh one row above all others
+        },
+        bench.repeats,
+        keep=lambda trial, at, run: kl_on_grid(truth, run.energy, BOX, POINTS),  # pyright: ignore
+        may_stop=True,
+        words=lambda t: "stopped" if t.kept is None else f"KL {t.kept:.4f}",
+    ).run(bench)
+    draw(bench, measured)
+    rows = variance_rows(bench, measured)
+    for name, trials in found.items():
+        kls = [t.kept for t in trials if t.kept is not None]
+        rows.append(Row(f"kl/{name}", mean(kls) if kls else math.inf))
+        rows.append(Row(f"runs_stopped/{name}", float(len(trials) - len(kls))))
+    return rows
+
+
+def variance_rows(bench: Bench, measured: dict[tuple[str, float], tuple[Tensor, Tensor]]) -> list[Row]:
+    """How far measured variances are from the theory, where that is finite; and the price of each Ψ."""
+    rows = []
+    for (name, width), (found, theory) in measured.items():
+        off = float((found / theory - 1).abs().max())
+        judged = ("<=", bench.tolerance) if width in bench.judged else (None, None)
+        rows.append(Row(f"variance_off_theory/{name}/noise={width:g}", off, *judged))
+        for label, got, want in zip(("mu", "log_sigma", "log_z"), found, theory, strict=True):
+            rows.append(Row(f"variance/{label}/{name}/noise={width:g}", float(got), oracle=float(want)))
+    return rows
+
+
+def draw(bench: Bench, measured: dict[tuple[str, float], tuple[Tensor, Tensor]]) -> None:
+    """Theory as lines over the noise's width, measurements as dots, for each parameter."""
+    widths = torch.linspace(min(bench.widths), max(bench.widths), 60).tolist()
+    with picture(bench.folder / "variance.png", 10, 3.2, columns=3) as axes:
+        for name, colour in zip(bench.psis, palette, strict=False):
+            bregman = CLOSED.get(name) or as_bregman(PSIS[name])
+            lines = torch.stack([predicted(bregman, w).diagonal() for w in widths])
+            for k, axis in enumerate(axes):
+                axis.plot(widths, lines[:, k], color=colour, lw=1.4, label=name)
+                dots = [measured[name, w][0][k] for w in bench.widths]
+                axis.plot(bench.widths, dots, "o", color=colour, ms=4)
+        for axis, title in zip(axes, ("μ̂", "log σ̂", "log Z"), strict=True):
+            axis.set(title=f"n · Var({title})", xlabel="standard deviation of the noise", yscale="log")
+        axes[0].legend(fontsize=7)
+
+
+EXPERIMENT = Experiment(
+    name="bregman-psi",
+    title="Which Ψ: the variance of Bregman ratio matching against theory, and networks (Chapters 4 and 6)",
+    paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, Chapters 4, 6",
+    scales=by_scale(
+        {"noise_ratio": 1.0, "langevin": 10},
+        psis=(("nce", "kl"), tuple(PSIS)),
+        widths=((1.5,), (1.2, 1.5, 2.0, 3.0)),
+        judged=((1.5,), (1.2, 1.5, 2.0)),
+        n=(1000, 2000),
+        samples=(200, 2000),
+        tolerance=(0.4, 0.15),
+        intervals=((20,), (1, 20)),
+        rows=(2000, 5000),
+        hidden=((32, 32), (64, 64)),
+        walkers=(128, 256),
+        steps=(40, 1200),
+        rate=(1e-2, 5e-3),
+        repeats=(1, 3),
+    ),
+    body=body,
+)

@@ -26,6 +26,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "jarzynski_mnist",
         "Three digits at 4/7, 2/7 and 1/7: who keeps their weights, and at which noise (Fig. 2-4, 11, 12)",
     ),
+    "cifar10": (
+        "cifar10",
+        "CIFAR-10 over minutes of one GPU: PCD, with augmentation, and Jarzynski (Table 1, Fig. 5, 13)",
+    ),
     "nce-bias": (
         "nce_bias",
         "The optimum of R-NCE and of IBC under a Gaussian proposal (Fig. 1)",

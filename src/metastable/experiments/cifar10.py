@@ -1,8 +1,8 @@
 """Table 1 and Figures 5 and 13 of the Jarzynski paper: FID on CIFAR-10 over minutes of one GPU.
 
 The paper trains for 34 to 36 hours of an A100. Here every arm is measured after minutes, all of them on the
-convolutional network of the paper's public code. Chains are those of all published image runs: a step of 1 along the
-gradient with noise of 0.01, hence of temperature 5·10⁻⁵; what PCD learns is exp(−20,000·E).
+convolutional network of the paper's public code. Chains are those of all published image runs: a step of 1 along
+the gradient with noise of 0.01, hence of temperature 5·10⁻⁵; what PCD learns is exp(−20,000·E).
 
 - `pcd`: a buffer of chains, of which one in twenty begins afresh from uniform noise.
 - `pcd-flip`: the same, chains mirrored at random before they move.

@@ -22,20 +22,19 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from metastable.core.errors import require_choice, require_positive
+from metastable.core.errors import require_positive
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.types import Energy, energy_and_grad, row_dot
 from metastable.data import Dataset
 from metastable.energies import Tilted
 from metastable.energies.network_configs import EnergyConfig, ShortRunConfig
-from metastable.evaluation.image_features import as_pictures
 from metastable.kernels import ULA
 from metastable.kernels.base import ChainState, Info, Noise, StepKernel
 from metastable.methods import Jarzynski, Method, PersistentCD
 from metastable.proposals import fit_gaussian
 
 from .base import Bench, Experiment, Row
-from .image_figures import COLUMNS, draw_curves, draw_distances, draw_samples
+from .image_figures import draw_curves, draw_distances, draw_samples
 from .image_runs import ImageArm, ImageTrials, measures_of, pictures_of, rows_of
 from .three_digits import Sharpened, sharpening
 from .trials import by_scale
@@ -154,14 +153,12 @@ def arm_of(bench: Bench, arm: str) -> ImageArm:
 
 def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows and figures of all that are there."""
-    for arm in bench.arms:
-        require_choice("arms", arm, ALL_ARMS)
     data = pictures_of(bench)
     trials = ImageTrials(bench, data, lambda name: arm_of(bench, name), measures_of(bench, data))
-    found = trials.run(bench.arms)
+    found = trials.run(ALL_ARMS)
     if found:
         draw_distances(bench, found)
-        draw_samples(bench, found, as_pictures(data.x[:COLUMNS], "data", (-1, 1)).bytes.numpy())
+        draw_samples(bench, found, data.x)
         logged = (("energy_gap", "energy, data − negatives"), ("ess", "effective sample size"))
         draw_curves(bench, found, logged, "figure-13.png")
     return rows_of(bench, found, PAPER, bench.required)

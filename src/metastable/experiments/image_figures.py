@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from torch import Tensor
 
 from metastable.report.figures import line_look, picture, save_image_rows
 
@@ -45,9 +46,9 @@ def draw_distances(bench: Bench, found: Found, name: str = "distances.png") -> N
         axes.legend(fontsize=7)
 
 
-def draw_samples(bench: Bench, found: Found, data: np.ndarray, name: str = "samples.png") -> None:
+def draw_samples(bench: Bench, found: Found, data: Tensor, name: str = "samples.png") -> None:
     """Two rows of samples of each arm at its last mark, below data."""
-    rows = {"data": shown(data)}
+    rows = {"data": data[:COLUMNS].cpu().numpy()}
     for arm in arms_of(found):
         drawn = {
             mark: piece.arrays

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from metastable.api import fit
-from metastable.core.errors import DivergenceError, require_choice
+from metastable.core.errors import DivergenceError, require, require_choice
 from metastable.core.random import derive
 from metastable.core.types import Walkers
 from metastable.core.weights import ess_fraction
@@ -171,9 +172,11 @@ class ImageTrials:
         settings = {key: value for key, value in self.bench.settings.items() if key not in CHOICES}
         return Pieces(self.bench.folder / "pieces", settings | {"seed": self.bench.seed})
 
-    def run(self, names: Iterable[str]) -> Found:
-        """The pieces that are asked for, then all that are there."""
-        for name in names:
+    def run(self, known: Collection[str]) -> Found:
+        """The pieces that are asked for, of arms that are known, then all that are there."""
+        for name in self.bench.arms:
+            require_choice("arms", name, known)
+        for name in self.bench.arms:
             for mark in sorted(mark for mark in self.bench.marks if mark <= self.bench.minutes):
                 if self.pieces.find(f"{name}-{mark:g}") is None and not self.advance(self.arm(name), mark):
                     break
@@ -194,10 +197,13 @@ class ImageTrials:
         seed = derive(bench.seed, "piece") % 2**31
         data = self.data if arm.labels else Dataset.of(self.data.x, self.data.name)
         settings = shared_settings(bench) | {"max_seconds": 60 * mark} | dict(arm.settings)
+        made, settings = arm.energy(data, seed), settings | {"seed": seed, "out": training, "resume": True}
         try:
-            run = fit(
-                arm.energy(data, seed), data, arm.method, seed=seed, out=training, resume=True, **settings
-            )
+            with (
+                warnings.catch_warnings()
+            ):  # bare networks are no densities: it is their chains that are judged
+                warnings.filterwarnings("ignore", "Along .* rays", UserWarning)
+                run = fit(made, data, arm.method, **settings)
         except DivergenceError as error:
             self.pieces.keep(name, {"stopped": error.step}, {})
             bench.say(f"{name}: {error}")
@@ -282,5 +288,5 @@ def rows_of(
 def pictures_of(bench: Bench) -> Dataset:
     """The data: a toy set, a file, or a set of pictures with its settings."""
     data = load_array(bench.data)
-    require_choice("data", "pictures" if data.x.dim() == 4 else "other rows", ("pictures",))
+    require(data.x.dim() == 4, "data", "pictures, (C, H, W)", f"rows of shape {data.event_shape}")
     return data

@@ -30,6 +30,14 @@ _INDEX: dict[str, tuple[str, str]] = {
         "cifar10",
         "CIFAR-10 over minutes of one GPU: PCD, with augmentation, and Jarzynski (Table 1, Fig. 5, 13)",
     ),
+    "cifar10-divergences": (
+        "cifar10_divergences",
+        "CIFAR-10 by class: four divergences and contrastive divergence at equal minutes (Table 1, G.1, G.6)",
+    ),
+    "cifar10-adance": (
+        "cifar10_adance",
+        "CIFAR-10 with self-adapting NCE: FID against the interval, and where chains begin (Table 5.2)",
+    ),
     "nce-bias": (
         "nce_bias",
         "The optimum of R-NCE and of IBC under a Gaussian proposal (Fig. 1)",

@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from metastable.api import fit
+from metastable.core.by_class import of_labels
 from metastable.core.errors import DivergenceError, require, require_choice
-from metastable.core.random import derive
+from metastable.core.precision import precision
+from metastable.core.random import derive, generator
 from metastable.core.types import Walkers
 from metastable.core.weights import ess_fraction
 from metastable.data import Dataset, load_array
@@ -30,9 +32,11 @@ from metastable.evaluation.frechet import Statistics, frechet_distance, needed, 
 from metastable.evaluation.image_distances import frechet
 from metastable.evaluation.image_features import FeatureNetwork, as_pictures, open_network
 from metastable.evaluation.image_measures import describe
+from metastable.kernels import Kernel, run_chain
 from metastable.methods import Method
 from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
+from metastable.walkers.starts import Box
 
 from .base import Bench, Row
 from .parcels import park, unpark
@@ -43,8 +47,12 @@ CHOICES = ("arms", "minutes", "marks", "parcels", "required")
 """Settings that say which pieces are made and what is asked of them, not how they are made."""
 SHOWN = 100
 """Samples that are kept of a piece."""
+AT_ONCE = 500
+"""Chains that are drawn together."""
 SIDE = 8
 """Side of the pictures whose pixels are compared."""
+LOGGED = ("energy_gap", "ess", "ancestors", "rate_factor", "var_log_g", "divergence", "grad_scale")
+"""What is kept of the last line of a log, where it is there."""
 POINTS = 400
 """Lines of a log that are kept."""
 
@@ -157,14 +165,19 @@ class ImageTrials:
         data: the pictures.
         arm: by its name.
         measures: what samples are compared with.
-        more: of a run at a mark, further numbers and arrays.
+        more: of a run at a mark and its samples, further numbers and arrays.
+        drawn: samples of a run that keeps no walkers.
     """
 
     bench: Bench
     data: Dataset
     arm: Callable[[str], ImageArm]
     measures: Measures
-    more: Callable[[Run], tuple[dict[str, Any], dict[str, np.ndarray]]] = lambda run: ({}, {})
+    more: Callable[[Run, Walkers], tuple[dict[str, Any], dict[str, np.ndarray]]] = lambda run, walkers: (
+        {},
+        {},
+    )
+    drawn: Callable[[Run], Walkers] | None = None
 
     @property
     def pieces(self) -> Pieces:
@@ -196,14 +209,14 @@ class ImageTrials:
         unpark(training, parcels, arm.name)
         seed = derive(bench.seed, "piece") % 2**31
         data = self.data if arm.labels else Dataset.of(self.data.x, self.data.name)
-        settings = shared_settings(bench) | {"max_seconds": 60 * mark} | dict(arm.settings)
-        made, settings = arm.energy(data, seed), settings | {"seed": seed, "out": training, "resume": True}
+        settings = shared_settings(bench) | {"max_seconds": 60 * mark, "seed": seed, "out": training}
+        made = arm.energy(data, seed)
         try:
             with (
                 warnings.catch_warnings()
             ):  # bare networks are no densities: it is their chains that are judged
                 warnings.filterwarnings("ignore", "Along .* rays", UserWarning)
-                run = fit(made, data, arm.method, **settings)
+                run = fit(made, data, arm.method, resume=True, **settings | dict(arm.settings))
         except DivergenceError as error:
             self.pieces.keep(name, {"stopped": error.step}, {})
             bench.say(f"{name}: {error}")
@@ -223,14 +236,16 @@ class ImageTrials:
 
     def judge(self, run: Run) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Numbers, samples and curves of a training at a mark."""
-        assert run.walkers is not None
         walkers, last = run.walkers, run.history[-1]
+        if walkers is None:
+            assert self.drawn is not None
+            walkers = self.drawn(run)
         numbers = {
             "updates": run.steps,
             "minutes": run.seconds / 60,
             "ms_per_update": 1000 * run.seconds / run.steps,
             "engine": f"{run.engine.get('chosen', '')} {run.engine.get('reason', '')}".strip(),
-            **{key: last[key] for key in ("energy_gap", "ess", "ancestors", "rate_factor") if key in last},
+            **{key: last[key] for key in LOGGED if key in last},
             **measure(self.measures, walkers, self.bench.images),
         }
         if self.bench.denoised:
@@ -239,7 +254,7 @@ class ImageTrials:
         drawn = walkers.resampled(min(SHOWN, len(walkers)), seed=1).x
         order = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(0)).to(drawn.device)
         samples = as_pictures(drawn[order].clamp(-1, 1), "samples", (-1, 1)).bytes.cpu().numpy()
-        more = self.more(run)
+        more = self.more(run, walkers)
         return numbers | more[0], {"samples": samples} | curves(run) | more[1]
 
 
@@ -283,6 +298,21 @@ def rows_of(
     return rows + [
         Row(f"pixels_over_noise/{arm}", math.nan, "<=", bench.pixels_target) for arm in sorted(missing)
     ]
+
+
+def from_noise(
+    bench: Bench, run: Run, kernel: Kernel, n: int, steps: int, labels: Tensor | None = None
+) -> Tensor:
+    """Chains of a trained energy from uniform noise, `(n, *event)`, each under its label where there are labels."""
+    rng = generator(derive(bench.seed, "from noise"), bench.device)
+    low = torch.full(run.event_shape, -1.0, device=bench.device)
+    ends = []
+    with precision(bench.precision, bench.device):
+        for rows in torch.arange(n, device=bench.device).split(AT_ONCE):
+            energy = of_labels(run.energy, None if labels is None else labels[rows])
+            start = Box(low, -low).sample(len(rows), rng)
+            ends.append(run_chain(kernel, energy, start, steps, rng).state.x)
+    return torch.cat(ends)
 
 
 def pictures_of(bench: Bench) -> Dataset:

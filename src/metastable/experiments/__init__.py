@@ -70,6 +70,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "jem_ood",
         "A classifier of digits that knows what is no digit: MNIST inside, Fashion-MNIST outside",
     ),
+    "jem-cifar10": (
+        "jem_cifar10",
+        "CIFAR-10: seven scenarios of a classifier that is a density, with and without β (Table 2, Fig. 13, 16)",
+    ),
     "log-partition-coverage": (
         "log_partition",
         "log Z of four targets: how often the 95 % interval covers the truth",

@@ -61,7 +61,10 @@ def body(bench: Bench) -> list[Row]:
     def more(run: Run, walkers: Walkers) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return ({} if run.walkers is None else measure(measures, short_run(run), bench.images, "fresh_")), {}
 
-    trials = ImageTrials(bench, data, lambda name: arm_of(bench, name), measures, more, short_run)
+    def samples(run: Run) -> Walkers:
+        return short_run(run) if run.walkers is None else run.walkers
+
+    trials = ImageTrials(bench, data, lambda name: arm_of(bench, name), measures, more, samples)
     found = trials.run(ALL_ARMS)
     if found:
         draw_distances(bench, found)
@@ -115,8 +118,8 @@ EXPERIMENT = Experiment(
         energy=(ShortRunConfig(filters=4), ShortRunConfig(filters=16), ShortRunConfig(filters=64)),
         arms=(("interval-1", "interval-10", "data"), ALL_ARMS, ALL_ARMS),
         required=(("interval-1",), ("interval-1",), ()),
-        minutes=(1.0, 2.0, 1.5),
-        marks=((1.0,), (2.0,), (1.5,)),
+        minutes=(10.0, 2.0, 1.5),
+        marks=((10.0,), (2.0,), (1.5,)),
         steps=(60, 10**6, 10**6),
         log_every=(10, 20, 100),
         batch=(32, 64, 128),

@@ -166,7 +166,7 @@ class ImageTrials:
         arm: by its name.
         measures: what samples are compared with.
         more: of a run at a mark and its samples, further numbers and arrays.
-        drawn: samples of a run that keeps no walkers.
+        samples: of a run: the walkers that it keeps, unless something else is said.
     """
 
     bench: Bench
@@ -177,7 +177,7 @@ class ImageTrials:
         {},
         {},
     )
-    drawn: Callable[[Run], Walkers] | None = None
+    samples: Callable[[Run], Any] = lambda run: run.walkers
 
     @property
     def pieces(self) -> Pieces:
@@ -236,10 +236,7 @@ class ImageTrials:
 
     def judge(self, run: Run) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Numbers, samples and curves of a training at a mark."""
-        walkers, last = run.walkers, run.history[-1]
-        if walkers is None:
-            assert self.drawn is not None
-            walkers = self.drawn(run)
+        walkers, last = self.samples(run), run.history[-1]
         numbers = {
             "updates": run.steps,
             "minutes": run.seconds / 60,

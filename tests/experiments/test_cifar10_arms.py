@@ -47,6 +47,7 @@ def bench(room: ModuleType, folder, **changes) -> Bench:
 )
 def test_pieces_are_made_and_gathered(room, arms, rows, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(image_figures, "COLUMNS", 2)
+    monkeypatch.setattr(cifar10_divergences, "CLASSES", 2)
     found = {row.metric for row in room.body(bench(room, tmp_path, arms=arms, parcels=False, required=()))}
     assert rows <= found
     assert {"samples.png", "distances.png"} | pictures <= {path.name for path in tmp_path.glob("*.png")}
@@ -55,7 +56,9 @@ def test_pieces_are_made_and_gathered(room, arms, rows, pictures, tmp_path, monk
 
 def test_intervals_and_starts_are_the_thesiss(tmp_path):
     asked = bench(cifar10_adance, tmp_path)
-    methods = {arm: cifar10_adance.arm_of(asked, arm).method for arm in cifar10_adance.ALL_ARMS}
+    methods: dict[str, Any] = {
+        arm: cifar10_adance.arm_of(asked, arm).method for arm in cifar10_adance.ALL_ARMS
+    }
     assert all(isinstance(method, AdaptiveNCE) and not method.tempered for method in methods.values())
     assert [methods[f"interval-{k}"].interval for k in (1, 5, 10, 20, 50)] == [1, 5, 10, 20, 50]
     assert methods["noise"].source.rejuvenation == 1
@@ -93,7 +96,7 @@ def test_a_scenario_moves_chains_as_the_paper_says(number, drift, noise, tmp_pat
     arm = jem_cifar10.arm_of(bench(jem_cifar10, tmp_path), jem_cifar10.name_of(number, 0.0))
     method: JEM = arm.method  # pyright: ignore
     o = jem_cifar10.SCENARIOS[number].output_scale
-    kernel = method.source.source.moves  # pyright: ignore
+    kernel: Any = method.source.source.moves  # pyright: ignore
     assert kernel.step_size * o == pytest.approx(drift)
     assert math.sqrt(2 * kernel.step_size) == pytest.approx(noise)
     assert method.generative == 1 / o

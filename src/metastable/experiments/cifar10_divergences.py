@@ -56,6 +56,7 @@ def method_of(bench: Bench, arm: str) -> Method[Any]:
         source=source,
         f="js" if baseline else arm,
         estimator="theorem1" if baseline else "theorem3",
+        ratio_steps=bench.ratio_steps,
         energy_rate=bench.energy_rate,
         clip_exponent=bench.clip_exponent,
     )
@@ -136,6 +137,7 @@ EXPERIMENT = Experiment(
             "fresh": 0.05,
             "energy_l2": 0.0,
             "energy_rate": 1.0,
+            "ratio_steps": 1,
             "clip_exponent": 5.0,
             "data_noise": 0.03,
             "warmup": 0,

@@ -34,6 +34,18 @@ _INDEX: dict[str, tuple[str, str]] = {
         "jarzynski_mnist",
         "Three digits at 4/7, 2/7 and 1/7: who keeps their weights, and at which noise (Fig. 2-4, 11, 12)",
     ),
+    "cifar10": (
+        "cifar10",
+        "CIFAR-10 over minutes of one GPU: PCD, with augmentation, and Jarzynski (Table 1, Fig. 5, 13)",
+    ),
+    "cifar10-divergences": (
+        "cifar10_divergences",
+        "CIFAR-10 by class: four divergences and contrastive divergence at equal minutes (Table 1, G.1, G.6)",
+    ),
+    "cifar10-adance": (
+        "cifar10_adance",
+        "CIFAR-10 with self-adapting NCE: FID against the interval, and where chains begin (Table 5.2)",
+    ),
     "nce-bias": (
         "nce_bias",
         "The optimum of R-NCE and of IBC under a Gaussian proposal (Fig. 1)",
@@ -69,6 +81,10 @@ _INDEX: dict[str, tuple[str, str]] = {
     "jem-ood": (
         "jem_ood",
         "A classifier of digits that knows what is no digit: MNIST inside, Fashion-MNIST outside",
+    ),
+    "jem-cifar10": (
+        "jem_cifar10",
+        "CIFAR-10: seven scenarios of a classifier that is a density, with and without β (Table 2, Fig. 13, 16)",
     ),
     "log-partition-coverage": (
         "log_partition",

@@ -1,0 +1,136 @@
+"""Table 5.2 of the AdaNCE thesis: FID against the interval 𝒦 at which the noise is renewed, and where chains begin.
+
+Arms `interval-𝒦` have the thesis's chains: from a buffer, of which a tenth begins afresh from noise at each update.
+In `noise` all of them do, and in `data` all begin at data (Section 3.2.1), both at 𝒦 = 1. All arms have the same
+minutes. Samples are the buffer's; those of `data`, which keeps none, are chains from noise of as many steps as in
+training. Such chains are also drawn from every other arm, `fresh_…`, since the thesis shows short runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from metastable.core.types import Walkers
+from metastable.energies.network_configs import ShortRunConfig
+from metastable.kernels import ULA
+from metastable.methods import AdaptiveNCE, ContrastiveDivergence, PersistentCD
+from metastable.methods.base import ChainMethod
+from metastable.report.figures import palette, picture
+from metastable.runs.run import Run
+
+from .base import Bench, Experiment, Row
+from .image_figures import draw_curves, draw_distances, draw_samples
+from .image_runs import Found, ImageArm, ImageTrials, from_noise, measure, measures_of, pictures_of, rows_of
+from .trials import by_scale
+
+INTERVALS = (1, 5, 10, 20, 50)
+PAPER = dict(zip((f"interval-{k}" for k in INTERVALS), (147.82, 157.17, 165.42, 214.12, 310.54), strict=True))
+"""FID of Table 5.2."""
+ALL_ARMS = (*PAPER, "noise", "data")
+
+
+def kernel_of(bench: Bench) -> ULA:
+    """A step of 1 along the gradient, little noise."""
+    return ULA(bench.chain_step, noise=bench.chain_noise)
+
+
+def arm_of(bench: Bench, arm: str) -> ImageArm:
+    """The thesis's loss, P = 1, on the chains of an arm."""
+    chains: dict[str, Any] = {"steps": bench.chain_steps, "kernel": kernel_of(bench)}
+    share = 1.0 if arm == "noise" else bench.fresh
+    fresh: dict[str, Any] = {"start_at": "noise", "noise": "uniform", "rejuvenation": share}
+    source: ChainMethod = ContrastiveDivergence(**chains)
+    if arm != "data":
+        source = PersistentCD(walkers=bench.walkers, batch=bench.chains, **chains, **fresh)
+    interval = int(arm.removeprefix("interval-")) if arm in PAPER else 1
+    method = AdaptiveNCE(source=source, interval=interval, tempered=False)
+    return ImageArm(arm, method, lambda data, seed: replace(bench.energy, reference="none"))
+
+
+def body(bench: Bench) -> list[Row]:
+    """The pieces that were asked for, then rows and figures of all that are there."""
+    data = pictures_of(bench)
+    measures = measures_of(bench, data)
+
+    def short_run(run: Run) -> Walkers:
+        return Walkers.equal(from_noise(bench, run, kernel_of(bench), bench.images, bench.chain_steps))
+
+    def more(run: Run, walkers: Walkers) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return ({} if run.walkers is None else measure(measures, short_run(run), bench.images, "fresh_")), {}
+
+    def samples(run: Run) -> Walkers:
+        return short_run(run) if run.walkers is None else run.walkers
+
+    trials = ImageTrials(bench, data, lambda name: arm_of(bench, name), measures, more, samples)
+    found = trials.run(ALL_ARMS)
+    if found:
+        draw_distances(bench, found)
+        draw_samples(bench, found, data.x)
+        draw_curves(bench, found, (("energy_gap", "energy, data − negatives"),), "curves.png")
+        draw_intervals(bench, found)
+    rows = rows_of(bench, found, PAPER, bench.required)
+    keys = ("fresh_fid", "fresh_pixels_over_noise", "var_log_g")
+    return rows + [
+        Row(f"{key}/{arm}/minutes={mark:g}", piece.numbers[key])
+        for (arm, mark), piece in found.items()
+        for key in keys
+        if key in piece.numbers
+    ]
+
+
+def draw_intervals(bench: Bench, found: Found) -> None:
+    """Table 5.2 as a picture: distance over 𝒦 at the last mark that all intervals have, the paper's FID beside."""
+    marks = [{mark for arm, mark in found if arm == name} for name in PAPER]
+    common = set.intersection(*marks) if all(marks) else set()
+    if not common:
+        return
+    numbers = [found[arm, max(common)].numbers for arm in PAPER]
+    key = "fid" if all("fid" in n for n in numbers) else "pixels_over_noise"
+    with picture(bench.folder / "table-5-2.png", 5, 3.4) as axes:
+        values = [n.get(key, np.nan) for n in numbers]
+        axes.plot(INTERVALS, values, marker="o", color=palette.blue, label=f"ours, {max(common):g} min")
+        if key == "fid":
+            axes.plot(INTERVALS, list(PAPER.values()), marker="s", color=palette.grey, label="thesis")
+        axes.set(xlabel="interval", ylabel=key.replace("_", " "), xscale="log")
+        axes.legend(fontsize=7)
+
+
+EXPERIMENT = Experiment(
+    name="cifar10-adance",
+    title="CIFAR-10 with self-adapting NCE: FID against the interval, and where chains begin (Table 5.2)",
+    paper="Nathaniel Xu, MSc thesis, Tsinghua University, 2022, Sections 3.2.1 and 5.2",
+    scales=by_scale(
+        {
+            "parcels": False,
+            "chain_step": 1.0,
+            "chain_noise": 0.01,
+            "fresh": 0.1,
+            "data_noise": 0.03,
+            "warmup": 0,
+            "final_rate": 1.0,
+            "denoised": False,
+            "pixels_target": 0.5,
+        },
+        data=("toy:digits", "cifar10?n=5000&size=16", "cifar10"),
+        energy=(ShortRunConfig(filters=4), ShortRunConfig(filters=16), ShortRunConfig(filters=64)),
+        arms=(("interval-1", "interval-10", "data"), ALL_ARMS, ALL_ARMS),
+        required=(("interval-1",), ("interval-1",), ()),
+        minutes=(10.0, 2.0, 1.5),
+        marks=((10.0,), (2.0,), (1.5,)),
+        steps=(60, 10**6, 10**6),
+        log_every=(10, 20, 100),
+        batch=(32, 64, 128),
+        rate=(1e-3, 1e-4, 1e-4),
+        walkers=(200, 1000, 10_000),
+        chains=(32, 64, 128),
+        chain_steps=(5, 20, 40),
+        augment=((), ("flip",), ("flip",)),
+        precision=("32-true", "32-true", "bf16-mixed"),
+        images=(200, 1000, 10_000),
+        fid=(False, False, True),
+    ),
+    body=body,
+)

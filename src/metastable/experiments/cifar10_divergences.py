@@ -1,0 +1,168 @@
+"""Table 1 of the f-EBM paper: four divergences and contrastive divergence, class-conditional, at equal minutes.
+
+All arms train one network E(x | y) and the same cold chains, each with a label of its own. `theorem1` is the
+baseline of Appendix G.1, in which the energy never sees data; `samples` of it show what that makes of pictures. For
+every arm chains are followed from noise (Appendix G.6).
+
+The energy learns at the same rate as H, as in the paper. Where H is faster, it comes to tell pictures from chains
+beyond doubt, the exponent H + E stays at its bounds, no gradient reaches the energy, and nothing is learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from metastable.core.types import Walkers
+from metastable.energies.network_configs import ShortRunConfig
+from metastable.evaluation.image_features import as_pictures
+from metastable.kernels import ULA
+from metastable.methods import FDivergence, Method, PersistentCD
+from metastable.report.figures import palette, picture, save_image_rows
+from metastable.runs.run import Run
+
+from .base import Bench, Experiment, Row
+from .image_figures import arms_of, draw_curves, draw_distances, draw_samples
+from .image_runs import Found, ImageArm, ImageTrials, from_noise, measures_of, pictures_of, rows_of
+from .trials import by_scale
+
+PAPER = {"js": 30.86, "hellinger": 32.19, "reverse-kl": 33.25, "kl": 37.36, "cd": 37.90}
+"""FID of Table 1, in the paper's order."""
+ALL_ARMS = (*PAPER, "theorem1")
+CLASSES = 10
+"""Chains that are followed from noise, one for each class."""
+
+
+def method_of(bench: Bench, arm: str) -> Method[Any]:
+    """Chains with labels, and the loss of an arm on them."""
+    source = PersistentCD(
+        walkers=bench.walkers,
+        batch=bench.chains,
+        steps=bench.chain_steps,
+        kernel=ULA(bench.chain_step, noise=bench.chain_noise, drift_clip=bench.drift_clip),
+        start_at="noise",
+        noise="uniform",
+        rejuvenation=bench.fresh,
+        energy_l2=bench.energy_l2,
+        labels=True,
+    )
+    if arm == "cd":
+        return source
+    baseline = arm == "theorem1"
+    return FDivergence(
+        source=source,
+        f="js" if baseline else arm,
+        estimator="theorem1" if baseline else "theorem3",
+        ratio_steps=bench.ratio_steps,
+        energy_rate=bench.energy_rate,
+        clip_exponent=bench.clip_exponent,
+    )
+
+
+def arm_of(bench: Bench, arm: str) -> ImageArm:
+    """All of them on the same network."""
+    return ImageArm(
+        arm, method_of(bench, arm), lambda data, seed: replace(bench.energy, reference="none"), labels=True
+    )
+
+
+def followed(bench: Bench, run: Run) -> np.ndarray:
+    """Chains from noise after some numbers of steps, one chain for each class, as bytes `(times, 10, C, H, W)`."""
+    kernel = ULA(bench.chain_step, noise=bench.chain_noise, drift_clip=bench.drift_clip)
+    labels = torch.arange(CLASSES, device=bench.device)
+    chains = [from_noise(bench, run, kernel, CLASSES, steps, labels) for steps in bench.followed]
+    x = torch.cat(chains).clamp(-1, 1)
+    made = as_pictures(x, "samples", (-1, 1)).bytes.cpu().numpy()
+    return made.reshape(len(chains), CLASSES, *made.shape[1:])
+
+
+def body(bench: Bench) -> list[Row]:
+    """The pieces that were asked for, then rows and figures of all that are there."""
+    data = pictures_of(bench)
+
+    def more(run: Run, walkers: Walkers) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return {}, {"followed": followed(bench, run)}
+
+    trials = ImageTrials(bench, data, lambda name: arm_of(bench, name), measures_of(bench, data), more)
+    found = trials.run(ALL_ARMS)
+    if found:
+        draw_distances(bench, found)
+        draw_samples(bench, found, data.x)
+        draw_curves(bench, found, (("energy_gap", "energy, data − negatives"),), "curves.png")
+        draw_order(bench, found)
+        draw_followed(bench, found)
+    return rows_of(bench, found, PAPER, bench.required)
+
+
+def draw_order(bench: Bench, found: Found) -> None:
+    """Table 1 as a picture: distances at the last mark of each arm with 95 % intervals, the paper's beside."""
+    last = {arm: found[max(key for key in found if key[0] == arm)].numbers for arm in arms_of(found)}
+    key = "fid" if any("fid" in numbers for numbers in last.values()) else "pixels_over_noise"
+    with picture(bench.folder / "table-1.png", 5.4, 3.4) as axes:
+        for place, arm in enumerate(ALL_ARMS):
+            numbers = last.get(arm, {})
+            if key in numbers:
+                low, high = numbers.get("fid_low", numbers[key]), numbers.get("fid_high", numbers[key])
+                bar = [[numbers[key] - low], [high - numbers[key]]]
+                axes.errorbar(place, numbers[key], bar, marker="o", capsize=3, color=palette.blue)
+            if key == "fid" and arm in PAPER:
+                axes.plot(place, PAPER[arm], marker="s", ls="", color=palette.grey)
+        axes.set(ylabel=key.replace("_", " "), xticks=range(len(ALL_ARMS)), xticklabels=ALL_ARMS)
+
+
+def draw_followed(bench: Bench, found: Found) -> None:
+    """Appendix G.6: chains from noise, a row for each number of steps, a column for each class."""
+    rows = {}
+    for arm in arms_of(found):
+        arrays = found[max(key for key in found if key[0] == arm)].arrays
+        for steps, images in zip(bench.followed, arrays.get("followed", ()), strict=False):
+            rows[f"{arm}, {steps} steps"] = images.astype(np.float32) / 127.5 - 1
+    if rows:
+        save_image_rows(bench.folder / "followed.png", rows)
+
+
+EXPERIMENT = Experiment(
+    name="cifar10-divergences",
+    title="CIFAR-10 by class: four divergences and contrastive divergence at equal minutes (Table 1, G.1, G.6)",
+    paper="Yu, Song, Song, Ermon, ICML 2020, Section 6.2 and Appendix G",
+    scales=by_scale(
+        {
+            "parcels": False,
+            "chain_step": 1.0,
+            "chain_noise": 0.01,
+            "drift_clip": None,
+            "fresh": 0.05,
+            "energy_l2": 0.0,
+            "energy_rate": 1.0,
+            "ratio_steps": 1,
+            "clip_exponent": 5.0,
+            "data_noise": 0.03,
+            "warmup": 0,
+            "final_rate": 1.0,
+            "denoised": False,
+            "pixels_target": 0.5,
+        },
+        data=("toy:digits", "cifar10?n=5000&size=16", "cifar10"),
+        energy=(ShortRunConfig(filters=4), ShortRunConfig(filters=16), ShortRunConfig(filters=64)),
+        arms=(("js", "cd"), ALL_ARMS, ALL_ARMS),
+        required=(("js", "cd"), ("cd",), ()),
+        minutes=(10.0, 2.0, 2.0),
+        marks=((10.0,), (2.0,), (2.0,)),
+        steps=(60, 10**6, 10**6),
+        log_every=(10, 20, 100),
+        batch=(32, 64, 128),
+        rate=(1e-3, 1e-4, 1e-4),
+        walkers=(200, 1000, 10_000),
+        chains=(32, 64, 128),
+        chain_steps=(5, 20, 20),
+        followed=((0, 5, 20), (0, 20, 100, 300), (0, 20, 60, 200, 600)),
+        augment=((), ("flip",), ("flip",)),
+        precision=("32-true", "32-true", "bf16-mixed"),
+        images=(200, 1000, 10_000),
+        fid=(False, False, True),
+    ),
+    body=body,
+)

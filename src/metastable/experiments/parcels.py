@@ -1,0 +1,120 @@
+"""A training in a few small files, so that it can go on where nothing of it is left.
+
+A checkpoint of pictures is large: ten thousand chains of 3 × 32 × 32 numbers are 123 MB. A parcel holds the newest
+one with its log in files of at most `MOST` bytes. Two things in it are not as they were. Chains come back with 256
+values each between their own least and greatest, which moves a pixel by less than the noise of one Langevin step;
+energies that weights refer to are those from before. Adam's first moment is left out where its decay is 0: the next
+gradient is all of it. Weights, second moments, random state and log are exact.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from metastable.core.errors import InputError
+from metastable.core.seals import SEALS
+from metastable.runs.folder import read_config
+from metastable.training.checkpoints import CheckpointStore
+from metastable.training.packing import pack, unpack
+
+MOST = 15 * 2**20
+"""Bytes of one file."""
+LARGE = 2**20
+"""Chains of more numbers than this are kept as bytes."""
+BESIDE = ("config.json", "metrics.jsonl", SEALS)
+"""Files of a run that go with its checkpoint."""
+FILE, ABOUT = "file/", "parcel.json"
+
+
+def coded(x: Tensor) -> dict[str, Tensor]:
+    """Rows as bytes between the least and the greatest value of each, `(N, …)`, and those, `(N, 1)`."""
+    flat = x.flatten(1)
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    codes = ((flat - low) * (255 / (high - low).clamp(min=1e-12))).round().byte()
+    return {"codes": codes.view(x.shape), "low": low, "high": high}
+
+
+def decoded(parts: dict[str, Tensor]) -> Tensor:
+    """The rows, off by at most a 510th of their range.
+
+    >>> x = torch.tensor([[-1.0, 0.0, 1.0], [3.0, 3.0, 3.0]])
+    >>> (decoded(coded(x)) - x).abs().max() <= 2 / 510 + 1e-6
+    tensor(True)
+    """
+    codes, low, high = parts["codes"], parts["low"], parts["high"]
+    return torch.lerp(low, high, codes.flatten(1).float() / 255).view(codes.shape)
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """The files of a parcel, in order."""
+    return sorted(folder.glob(f"{name}.parcel-[0-9][0-9]"))
+
+
+def park(training: Path, folder: Path, name: str) -> list[Path]:
+    """Put the newest checkpoint of the run in `training` into files in `folder`, in the place of older ones."""
+    checkpoint = CheckpointStore(training / "checkpoints").load()
+    assert checkpoint is not None
+    tensors, skeleton = pack({"weights": checkpoint.weights, "state": checkpoint.state})
+    kept: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        if key.startswith("state/method/") and value.dtype == torch.float32 and value.numel() > LARGE:
+            kept |= {f"{key}|{part}": made for part, made in coded(value).items()}
+        elif not (key.endswith("/exp_avg") and first_decay(checkpoint.state) == 0):
+            kept[key] = value
+    about = {"step": checkpoint.step, "log": checkpoint.log, "tree": skeleton, "names": list(tensors)}
+    texts = {ABOUT: json.dumps(about).encode()}
+    texts |= {one: (training / one).read_bytes() for one in BESIDE if (training / one).is_file()}
+    kept |= {
+        f"{FILE}{one}": torch.frombuffer(bytearray(text), dtype=torch.uint8) for one, text in texts.items()
+    }
+    content = tensors_to_bytes(kept)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in files_of(folder, name):
+        old.unlink()
+    for place, start in enumerate(range(0, len(content), MOST)):
+        (folder / f"{name}.parcel-{place:02d}").write_bytes(content[start : start + MOST])
+    return files_of(folder, name)
+
+
+def first_decay(state: Any) -> float:
+    """β₁ of the optimisers of a checkpoint, the largest; 1 where one is no Adam."""
+    groups = [group for one in state["optimisers"].values() for group in one["param_groups"]]
+    return max(float(group.get("betas", (1.0, 0.0))[0]) for group in groups)
+
+
+def unpark(training: Path, folder: Path, name: str) -> bool:
+    """Make the run's folder from a parcel, where there is one and no checkpoint is there; whether it was made."""
+    files = files_of(folder, name)
+    if not files or CheckpointStore(training / "checkpoints").steps():
+        return False
+    try:
+        kept = tensors_from_bytes(b"".join(path.read_bytes() for path in files))
+        texts = {key.removeprefix(FILE): kept.pop(key) for key in list(kept) if key.startswith(FILE)}
+        about = json.loads(texts.pop(ABOUT).numpy().tobytes())
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"out: {files[0]} and those after it are no whole parcel ({error})") from error
+    tensors = {key: restored(kept, key) for key in about["names"]}
+    tree = unpack(tensors, about["tree"])
+    training.mkdir(parents=True, exist_ok=True)
+    for one, text in texts.items():
+        (training / one).write_bytes(text.numpy().tobytes())
+    store = CheckpointStore(training / "checkpoints", run=str(read_config(training)["run"]))
+    store.save(about["step"], tree["weights"], tree["state"], about["log"])
+    return True
+
+
+def restored(kept: dict[str, Tensor], key: str) -> Tensor:
+    """A tensor of the checkpoint: as it was, from its bytes, or the zeros of a moment that was left out."""
+    if key in kept:
+        return kept[key]
+    if f"{key}|codes" in kept:
+        return decoded({part: kept[f"{key}|{part}"] for part in ("codes", "low", "high")})
+    return torch.zeros_like(kept[f"{key}_sq"])

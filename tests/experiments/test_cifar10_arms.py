@@ -1,0 +1,139 @@
+"""Arms and rows of `cifar10-adance`, `cifar10-divergences` and `jem-cifar10`."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from metastable.energies.network_configs import ShortRunConfig
+from metastable.experiments import cifar10_adance, cifar10_divergences, image_figures, jem_cifar10
+from metastable.experiments.base import Bench, changed
+from metastable.experiments.image_runs import from_noise
+from metastable.experiments.pieces import Piece
+from metastable.kernels import ULA
+from metastable.methods import JEM, AdaptiveNCE, FDivergence, PersistentCD
+
+SMALL = {"steps": 2, "walkers": 12, "batch": 4, "images": 12, "log_every": 1}
+CHAINS = {"chains": 4, "chain_steps": 2, "energy": ShortRunConfig(filters=2)}
+OWN: dict[str, dict] = {
+    "cifar10_adance": CHAINS,
+    "cifar10_divergences": CHAINS | {"followed": (0, 2)},
+    "jem_cifar10": {"histogram": 20},
+}
+
+
+def bench(room: ModuleType, folder, **changes) -> Bench:
+    own = OWN[room.__name__.rpartition(".")[2]]
+    settings = changed({**room.EXPERIMENT.scales["smoke"], **SMALL, **own}, changes)
+    return Bench(settings, "smoke", 0, "cpu", folder)
+
+
+@pytest.mark.parametrize(
+    ("room", "arms", "rows", "pictures"),
+    [
+        (cifar10_adance, ("noise", "data"), {"var_log_g/noise/minutes=10"}, {"curves.png"}),
+        (
+            cifar10_divergences,
+            ("js", "theorem1"),
+            {"updates/theorem1/minutes=10"},
+            {"followed.png", "table-1.png"},
+        ),
+        (jem_cifar10, ("s3-b2",), {"accuracy/s3-b2", "stopped/s3-b2"}, {"figure-13.png"}),
+    ],
+)
+def test_pieces_are_made_and_gathered(room, arms, rows, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(image_figures, "COLUMNS", 2)
+    monkeypatch.setattr(cifar10_divergences, "CLASSES", 2)
+    found = {row.metric for row in room.body(bench(room, tmp_path, arms=arms, parcels=False, required=()))}
+    assert rows <= found
+    assert {"samples.png", "distances.png"} | pictures <= {path.name for path in tmp_path.glob("*.png")}
+    assert not any(name.startswith("fid") for name in found)
+
+
+def test_intervals_and_starts_are_the_thesiss(tmp_path):
+    asked = bench(cifar10_adance, tmp_path)
+    methods: dict[str, Any] = {
+        arm: cifar10_adance.arm_of(asked, arm).method for arm in cifar10_adance.ALL_ARMS
+    }
+    assert all(isinstance(method, AdaptiveNCE) and not method.tempered for method in methods.values())
+    assert [methods[f"interval-{k}"].interval for k in (1, 5, 10, 20, 50)] == [1, 5, 10, 20, 50]
+    assert methods["noise"].source.rejuvenation == 1
+    assert methods["interval-5"].source.rejuvenation == 0.1
+    assert methods["data"].source.name == "cd"
+
+
+def test_a_table_of_intervals_needs_a_mark_that_all_of_them_have(tmp_path):
+    asked, numbers = bench(cifar10_adance, tmp_path), {"pixels_over_noise": 0.3}
+    found = {(arm, 1.0): Piece("", numbers, {}) for arm in cifar10_adance.PAPER}
+    cifar10_adance.draw_intervals(asked, {key: found[key] for key in list(found)[:-1]})
+    assert not list(tmp_path.glob("*.png"))
+    cifar10_adance.draw_intervals(asked, found)
+    assert (tmp_path / "table-5-2.png").is_file()
+
+
+def test_divergences_are_of_labelled_chains(tmp_path):
+    asked = bench(cifar10_divergences, tmp_path)
+    for arm in cifar10_divergences.ALL_ARMS:
+        method = cifar10_divergences.method_of(asked, arm)
+        if arm == "cd":
+            assert isinstance(method, PersistentCD)
+            assert method.labels
+            continue
+        assert isinstance(method, FDivergence)
+        assert method.source.labels
+        assert method.divergence.name == ("js" if arm == "theorem1" else arm)
+        assert method.estimator == ("theorem1" if arm == "theorem1" else "theorem3")
+
+
+@pytest.mark.parametrize(
+    ("number", "drift", "noise"), [(1, 1.0, 0.01), (4, 2.0, 0.01), (5, 0.5, 0.01), (6, 1.0, 0.02)]
+)
+def test_a_scenario_moves_chains_as_the_paper_says(number, drift, noise, tmp_path):
+    arm = jem_cifar10.arm_of(bench(jem_cifar10, tmp_path), jem_cifar10.name_of(number, 0.0))
+    method: JEM = arm.method  # pyright: ignore
+    o = jem_cifar10.SCENARIOS[number].output_scale
+    kernel: Any = method.source.source.moves  # pyright: ignore
+    assert kernel.step_size * o == pytest.approx(drift)
+    assert math.sqrt(2 * kernel.step_size) == pytest.approx(noise)
+    assert method.generative == 1 / o
+
+
+def test_every_published_number_stands_beside_its_own_beta():
+    assert jem_cifar10.PAPER_ACCURACY["s2-b2"] == 0.883
+    assert "s2-b0.5" not in jem_cifar10.PAPER_ACCURACY
+    assert jem_cifar10.PAPER_FID["s2-b0.5"] == 48.0
+    assert jem_cifar10.PAPER_FID.keys() | jem_cifar10.PAPER_ACCURACY.keys() == set(jem_cifar10.ARMS)
+    few = jem_cifar10.ARMS["s3-b2"]
+    assert few[0].number == 3
+
+
+def test_accuracy_is_that_of_the_best_validation(tmp_path):
+    def piece(validation, test):
+        return Piece("", {"validation_accuracy": validation, "test_accuracy": test}, {})
+
+    found = {
+        ("s1-b0", 1.0): piece(0.4, 0.3),
+        ("s1-b0", 2.0): piece(0.6, 0.5),
+        ("s1-b0", 3.0): piece(0.5, 0.9),
+    }
+    found["s2-b0", 1.0] = Piece("", {"stopped": 9}, {})
+    rows = {row.metric: row.value for row in jem_cifar10.accuracy_rows(bench(jem_cifar10, tmp_path), found)}
+    assert rows["accuracy/s1-b0"] == 0.5
+    assert rows["best_minutes/s1-b0"] == 2
+    assert rows["stopped/s1-b0"] == 0
+    assert rows["stopped/s2-b0"] == 1
+    assert "accuracy/s2-b0" not in rows
+
+
+def test_chains_from_noise_begin_at_the_same_noise_and_move_by_the_energy(tmp_path):
+    asked = bench(cifar10_divergences, tmp_path)
+    run: Any = SimpleNamespace(event_shape=(1, 8, 8), energy=lambda x: 50 * x.flatten(1).square().sum(1))
+    start, again, moved = (from_noise(asked, run, ULA(0.005, noise=1e-6), 7, steps) for steps in (0, 0, 1))
+    assert torch.equal(start, again)
+    assert start.abs().max() <= 1
+    assert start.std() > 0.5
+    assert torch.allclose(moved, start / 2, atol=1e-4)

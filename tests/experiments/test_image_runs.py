@@ -1,0 +1,167 @@
+"""Trainings on pictures by minutes: parcels, pieces, cold chains, and the rows of `cifar10`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from metastable.core.errors import ConfigError, InputError
+from metastable.core.types import Walkers
+from metastable.energies.network_configs import ShortRunConfig
+from metastable.evaluation.frechet import Statistics
+from metastable.experiments import cifar10, image_runs, parcels
+from metastable.experiments.base import Bench, changed
+from metastable.experiments.image_runs import ImageTrials, Measures, measure, measures_of, rows_of
+from metastable.experiments.pieces import Piece
+from metastable.kernels import ULA, run_chain
+from metastable.training.checkpoints import CheckpointStore
+
+TINY = {
+    **{"steps": 2, "walkers": 12, "chains": 4, "batch": 4, "chain_steps": 2, "exact_chains": 4, "images": 12},
+    **{"energy": ShortRunConfig(filters=2), "log_every": 1, "arms": ("pcd",)},
+}
+
+
+def bench(folder, **changes) -> Bench:
+    settings = changed({**cifar10.EXPERIMENT.scales["smoke"], **TINY}, changes)
+    return Bench(settings, "smoke", 0, "cpu", folder)
+
+
+def trials(asked: Bench) -> ImageTrials:
+    data = image_runs.pictures_of(asked)
+    return ImageTrials(asked, data, lambda name: cifar10.arm_of(asked, name), measures_of(asked, data))
+
+
+def weights_and_state(folder):
+    checkpoint = CheckpointStore(folder / "checkpoints").load()
+    assert checkpoint is not None
+    return checkpoint.weights, checkpoint.state
+
+
+def test_a_parcel_is_the_training_but_for_the_rounding_of_its_chains(tmp_path, monkeypatch):
+    monkeypatch.setattr(parcels, "MOST", 10_000)
+    monkeypatch.setattr(parcels, "LARGE", 100)
+    trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
+    training = tmp_path / "training" / "pcd"
+    weights, state = weights_and_state(training)
+    log = (training / "metrics.jsonl").read_bytes()
+    files = parcels.files_of(tmp_path / "parcels", "pcd")
+    assert len(files) > 2
+    assert max(path.stat().st_size for path in files) == 10_000
+    assert not parcels.unpark(training, tmp_path / "parcels", "pcd")  # what is there is not written over
+    shutil.rmtree(training)
+    assert parcels.unpark(training, tmp_path / "parcels", "pcd")
+    again, back = weights_and_state(training)
+    for name, value in weights["energy"].items():
+        assert torch.equal(value, again["energy"][name])
+    off = (state["method"]["buffer"] - back["method"]["buffer"]).abs().max()
+    assert 0 < off < 3 / 255
+    first = state["optimisers"]["energy"]["state"][0]
+    left = back["optimisers"]["energy"]["state"][0]
+    assert torch.equal(first["exp_avg_sq"], left["exp_avg_sq"])
+    assert first["exp_avg"].abs().max() > 0
+    assert left["exp_avg"].abs().max() == 0
+    assert torch.equal(state["rng"], back["rng"])
+    assert (training / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_training_goes_on_from_its_parcel(tmp_path):
+    trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
+    shutil.rmtree(tmp_path / "training")
+    found = trials(bench(tmp_path, steps=3, marks=(10.0, 20.0), minutes=20.0)).advance
+    assert found(cifar10.arm_of(bench(tmp_path), "pcd"), 20.0)
+    lines = (tmp_path / "training" / "pcd" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+
+
+def test_half_a_parcel_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parcels, "MOST", 10_000)
+    trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
+    parcels.files_of(tmp_path / "parcels", "pcd")[-1].unlink()
+    with pytest.raises(InputError, match="no whole parcel"):
+        parcels.unpark(tmp_path / "new", tmp_path / "parcels", "pcd")
+
+
+def test_a_first_moment_that_counts_is_kept():
+    adam = {"optimisers": {"energy": {"param_groups": [{"betas": (0.9, 0.999)}, {"betas": (0.0, 0.9)}]}}}
+    assert parcels.first_decay(adam) == 0.9
+    assert parcels.first_decay({"optimisers": {"energy": {"param_groups": [{"lr": 0.1}]}}}) == 1
+
+
+@pytest.mark.parametrize("arm", cifar10.ALL_ARMS)
+def test_every_arm_is_trained_and_measured(arm, tmp_path):
+    found = trials(bench(tmp_path, arms=arm, denoised=True, parcels=False)).run(cifar10.ALL_ARMS)
+    numbers = found[arm, 10.0].numbers
+    assert numbers["updates"] == 2
+    assert numbers["pixels_over_noise"] > 0
+    assert "fid" not in numbers  # no network, no FID
+    assert found[arm, 10.0].arrays["samples"].shape == (12, 1, 8, 8)
+
+
+def test_an_unknown_arm_and_rows_that_are_no_pictures_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="arms: unknown value 'pdc'"):
+        trials(bench(tmp_path, arms="pdc")).run(cifar10.ALL_ARMS)
+    with pytest.raises(ConfigError, match="data: must be pictures"):
+        image_runs.pictures_of(bench(tmp_path, data="toy:two-modes"))
+
+
+def test_a_cold_chain_moves_as_one_of_its_temperature():
+    def energy(x):
+        return 3 * x.square().sum(1) + x[:, 0] ** 4
+
+    x = torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
+    kernels = cifar10.Cold(0.01, noise=0.02), ULA(0.01, noise=0.02)
+    rngs = [torch.Generator().manual_seed(1) for _ in kernels]
+    noises = [kernel.draw(x, rng).normal for kernel, rng in zip(kernels, rngs, strict=True)]
+    assert torch.equal(*noises)
+    cold, ula = (
+        kernel.step(energy, kernel.init(energy, x), kernel.draw(x, rng), 0.01)[0]
+        for kernel, rng in zip(kernels, [torch.Generator().manual_seed(1) for _ in kernels], strict=True)
+    )
+    assert torch.allclose(cold.x, ula.x)
+    assert torch.allclose(cold.energy, energy(cold.x))
+    ended = run_chain(kernels[0], energy, x, 3, torch.Generator().manual_seed(2)).state
+    assert torch.allclose(ended.energy, energy(ended.x))
+
+
+def test_samples_like_the_data_are_near_and_weights_count(tmp_path):
+    data = image_runs.pictures_of(bench(tmp_path))
+    found = measures_of(bench(tmp_path), data)
+    half = Walkers(torch.cat([data.x, -data.x]), torch.zeros(2 * len(data), dtype=torch.float64))
+    half.log_weight[len(data) :] = -torch.inf
+    near = measure(found, half, 10**6)
+    assert near["pixels"] < 1e-6
+    assert near["images"] == pytest.approx(len(data))
+    assert measure(found, Walkers.equal(half.x), 10**6)["pixels_over_noise"] > 0.01
+
+
+def test_a_network_that_is_there_gives_fid_only_of_enough_samples():
+    class Network:
+        width, device = 3, torch.device("cpu")
+
+        def __call__(self, pictures):
+            return type("Features", (), {"values": pictures.bytes.flatten(1)[:, :3].float()})
+
+    x = 2 * torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
+    pixels, known = (Statistics(torch.zeros(width).double(), torch.eye(width).double()) for width in (64, 3))
+    found = Measures(pixels, 1.0, Network(), known)  # pyright: ignore
+    numbers = measure(found, Walkers.equal(x), 100)
+    assert numbers["fid_low"] < numbers["fid"] < numbers["fid_high"]
+    assert "fid" not in measure(found, Walkers.equal(x[:3]), 100)
+
+
+def test_the_papers_fid_stands_beside_the_last_mark_and_stopped_ones_are_told(tmp_path):
+    numbers = {"fid": 50.0, "pixels_over_noise": 0.1, "images": 9.0, "updates": 5, "ms_per_update": 2.0}
+    found = {("pcd", mark): Piece("", numbers, {}) for mark in (5.0, 20.0)}
+    found["pcd-flip", 5.0] = Piece("", {"stopped": 77}, {})
+    rows = {
+        row.metric: row for row in rows_of(bench(tmp_path), found, cifar10.PAPER, ("pcd", "pcd-augmented"))
+    }
+    assert rows["fid/pcd/minutes=5"].paper is None
+    assert rows["fid/pcd/minutes=20"].paper == 38.25
+    assert rows["stopped_at_update/pcd-flip/minutes=5"].value == 77
+    assert rows["pixels_over_noise/pcd/minutes=20"].ok
+    assert not rows["pixels_over_noise/pcd-augmented"].ok

@@ -98,11 +98,14 @@ def main() -> int:
     """Rounds of fifty kills; status 1 where one did not end as it should."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=1000)
-    asked, equal = parser.parse_args().kills, []
-    for first in range(0, asked, ROUND):
+    parser.add_argument("--first", type=int, default=0, help="of the seeds that say when, one for each kill")
+    given, equal = parser.parse_args(), []
+    end = given.first + given.kills
+    for first in range(given.first, end, ROUND):
         with tempfile.TemporaryDirectory() as place:
-            equal.append(bit_equal(min(ROUND, asked - first), first, Path(place)))
-        print(f"{min(first + ROUND, asked)} kills, {sum(equal)} of {len(equal)} rounds bit-equal", flush=True)
+            equal.append(bit_equal(min(ROUND, end - first), first, Path(place)))
+        made = min(first + ROUND, end) - given.first
+        print(f"{made} kills, {sum(equal)} of {len(equal)} rounds bit-equal", flush=True)
     return int(not all(equal))
 
 

@@ -146,7 +146,7 @@ class KeptTraining:
         """Random numbers go on as they were; in another number of processes they begin new streams."""
         streams = tree.get("streams", tree["rng"][None])
         if len(streams) == processes.count():
-            self.context.rng.set_state(streams[processes.rank()])
+            self.context.rng.set_state(streams[processes.rank()].clone())
         else:
             names = ("resumed", self.context.step, processes.count())
             self.context.rng.manual_seed(processes.own_seed(self.seed, *names))

@@ -137,7 +137,7 @@ def fit(
         run = _run_of(trainer_.players, method, outcome, settings, folder)
         if not evaluate:
             return run.outward(plan.coordinates)
-        return _judged(run, plan, Chains(plan.method, trainer_.context, outcome.state))
+        return _judged(run, plan, Chains(plan.method, trainer_.context, outcome.state), outcome.hurried)
 
 
 def _opened(stack: ExitStack, folder: Path | None, settings: dict[str, Any], resume: bool) -> dict[str, Any]:
@@ -175,14 +175,14 @@ JUDGED = (
 """What of a run a judge finds or changes."""
 
 
-def _judged(run: Run, plan: Plan, chains: Chains) -> Run:
+def _judged(run: Run, plan: Plan, chains: Chains, hurried: bool) -> Run:
     """What the run is worth, found in the units of training by the first process, and told in the data's own."""
     made: list[Run] = []
 
     def work() -> dict[str, Any]:
         held, toy = plan.validation_rows(), plan.dataset.toy
         options = {"seed": plan.seed, "chains": chains, "coordinates": plan.coordinates}
-        made.append(judge_training(run, plan.rows, held, toy, **options))
+        made.append(judge_training(run, plan.rows, held, toy, **options, hurried=hurried))
         return {name: vars(made[0])[name] for name in JUDGED}
 
     found = processes.by_first(work)

@@ -220,3 +220,22 @@ def differs() -> str:
 
 def test_processes_with_other_data_are_refused():
     assert all("process 1 has another than 0" in words for words in on(2, differs))
+
+
+# ---- log Z
+
+
+def log_z() -> tuple[float, float, float]:
+    """Of a density whose log Z is known."""
+    energy = ms.energies.Banana()
+    z = ms.log_partition(energy, walkers=64, populations=7, seed=1)
+    return z.value, z.std_error, float(energy.log_partition())
+
+
+def test_log_partition_spreads_its_populations():
+    alone, every = log_z(), on(2, log_z)
+    assert every[0] == every[1]
+    for value, error, exact in (alone, every[0]):
+        assert abs(value - exact) < 4 * error
+    assert every[0][0] != alone[0]
+    assert 0.2 < every[0][1] / alone[1] < 5

@@ -63,15 +63,10 @@ def alone() -> Iterator[None]:
         _alone.reset(before)
 
 
-def launched() -> int:
-    """As how many processes a launcher such as `torchrun` started this program; 1 where none did."""
-    given = os.environ.get("WORLD_SIZE", "1")
-    return int(given) if "RANK" in os.environ and given.isdigit() else 1
-
-
 def join() -> None:
     """Join the processes that a launcher started with this one, unless the program has done so itself."""
-    if launched() > 1 and dist.is_available() and not dist.is_initialized():
+    launched = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    if launched and dist.is_available() and not dist.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank() % torch.cuda.device_count())
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")

@@ -327,7 +327,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """Of the walkers after the update, and of the step and the learning rate that `state` held for it."""
         move, log_z = steering.move, steering.log_z[0]
         read = steering if following is None else following
-        per_population, ess, ancestors, noise = read.told()
+        per_population, ess, ancestors, noise = read.told(self.populations)
         metrics = {
             "displacement": move.moved.mean().sqrt() / context.data_scale,
             "ess": steering.ess[0],

@@ -47,10 +47,10 @@ class Followed(NamedTuple):
     resampled: Tensor
     log_z: Tensor
 
-    def told(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log Z, ESS, ancestors and noise of all populations, those of other processes too."""
+    def told(self, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log Z, ESS, ancestors and noise of all `groups` populations, those of other processes too."""
         noise = self.walkers.noise(torch.where(self.resampled, 1.0, self.ess))
         told = self.log_z, self.ess, self.walkers.ancestors(), noise
         if isinstance(self.walkers, Spread) or not is_many():
             return told
-        return joined(torch.stack(told, 1)).unbind(1)  # pyright: ignore
+        return joined(torch.stack(told, 1), groups).unbind(1)  # pyright: ignore

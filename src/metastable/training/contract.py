@@ -38,7 +38,7 @@ class TrainableMethod(Protocol):
 
 @dataclass
 class Outcome:
-    """What training left in memory."""
+    """What training left in memory; `hurried` where somebody who asked it to stop will not wait for long."""
 
     status: str
     step: int
@@ -52,3 +52,4 @@ class Outcome:
     kept: int | None = None
     refused: list[str] = field(default_factory=list)
     engine: Choice | None = None
+    hurried: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -142,7 +143,7 @@ class Trainer(KeptTraining):
         self.asked: tuple[Row, Callable[[], Row]] | None = None
         self.patience = self._patience(held_out, power)
         self.kept: int | None = None
-        self._stopping = False
+        self._stopping = self.hurried = False
         self.agreement = Agreement()
         self._saved = time.perf_counter()
 
@@ -239,8 +240,9 @@ class Trainer(KeptTraining):
         own = self.method.moving(len(rows), len(data)) if isinstance(self.method, Method) else 0
         return rows_in_words(rows, f"rows of data{f' and {own} negatives' if own else ''}")
 
-    def _stop(self) -> None:
+    def _stop(self, number: int = signal.SIGINT) -> None:
         self._stopping = True
+        self.hurried = self.hurried or number == signal.SIGTERM
 
     @property
     def _interrupted(self) -> bool:
@@ -480,6 +482,7 @@ class Trainer(KeptTraining):
             message="" if self.patience is None else self.patience.words(self.context.step),
             refused=[] if self.store is None else self.store.refused,
             engine=self.choice,
+            hurried=self.hurried,
         )
 
 

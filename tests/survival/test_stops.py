@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
-import sys
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_sigterm_ends_without_judging(tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("a section was measured")
 
-    monkeypatch.setattr(sys.modules["metastable.summary.judge"], "_measured", never)
+    monkeypatch.setattr(importlib.import_module("metastable.summary.judge"), "_measured", never)
     stopped = train(tmp_path / "run", progress=send, evaluate=True)
     assert "metastable evaluate" in stopped.ended
     assert ms.load_run(tmp_path / "run").status == "interrupted"

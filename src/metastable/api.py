@@ -143,7 +143,7 @@ def fit(
 def _opened(stack: ExitStack, folder: Path | None, settings: dict[str, Any], resume: bool) -> dict[str, Any]:
     """The first of all processes opens the run folder, until `stack` ends; returns the run's identity."""
     own = ("seed", "data", "method", "energy", "held_out", "units", "trainer")
-    told = {key: settings[key] for key in own} | {"out": None if folder is None else str(folder)}
+    told: dict[str, Any] = {key: settings[key] for key in own} | {"out": str(folder)}
     processes.require_same("fit", str(told | {"trainer": told["trainer"] | {"device": ""}}))
 
     def work() -> dict[str, Any]:

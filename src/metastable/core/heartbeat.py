@@ -20,11 +20,12 @@ BEAT = 0.25
 SILENT = 60.0
 """Seconds without one after which a process counts as dead though nothing has failed: much longer than anything
 holds up a living one."""
-LISTEN = 2.0
+LISTEN = 3.0
 """Seconds for which beats are listened to, once something has failed."""
 GRACE = 10.0
 """Seconds that the program has to end by itself once somebody is dead."""
 DEAD = "dead"
+GONE = "it held the processes together, and is gone"
 
 
 def _key(rank: int) -> str:
@@ -72,7 +73,7 @@ class Heartbeat:
                     self.store.set(DEAD, f"{after} it was silent for {SILENT:.0f} s")
                 who = blamed(self.store)
             except RuntimeError:  # the store is gone, and whoever held it
-                who = (0, "it held the processes together, and is gone")
+                who = (0, GONE)
             if who is not None:
                 self._end(*who)
                 return
@@ -98,25 +99,40 @@ def in_memory(store: Any) -> bool:
 def blamed(store: Any, rank: int | None = None, count: int = 0) -> tuple[int, str] | None:
     """Who is known to be dead, and why; a `rank` that has lost touch listens for beats of all `count`."""
     try:
+        if rank is None:
+            return _dead(store)
+        who = _silent(store, rank, count)
+        store.set(f"heard {rank}", "")
+        others = [f"heard {i}" for i in range(count) if who is None or i != who[0]]
         end = time.monotonic() + LISTEN
-        before = None if rank is None else _counts(store, count)
-        while True:
-            if store.check([DEAD]):
-                who, _, why = store.get(DEAD).decode().partition(" ")
-                return int(who), why
-            if before is None:
-                return None
-            if time.monotonic() > end:
-                break
+        # the first may hold the store, in which others have yet to read who it was
+        while rank == 0 and time.monotonic() < end and not store.check(others):
             time.sleep(BEAT)
-        still = [i for i, (a, b) in enumerate(zip(before, _counts(store, count), strict=True)) if a == b]
-        if not still or rank in still:  # nobody beats here
-            return None
-        why = "it died without a word"
-        store.set(DEAD, f"{still[0]} {why}")
-        return still[0], why
+        return who
     except RuntimeError:
-        return (0, "it held the processes together, and is gone") if rank else None
+        return (0, GONE) if rank else None
+
+
+def _dead(store: Any) -> tuple[int, str] | None:
+    if not store.check([DEAD]):
+        return None
+    who, _, why = store.get(DEAD).decode().partition(" ")
+    return int(who), why
+
+
+def _silent(store: Any, rank: int, count: int) -> tuple[int, str] | None:
+    """Whose beats have stopped, or who was said to be dead meanwhile; None where nobody beats."""
+    before, end = _counts(store, count), time.monotonic() + LISTEN
+    while time.monotonic() < end:
+        if (who := _dead(store)) is not None:
+            return who
+        time.sleep(BEAT)
+    still = [i for i, (a, b) in enumerate(zip(before, _counts(store, count), strict=True)) if a == b]
+    if not still or rank in still:
+        return None
+    if _dead(store) is None:
+        store.set(DEAD, f"{still[0]} it died without a word")
+    return _dead(store)
 
 
 def _counts(store: Any, count: int) -> list[bytes]:

@@ -279,7 +279,7 @@ class Method(Generic[State]):
         """The state with the rows of all processes."""
         return self._rows(state, joined)
 
-    def shared(self, state: State) -> State:
+    def own_part(self, state: State) -> State:
         """A whole state with the rows of this process only."""
         return self._rows(state, lambda rows: rows[own_rows(len(rows))])
 

@@ -267,9 +267,9 @@ class Objective(Method[State]):
         """The source's."""
         return self.source.gathered(state)
 
-    def shared(self, state: State) -> State:
+    def own_part(self, state: State) -> State:
         """The source's."""
-        return self.source.shared(state)
+        return self.source.own_part(state)
 
     def save(self, state: State) -> dict[str, Any]:
         """The source's."""

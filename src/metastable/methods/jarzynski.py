@@ -376,9 +376,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """The walkers of all processes."""
         return state.gathered()
 
-    def shared(self, state: JarzynskiState) -> JarzynskiState:
+    def own_part(self, state: JarzynskiState) -> JarzynskiState:
         """Some of the walkers that steer, and some populations of those that follow."""
-        return state.shared()
+        return state.own_part()
 
     def save(self, state: JarzynskiState) -> dict[str, Any]:
         """Both populations; mini-batch rows are drawn anew in each update."""

@@ -32,7 +32,7 @@ class JarzynskiState(NamedTuple):
         following = None if self.following is None else whole_of(self.following)
         return self._replace(steering=whole_of(self.steering), following=following)
 
-    def shared(self) -> JarzynskiState:
+    def own_part(self) -> JarzynskiState:
         """Of whole populations what one process has: some of the walkers that steer, some of the held-out ones."""
         following = None if self.following is None else some_of(self.following)
         return self._replace(steering=spread(self.steering), following=following)

@@ -173,9 +173,9 @@ class Mixed(ChainMethod[States]):
         """Each source's."""
         return tuple(source.gathered(own) for source, own in zip(self.sources, state, strict=True))
 
-    def shared(self, state: States) -> States:
+    def own_part(self, state: States) -> States:
         """Each source's."""
-        return tuple(source.shared(own) for source, own in zip(self.sources, state, strict=True))
+        return tuple(source.own_part(own) for source, own in zip(self.sources, state, strict=True))
 
     def save(self, state: States) -> dict[str, Any]:
         """Each source's, by its place."""

@@ -309,10 +309,10 @@ class Robust(Objective[States]):
             source.gathered(own) for source, own in zip([self.source] * len(state), state, strict=True)
         )
 
-    def shared(self, state: States) -> States:
+    def own_part(self, state: States) -> States:
         """The source's, for each β."""
         return tuple(
-            source.shared(own) for source, own in zip([self.source] * len(state), state, strict=True)
+            source.own_part(own) for source, own in zip([self.source] * len(state), state, strict=True)
         )
 
     def save(self, state: States) -> dict[str, Any]:

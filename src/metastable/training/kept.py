@@ -72,13 +72,13 @@ class KeptTraining:
 
     def _whole(self) -> Any:
         """The method's state with the walkers of all processes."""
-        many = processes.is_many() and isinstance(self.method, Method)
-        return self.method.gathered(self.state) if many else self.state
+        method, state = self.method, self.state
+        return method.gathered(state) if processes.is_many() and isinstance(method, Method) else state
 
     def _own(self, state: Any) -> Any:
         """Of such a state, the part of this process."""
-        many = processes.is_many() and isinstance(self.method, Method)
-        return self.method.shared(state) if many else state
+        method = self.method
+        return method.own_part(state) if processes.is_many() and isinstance(method, Method) else state
 
     def _checkpoint(self) -> None:
         """Of all processes, written by the first."""

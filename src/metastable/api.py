@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable._version import __version__
+from metastable.core import processes
 from metastable.core.errors import CheckpointError, DivergenceError
 from metastable.core.protocols import event_shape_of, output_scale_of
 from metastable.core.types import Energy, LogPartition, Proposal, as_shape
@@ -102,6 +105,7 @@ def fit(
     >>> run.log_partition.std_error < 0.1
     True
     """
+    processes.join()
     dataset = data if isinstance(data, Dataset) else load_array(data)
     if labels is not None or given is not None:
         dataset = dataset.beside(labels=labels, given=given)
@@ -125,11 +129,28 @@ def fit(
         warnings.warn(plan.doubt, stacklevel=2)
     settings = plan.settings(__version__) | ({"dequantise": True} if dequantise else {})
     folder = None if out is None else Path(out)
-    with opened(folder, settings, resume):
+    with processes.together(), ExitStack() as stack:
+        settings |= _opened(stack, folder, settings, resume)
         trainer_ = trainer_of(plan, folder, str(settings.get("run", "")))
-        outcome = _trained(trainer_, plan, settings, resume, progress)
+        shown = progress if processes.is_first() else False
+        outcome = _trained(trainer_, plan, settings, resume, shown)
         run = _run_of(trainer_.players, method, outcome, settings, folder)
-        return _judged(run, plan, trainer_) if evaluate else run.outward(plan.coordinates)
+        if not evaluate:
+            return run.outward(plan.coordinates)
+        return _judged(run, plan, Chains(plan.method, trainer_.context, outcome.state), outcome.hurried)
+
+
+def _opened(stack: ExitStack, folder: Path | None, settings: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """The first of all processes opens the run folder, until `stack` ends; returns the run's identity."""
+    own = ("seed", "data", "method", "energy", "held_out", "units", "trainer")
+    told: dict[str, Any] = {key: settings[key] for key in own} | {"out": str(folder)}
+    processes.require_same("fit", str(told | {"trainer": told["trainer"] | {"device": ""}}))
+
+    def work() -> dict[str, Any]:
+        stack.enter_context(opened(folder, settings, resume))
+        return {"run": settings["run"]} if "run" in settings else {}
+
+    return processes.by_first(work)
 
 
 def _trained(
@@ -141,23 +162,31 @@ def _trained(
         try:
             return trainer.run(resume)
         except DivergenceError as error:
-            if trainer.folder is not None:
-                _write_failure(trainer.folder, settings, trainer, plan, error)
+            folder, met = trainer.folder, error
+            if folder is not None:
+                processes.by_first(lambda: _write_failure(folder, settings, trainer, plan, met))
             raise
 
 
-def _judged(run: Run, plan: Plan, trainer: Trainer) -> Run:
-    """What the run is worth, found in the units of training and told in the data's own."""
-    held = plan.validation_rows()
-    return judge_training(
-        run,
-        plan.rows,
-        held,
-        plan.dataset.toy,
-        seed=plan.seed,
-        chains=Chains(plan.method, trainer.context, trainer.state),
-        coordinates=plan.coordinates,
-    )
+JUDGED = (
+    *("scores", "diagnosis", "modes", "contexts", "status", "ended", "log_partition", "walkers"),
+    *("log_z_source", "samples_source"),
+)
+"""What of a run a judge finds or changes."""
+
+
+def _judged(run: Run, plan: Plan, chains: Chains, hurried: bool) -> Run:
+    """What the run is worth, found in the units of training by the first process, and told in the data's own."""
+    made: list[Run] = []
+
+    def work() -> dict[str, Any]:
+        held, toy = plan.validation_rows(), plan.dataset.toy
+        options = {"seed": plan.seed, "chains": chains, "coordinates": plan.coordinates}
+        made.append(judge_training(run, plan.rows, held, toy, **options, hurried=hurried))
+        return {name: vars(made[0])[name] for name in JUDGED}
+
+    found = processes.by_first(work)
+    return made[0] if made else replace(run.outward(plan.coordinates), **found)
 
 
 def _write_failure(

@@ -703,7 +703,7 @@ def quick() -> Iterator[None]:
 def unjudged() -> Iterator[None]:
     """A training ends with its last update."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metastable.api._judged", lambda run, plan, trainer: run.outward(plan.coordinates))
+        patch.setattr("metastable.api._judged", lambda run, plan, *_: run.outward(plan.coordinates))
         yield
 
 

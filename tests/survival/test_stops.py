@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 
@@ -72,3 +73,21 @@ def test_a_signal_leaves_a_checkpoint_and_its_handler(number, tmp_path):
     assert stopped.status == "interrupted"
     assert CheckpointStore(tmp_path / "run" / "checkpoints").latest_step() == stopped.history[-1]["step"] < 12
     assert same(train(tmp_path / "run", resume=True), train(tmp_path / "whole"))
+
+
+def test_sigterm_ends_without_judging(tmp_path, monkeypatch):
+    def send(row):
+        if row["step"] == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def never(*_):
+        raise AssertionError("a section was measured")
+
+    monkeypatch.setattr(importlib.import_module("metastable.summary.judge"), "_measured", never)
+    stopped = train(tmp_path / "run", progress=send, evaluate=True)
+    assert "metastable evaluate" in stopped.ended
+    assert ms.load_run(tmp_path / "run").status == "interrupted"
+    monkeypatch.undo()
+    again = train(tmp_path / "run", resume=True, evaluate=True)
+    assert again.status == "finished"
+    assert "log_likelihood" in again.scores

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .launcher import launched_as
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -14,11 +16,14 @@ TABLE_WIDTH = 150
 
 
 def console(stderr: bool = False) -> Console:
-    """A console; made anew each time, because tests and pipes replace the streams."""
+    """A console, made anew each time, as tests and pipes replace the streams; one of several processes speaks."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False)
-    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=TABLE_WIDTH)
+    silent = launched_as() > 0
+    made = Console(stderr=stderr, highlight=False, quiet=silent)
+    return (
+        made if made.is_terminal else Console(stderr=stderr, highlight=False, width=TABLE_WIDTH, quiet=silent)
+    )
 
 
 def say(*lines: str) -> None:
@@ -32,12 +37,14 @@ def note(line: str) -> None:
     console(stderr=True).print(line, markup=False, soft_wrap=True, style="dim")
 
 
-def say_error(message: str) -> None:
-    """One red-headed line on stderr."""
+def say_error(message: str, everywhere: bool = False) -> None:
+    """One red-headed line on stderr; of several processes each says it where it concerns `everywhere`."""
     from rich.text import Text
 
-    line = Text.assemble(("error: ", "bold red"), message)
-    console(stderr=True).print(line, soft_wrap=True)
+    screen, who = console(stderr=True), launched_as()
+    screen.quiet = screen.quiet and not everywhere
+    line = Text.assemble(("error: ", "bold red"), f"process {who}: " if who else "", message)
+    screen.print(line, soft_wrap=True)
 
 
 def table(

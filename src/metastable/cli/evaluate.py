@@ -70,6 +70,7 @@ def evaluate(
     A classifier that is an energy model is also scored as a classifier, where the data have labels. A conditional
     run is scored on pairs, an .npz file with the arrays x and given.
     """
+    from metastable.core import processes
     from metastable.core.errors import require
     from metastable.summary import judge_again, judged_step, judged_words
 
@@ -86,6 +87,7 @@ def evaluate(
             require(not given, option, "left out where pictures are judged without a run", given)
         judge_pictures(asked, data, out, seed, device)
         return
+    processes.join()
     found = open_run(run, device, energy)
     dataset, name = rows_for(found, data)
     outside = outsiders(found, dataset, ood or [])
@@ -94,6 +96,8 @@ def evaluate(
         result, arrays = judge_again(
             found, dataset, seed=seed, log_z=log_z, outsiders=outside, images=question
         )
+    if not processes.is_first():
+        return
     if "classifier" in result:
         result["classifier"] = {"data": name, **result["classifier"]}
     say(f"{run} on {name}, {result['rows']} {'pairs' if found.conditional else 'rows'}")
@@ -111,7 +115,8 @@ def evaluate(
     if "stopped_at" in result:
         stopped_while_judging(result["stopped_at"], target)
     if target == run / "evaluation.json" and not found.conditional:
-        look_at_negatives(found, data, seed)
+        with processes.alone():
+            look_at_negatives(found, data, seed)
     kept = {k: v for k, v in arrays.items() if "classifier" in result or k in IMAGE_ARRAYS}
     write_figures(run, target, kept)
     say(f"wrote {target}")

@@ -18,8 +18,11 @@ from typing import Annotated, Any
 import typer
 
 from .console import say_error
+from .launcher import launched
 
 FAILED, REFUSED, STOPPED = 1, 2, 130
+FOR_MANY = ("train", "sample", "evaluate")
+"""Commands that several processes may be started for."""
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -30,6 +33,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, debug: bool = False, **kwargs: Any) -> None:
         try:
+            refuse_many(command.__name__)
             command(*args, **kwargs)
         except KeyboardInterrupt as error:
             say_error("stopped by Ctrl-C")
@@ -41,7 +45,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             if debug:
                 traceback.print_exc()
             message, status = found
-            say_error(message)
+            say_error(message, everywhere=type(error).__name__ == "ProcessError")
             raise typer.Exit(status) from error
 
     signature = inspect.signature(command, eval_str=True)
@@ -49,6 +53,17 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [*signature.parameters.values(), option]
     run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore
     return run
+
+
+def refuse_many(name: str) -> None:
+    """Refuse several processes where one does all of the work."""
+    if launched() > 1 and name not in FOR_MANY:
+        from metastable.core.errors import InputError
+
+        raise InputError(
+            f"{name}: works in one process, and {launched()} were started; start it without a launcher "
+            f"(several processes are for {', '.join(FOR_MANY)})"
+        )
 
 
 def explain(error: Exception) -> tuple[str, int] | None:

@@ -59,6 +59,7 @@ def sample(
     """Draw samples from a trained model: its walkers go on at its final parameters, and keep their weights."""
     import numpy as np
 
+    from metastable.core import processes
     from metastable.core.errors import require, require_count
     from metastable.core.room import require_room
 
@@ -68,6 +69,7 @@ def sample(
     require_count("n", n)
     require_count("steps", 100 if steps is None else steps)
     require(out.suffix == ".npy", "out", "a file that ends in .npy", str(out))
+    processes.join()
     found = open_run(run, device, energy)
     require_room("n", f"{n} samples", COPIES * n * math.prod(found.event_shape), device)
     if found.conditional or given is not None:
@@ -83,6 +85,8 @@ def sample(
     written = walkers if weighted else walkers.resampled(n, seed=seed)
     if denoise:
         written, origin = replace(written, x=found.denoised(written.x)), f"{origin}, without their noise"
+    if not processes.is_first():
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, written.x.cpu().numpy())
     say(f"{n} samples of shape {found.event_shape} from {origin}{worth(walkers)}")

@@ -59,8 +59,11 @@ def train(
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> None:
     """Train an energy on data, and say what it is worth."""
+    from metastable.core.processes import by_first, join
+
     from .settings import resolve, with_assignments, with_flags, with_method
 
+    join()
     settings = with_method(_base(preset, config, out, resume), method)
     flags = {
         "data": data,
@@ -75,7 +78,7 @@ def train(
         "dequantise": dequantise,
     }
     job = resolve(with_assignments(with_flags(settings, flags), assign or []))
-    folder = out or next_free(Path("runs"), _name(preset, config, job))
+    folder = by_first(lambda: out or next_free(Path("runs"), _name(preset, config, job)))
     if dry_run:
         from .plan import print_plan
 

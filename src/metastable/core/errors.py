@@ -49,6 +49,15 @@ class DivergenceError(MetastableError, RuntimeError):
         self.checkpoint = checkpoint
 
 
+class ProcessError(MetastableError, RuntimeError):
+    """Another process of the same training ended; `process` is its number, where that is known."""
+
+    def __init__(self, process: int | None, why: str):
+        what = "processes lost touch" if process is None else f"process {process} ended"
+        super().__init__(f"{what} ({why}); all have to be there, so that this one ends, too")
+        self.process = process
+
+
 class OutOfMemoryError(MetastableError, RuntimeError):
     """Something did not fit into memory; its cause is the allocator's own error.
 

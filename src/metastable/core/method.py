@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Batch
+from .processes import joined, own_rows
 from .types import Energy, LogPartition, Proposal, Walkers
 
 Metrics = dict[str, Tensor]
@@ -74,19 +75,26 @@ class Negatives(NamedTuple):
         log_weight: raw log-weights `(N,)`, or None for equal weights.
         log_prob: log-density `(N,)` of the noise that drew them, where a method needs it.
         given: the label of each, int64 `(N,)`, where chains carry one.
+        share: where they are some of a population on several processes, what their weight is to all of it, as a
+            multiple of an equal share, `()`.
     """
 
     x: Tensor
     log_weight: Tensor | None = None
     log_prob: Tensor | None = None
     given: Tensor | None = None
+    share: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """The average of one value per negative, `(N,)`, under their weights."""
+        """The average of one value per negative, `(N,)`, under their weights.
+
+        With a `share` it is the mean over processes that is the average.
+        """
         if self.log_weight is None:
             return values.mean()
         weights = torch.softmax(self.log_weight, 0).to(values.dtype)
-        return torch.dot(weights, values)  # autocast would round what `@` is given
+        mean = torch.dot(weights, values)  # autocast would round what `@` is given
+        return mean if self.share is None else self.share.to(mean) * mean
 
 
 class Nothing(NamedTuple):
@@ -131,6 +139,10 @@ class Method(Generic[State]):
     """Steps of chains that begin afresh at every update; None where it has none of these."""
     grows_with: ClassVar[tuple[str, ...]] = ("walkers", "batch", "negatives_per_datum", "chunk")
     """Those of its settings, where it has them, that the memory of an update grows with."""
+    weighs_together: ClassVar[bool] = False
+    """Whether its negatives of several processes are weighed together."""
+    rows_of_state: ClassVar[tuple[str, ...]] = ()
+    """Those fields of its state that hold rows, of which each of several processes has its own."""
     not_recorded: ClassVar[str] = ""
     """Why its updates cannot be recorded and launched as a whole, in words; nothing where they can."""
 
@@ -260,6 +272,23 @@ class Method(Generic[State]):
         None for the way of all others: what the energy draws itself where it can, else chains from the proposal.
         """
         return None
+
+    def why_not_shared(self) -> str:
+        """Why several processes cannot train with it, in words; nothing where they can."""
+        return next((why for source in self.sources if (why := source.why_not_shared())), "")
+
+    def gathered(self, state: State) -> State:
+        """The state with the rows of all processes."""
+        return self._rows(state, joined)
+
+    def own_part(self, state: State) -> State:
+        """A whole state with the rows of this process only."""
+        return self._rows(state, lambda rows: rows[own_rows(len(rows))])
+
+    def _rows(self, state: State, make: Callable[[Tensor], Tensor]) -> State:
+        old = {name: value for name, value in self.save(state).items() if name in self.rows_of_state}
+        new = {name: make(value) for name, value in old.items() if value is not None}
+        return state._replace(**new) if new else state  # pyright: ignore
 
     def save(self, state: State) -> dict[str, Any]:
         """The state as a tree of tensors and numbers."""

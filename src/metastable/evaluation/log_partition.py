@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from metastable.core import processes
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
 from metastable.core.memory import in_rows_that_fit, within_memory
 from metastable.core.protocols import event_shape_of
@@ -24,7 +25,7 @@ from metastable.core.types import (
 )
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
-from metastable.walkers.anneal import STEP_JITTER, Annealed
+from metastable.walkers.anneal import STEP_JITTER, Annealed, of_all
 from metastable.walkers.path import Schedule
 from metastable.walkers.smc import reverse_ais, smc
 from metastable.walkers.space import space_of
@@ -178,7 +179,12 @@ def _run(
 ) -> Annealed:
     white, rng = start.white, job.rng("walk", attempt)
     options = {"schedule": path, "kernel": job.kernel, "steps": steps, "jitter": jitter}
-    return smc(white.energy, white.reference, populations, walkers, rng, **options)
+    if populations < processes.count():
+        return smc(white.energy, white.reference, populations, walkers, rng, **options)
+    if (rank := processes.rank()) > 0:  # each process walks some populations, all the same path
+        rng = job.rng("walk", attempt, "process", rank)
+    own = processes.share(populations)
+    return of_all(smc(white.energy, white.reference, own, walkers, rng, **options))
 
 
 def _summary(job: Job, start: Start, walked: Walked, back: Annealed | None, words: list[str]) -> LogPartition:

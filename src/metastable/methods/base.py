@@ -17,6 +17,7 @@ from metastable.core.errors import ConfigError, require
 from metastable.core.method import Context, Method, Metrics, Negatives, State
 from metastable.core.method import Nothing as Nothing
 from metastable.core.parts import NUMBERS, in_parts
+from metastable.core.processes import average
 from metastable.core.types import Energy, LogPartition, Walkers, precise
 from metastable.kernels import ULA, Kernel, follow_acceptance, fused
 from metastable.kernels.base import require_kernel
@@ -105,7 +106,7 @@ class ChainMethod(Method[State]):
         self, context: Context, log_step: Tensor, acceptance: Tensor, target: float, gain: float
     ) -> Tensor:
         """log h of the update after one in which `acceptance`, `()`, of the moves were (or would be) accepted."""
-        moved = follow_acceptance(log_step, acceptance, target, gain)
+        moved = follow_acceptance(log_step, average(acceptance), target, gain)
         return moved.clamp(max=self.longest_log_step(context))
 
     def longest_log_step(self, context: Context) -> float:
@@ -262,6 +263,14 @@ class Objective(Method[State]):
         """The source's; a method that samples another energy than E gives none."""
         return self.source.log_partition(self.sampled(context), state)
 
+    def gathered(self, state: State) -> State:
+        """The source's."""
+        return self.source.gathered(state)
+
+    def own_part(self, state: State) -> State:
+        """The source's."""
+        return self.source.own_part(state)
+
     def save(self, state: State) -> dict[str, Any]:
         """The source's."""
         return self.source.save(state)
@@ -269,6 +278,17 @@ class Objective(Method[State]):
     def load(self, tree: dict[str, Any]) -> State:
         """The source's."""
         return self.source.load(tree)
+
+
+def weighed_apart(method: Method) -> str:
+    """Why a loss that normalises weights itself cannot have sources that are weighed across processes, in words."""
+    weighed = next((source.name for source in method.sources if source.weighs_together), "")
+    words = (
+        f"{method.name} normalises the weights of its negatives within a process, and {weighed} has walkers "
+    )
+    return (
+        f"{words}that are weighed with those of all others; use a source without weights" if weighed else ""
+    )
 
 
 def _mean_variance(context: Context) -> float:

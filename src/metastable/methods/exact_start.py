@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.by_class import Summed, draw_labels, of_labels
+from metastable.core.processes import joined
 from metastable.core.protocols import ExactlyStarted, Normalisable, Sampled, is_enumerable, provides
 from metastable.core.types import energy_and_grad, precise
 from metastable.core.weights import log_mean_exp
@@ -34,7 +35,7 @@ def start_populations(
         rest = _population(context, x[steering:], log_z0.expand(groups), labelled) if following else None
         return first, rest
     first = _by_smc(context, steering, 1, labelled)
-    return first, _by_smc(context, following, groups, labelled) if following else None
+    return first, _by_smc(context, following, groups, labelled, True) if following else None
 
 
 def _exact(context: Context, n: int) -> tuple[Tensor, Tensor] | None:
@@ -51,14 +52,15 @@ def _exact(context: Context, n: int) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _by_smc(context: Context, n: int, groups: int, labelled: bool) -> Population:
+def _by_smc(context: Context, n: int, groups: int, labelled: bool, following: bool = False) -> Population:
     """Weighted walkers of the first model; their raw log-weights carry each population's own log Z₀."""
     energy = Summed(context.energy) if labelled else context.energy
     start = smc(energy, context.noise, groups, n // groups, context.rng)
     nothing_yet = torch.zeros(groups, dtype=torch.float64, device=context.data.device)
     population = _population(context, start.x.to(context.data.dtype), nothing_yet, labelled)
     log_z0 = log_mean_exp(population.by_group(start.log_weight))
-    noise = log_z0.var().expand(groups) if groups > 1 else population.past_noise
+    every = joined(log_z0) if following else log_z0
+    noise = every.var().expand(groups) if len(every) > 1 else population.past_noise
     return population._replace(log_weight=start.log_weight, past_noise=noise)
 
 

@@ -36,7 +36,17 @@ from metastable.core.errors import InputError, require, require_choice, require_
 from metastable.core.random import uniform_rows
 from metastable.core.types import Proposal, precise
 
-from .base import ChainMethod, Context, Metrics, Negatives, Objective, State, gap_metrics, together
+from .base import (
+    ChainMethod,
+    Context,
+    Metrics,
+    Negatives,
+    Objective,
+    State,
+    gap_metrics,
+    together,
+    weighed_apart,
+)
 from .contrastive import PersistentCD
 from .divergences import HIGH, LOW, Divergence, divergence_of
 
@@ -217,6 +227,10 @@ class FDivergence(Objective[State]):
     def rate(self, player: str) -> float:
         """E is slower by `energy_rate`."""
         return self.energy_rate if player == "energy" else 1.0
+
+    def why_not_shared(self) -> str:
+        """Sources that are weighed across processes: the gradient of E has products of their means."""
+        return super().why_not_shared() or weighed_apart(self)
 
     def turns(self, context: Context) -> Sequence[str]:
         """Lines 7 and 9."""

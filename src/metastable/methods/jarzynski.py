@@ -18,7 +18,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,50 +26,28 @@ from torch import Tensor
 from metastable.core.batch import Rows
 from metastable.core.capture import LATER, aside, together_again
 from metastable.core.errors import UnsupportedError, require, require_choice, require_count, require_positive
+from metastable.core.processes import average, count, is_many, joined, share
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import LogPartition, Walkers, energy_and_grad
 from metastable.core.weights import log_mean_exp
 from metastable.kernels import MALA, ULA, Kernel
 from metastable.kernels.engine import weighing_energy
 from metastable.walkers.held_out import HeldOut, held_out_log_partition
-from metastable.walkers.jarzynski import PROBES, Move, keeps_energy, langevin_step, paced, reweigh_then_move
+from metastable.walkers.jarzynski import PROBES, keeps_energy, langevin_step, paced, reweigh_then_move
 from metastable.walkers.population import ORDERS, Population, walkers_of
 from metastable.walkers.settled import Following, Rules, settled
+from metastable.walkers.spread import begun, share_of
 from metastable.walkers.starts import random_rows
 
 from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
+from .jarzynski_state import Followed, JarzynskiState
 
 CRITERIA = ("ess", "entropy", "lag", "never")
 ACCEPTED, GAIN = 0.65, 0.2
 """Share of proposals that a step which tunes itself lets be accepted, and how fast it gets there."""
 FIRST_FACTOR = 0.1
 """What the first learning rate is multiplied with: how far it goes is known after the update only."""
-
-
-class JarzynskiState(NamedTuple):
-    """Walkers that steer θ, walkers that only follow, and the mini-batch rows of each.
-
-    With them go log h of the next update where the step tunes itself, and the log of the factor on its learning
-    rate where the pace is bounded, both `()`.
-    """
-
-    steering: Population
-    following: Population | None
-    rows: Tensor | None = None
-    following_rows: Tensor | None = None
-    log_step: Tensor | None = None
-    log_factor: Tensor | None = None
-
-
-class Followed(NamedTuple):
-    """One population after an update: what it did, and its ESS, who was resampled, and log Z at its end, `(G,)`."""
-
-    walkers: Population
-    move: Move
-    ess: Tensor
-    resampled: Tensor
-    log_z: Tensor
 
 
 @dataclass(frozen=True)
@@ -127,6 +105,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     longest_step_size: ClassVar[float] = 2.0
     name: ClassVar[str] = "jarzynski"
     keeps_walkers: ClassVar[bool] = True
+    weighs_together: ClassVar[bool] = True
     mode_weights_advice: ClassVar[str] = (
         "Use more walkers, a smaller learning rate or earlier resampling, so that the weights keep up."
     )
@@ -194,12 +173,17 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
     def start(self, context: Context) -> JarzynskiState:
         """Line 2, with walkers that follow the first model exactly or carry the error of their start."""
-        populations = start_populations(context, *self.counts, self.populations, self.labels)
+        steering, following = self.counts
+        rule = f"at least the {count()} processes, each of which has whole ones"
+        require(not following or self.populations >= count(), "jarzynski.populations", rule, self.populations)
+        groups, size = share(self.populations), following // self.populations
+        populations = start_populations(context, share(steering), groups * size, groups, self.labels)
         log_factor = None
         if self.pace is not None:
-            first = math.log(FIRST_FACTOR)
-            log_factor = torch.full((), first, dtype=torch.float64, device=context.data.device)
-        return JarzynskiState(*populations, log_step=self.first_log_step(context), log_factor=log_factor)
+            log_first = math.log(FIRST_FACTOR)
+            log_factor = torch.full((), log_first, dtype=torch.float64, device=context.data.device)
+        first, log_step = begun(populations[0], steering), self.first_log_step(context)
+        return JarzynskiState(first, populations[1], log_step=log_step, log_factor=log_factor)
 
     def rate_factor(self, state: JarzynskiState) -> Tensor | None:
         """What keeps v near `pace`, in (0, 1]."""
@@ -217,13 +201,14 @@ class Jarzynski(ChainMethod[JarzynskiState]):
                 state = state._replace(following=following, following_rows=rows)
         rows = state.rows if self.gradient == "batch" else None
         x, log_weight = (v if rows is None else v.index_select(0, rows) for v in state.steering[:2])
-        return Negatives(x, log_weight, given=state.steering.labels_of(rows)), state, {}
+        given = state.steering.labels_of(rows)
+        return Negatives(x, log_weight, given=given, share=share_of(log_weight)), state, {}
 
     def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:
         """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs; `later` if only `advance` does."""
         n, unadjusted = len(walkers.x), isinstance(self.moves, ULA)
         with aside(walkers.x.device, later and not unadjusted, LATER):
-            rows = random_rows(n, min(self.batch or n, n), context.rng, walkers.x.device)
+            rows = random_rows(n, min(share(self.batch or n), n), context.rng, walkers.x.device)
         if unadjusted:
             energy = walkers.energy_at(context.energy, rows)
             walkers = walkers._replace(grad=energy_and_grad(energy, walkers.x[rows]).grad)
@@ -234,7 +219,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     ) -> tuple[Tensor, Metrics]:
         """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k."""
         with aside(state.steering.x.device) as join:
-            log_z = log_mean_exp((state.following or state.steering).log_partition())
+            held_out = state.following
+            each = (held_out or state.steering).log_partition()
+            log_z = log_mean_exp(each if held_out is None else joined(each, self.populations))
         loss, metrics = super().loss(context, state, player, batch, negatives)
         join()
         return loss, {**metrics, "cross_entropy": log_z + metrics["energy_data"]}
@@ -261,7 +248,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if log_step is not None:
             log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, GAIN)
         if log_factor is not None and self.pace is not None and move.shift is not None:
-            log_factor = paced(log_factor, move.shift, self.pace)
+            log_factor = paced(log_factor, average(move.shift), self.pace)
         followed = None if following is None else following.walkers
         join()
         return JarzynskiState(steering.walkers, followed, *state[2:4], log_step, log_factor), metrics
@@ -269,7 +256,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def _settled(self, context: Context, state: JarzynskiState) -> Following | None:
         """All of it by a few kernels, where chains are fused and what is asked for is what those do."""
         c = self.threshold_at(context.step + 1) if self.resample == "ess" else 0.0
-        if context.engine != "fused" or c <= 0 or (self.scheme, self.order) != ("systematic", "principal"):
+        asked = (self.scheme, self.order) == ("systematic", "principal")
+        if context.engine != "fused" or c <= 0 or not asked or is_many():
             return None
         longest = self.longest_log_step(context)
         rules = Rules(self.moves, self.steps, c, ACCEPTED, GAIN, longest, self.pace, context.data_scale)
@@ -339,21 +327,21 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """Of the walkers after the update, and of the step and the learning rate that `state` held for it."""
         move, log_z = steering.move, steering.log_z[0]
         read = steering if following is None else following
-        per_population = read.log_z
+        per_population, ess, ancestors, noise = read.told(self.populations)
         metrics = {
             "displacement": move.moved.mean().sqrt() / context.data_scale,
             "ess": steering.ess[0],
             "resampled": steering.resampled[0].to(steering.ess),
             "resamplings": steering.walkers.resamplings[0],
-            "ancestors": read.walkers.ancestors().amin(),
+            "ancestors": ancestors.amin(),
             "log_z": log_mean_exp(per_population),
             "log_z_steering": log_z,
-            "log_z_noise": read.walkers.noise(torch.where(read.resampled, 1.0, read.ess)).mean().sqrt(),
+            "log_z_noise": noise.mean().sqrt(),
         }
         if following is not None:
             metrics["log_z_se"] = per_population.std() / math.sqrt(len(per_population))
             metrics["log_z_gap"] = log_z - metrics["log_z"]
-            metrics["ess_held_out"] = following.ess.mean()
+            metrics["ess_held_out"] = ess.mean()
         if self.moves.invariant:
             metrics["acceptance"] = move.acceptance.mean()
         if move.shift is not None:
@@ -383,6 +371,14 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             return LogPartition(value, math.nan, ess * len(state.steering.x), 0, (warning,))
         following, steering = state.following, state.steering
         return held_out_log_partition(context.energy, following, steering, self.moves, context.step)
+
+    def gathered(self, state: JarzynskiState) -> JarzynskiState:
+        """The walkers of all processes."""
+        return state.gathered()
+
+    def own_part(self, state: JarzynskiState) -> JarzynskiState:
+        """Some of the walkers that steer, and some populations of those that follow."""
+        return state.own_part()
 
     def save(self, state: JarzynskiState) -> dict[str, Any]:
         """Both populations; mini-batch rows are drawn anew in each update."""

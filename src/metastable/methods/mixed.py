@@ -15,7 +15,7 @@ from metastable.core.errors import ConfigError, require
 from metastable.core.types import LogPartition, Walkers
 from metastable.kernels import Kernel
 
-from .base import ChainMethod, Context, Method, Metrics, Negatives
+from .base import ChainMethod, Context, Method, Metrics, Negatives, weighed_apart
 from .contrastive import PersistentCD, ShortRun
 
 States = tuple[Any, ...]
@@ -164,6 +164,18 @@ class Mixed(ChainMethod[States]):
         """That of the first source that gives one."""
         made = (s.log_partition(context, own) for s, own in zip(self.sources, state, strict=True))
         return next((z for z in made if z is not None), None)
+
+    def why_not_shared(self) -> str:
+        """Sources that are weighed across processes."""
+        return super().why_not_shared() or weighed_apart(self)
+
+    def gathered(self, state: States) -> States:
+        """Each source's."""
+        return tuple(source.gathered(own) for source, own in zip(self.sources, state, strict=True))
+
+    def own_part(self, state: States) -> States:
+        """Each source's."""
+        return tuple(source.own_part(own) for source, own in zip(self.sources, state, strict=True))
 
     def save(self, state: States) -> dict[str, Any]:
         """Each source's, by its place."""

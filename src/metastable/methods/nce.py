@@ -196,7 +196,7 @@ class NCE(ImportanceSampled):
 
     @torch.no_grad()
     def _start_log_z(self, context: Context) -> None:
-        x, _, log_prob, _ = self.draw(context, START_DRAWS)
+        x, _, log_prob, *_ = self.draw(context, START_DRAWS)
         estimate = log_mean_exp((-context.energy(x) - log_prob).double())  # pyright: ignore
         if not bool(torch.isfinite(estimate)):
             raise InputError(

@@ -144,6 +144,10 @@ class RankingNCE(Ranked):
         filled = min(self.pool, (k + 1) * len(rows))
         return drawn_rows(state, len(rows), filled, context.rng), state, {}
 
+    def why_not_shared(self) -> str:
+        """A pool of draws is filled in the order of updates, by one process."""
+        return "" if self.reuse == 1 else f"{self.name} fills its pool of draws in one process; use reuse=1"
+
     def energy_updates(self, context: Context) -> int:
         """Updates of the energy before this one."""
         if not learns(proposal_of(context)):

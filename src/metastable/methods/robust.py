@@ -41,6 +41,7 @@ from .base import (
     energies_at,
     energies_of_walkers,
     gap_metrics,
+    weighed_apart,
     without_log_z,
 )
 from .beta_objective import VARIANTS, robust_loss, watch
@@ -297,6 +298,22 @@ class Robust(Objective[States]):
         pairs = zip(self.powers(context.step), state, strict=True)
         own = next((s for p, s in pairs if p.plain), None)
         return None if own is None else self.source.log_partition(context, own)
+
+    def why_not_shared(self) -> str:
+        """Sources that are weighed across processes."""
+        return super().why_not_shared() or weighed_apart(self)
+
+    def gathered(self, state: States) -> States:
+        """The source's, for each β."""
+        return tuple(
+            source.gathered(own) for source, own in zip([self.source] * len(state), state, strict=True)
+        )
+
+    def own_part(self, state: States) -> States:
+        """The source's, for each β."""
+        return tuple(
+            source.own_part(own) for source, own in zip([self.source] * len(state), state, strict=True)
+        )
 
     def save(self, state: States) -> dict[str, Any]:
         """The source's, for each β."""

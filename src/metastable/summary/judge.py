@@ -126,6 +126,7 @@ def judge_training(
     seed: int,
     chains: Any = None,
     coordinates: Coordinates | None = None,
+    hurried: bool = False,
 ) -> Run:
     """What a run is worth when training has ended, in the data's units, written to its folder where it has one.
 
@@ -140,6 +141,7 @@ def judge_training(
         seed: of every random number.
         chains: the method as training left it, for a look at its negatives.
         coordinates: the units of training; None where they are the data's own.
+        hurried: nothing is measured: somebody who asked training to stop ends the process soon.
     """
     judged = Judged(
         run,
@@ -151,8 +153,10 @@ def judge_training(
         chains=chains,
         coordinates=coordinates,
     )
-    run.scores = judge(judged)
+    run.scores = judge(judged, () if hurried else None)
     run.diagnosis = _diagnosis(judged)
+    if hurried:
+        run.ended = f"{run.ended} Stopped by SIGTERM, and not judged: `metastable evaluate` does that".strip()
     if judged.stopped_at:
         run.status = "interrupted" if judged.stopped_by == "Ctrl-C" else run.status
         words = f"Judging was stopped at its section {judged.stopped_at!r}, by {judged.stopped_by}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from metastable.core.augment import augmented
 from metastable.core.batch import Batch, Beside, Rows, as_batch
 from metastable.core.errors import ConfigError
+from metastable.core.processes import count, own_seed, rank
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.units import Coordinates
 
@@ -20,7 +21,7 @@ class Batches:
 
     Events are shuffled with what they are given. Pictures are changed at random in the ways that `augment` names.
     Noise is added to the events, and `given_noise` times as much to the contexts: in the data's units, where
-    `coordinates` are others.
+    `coordinates` are others. Of several processes each sees its own part of every batch, all of one size.
     """
 
     def __init__(
@@ -37,7 +38,11 @@ class Batches:
         self.given_units = None if coordinates is None else coordinates.given
         self.given_noise, self.augment = _given_noise(given_noise, data), augment
         self.device = data.device
-        self.size = len(data) if size is None else min(size, len(data))
+        size, self.parts = len(data) if size is None else min(size, len(data)), count()
+        if size < self.parts:
+            rule = f"must have a row for each of {self.parts} processes"
+            raise ConfigError("trainer.batch_size", f"{rule}, got {size}")
+        self.size = size - size % self.parts
         self.seed = seed
         self.per_epoch = len(data) // self.size
         self._epoch = -1
@@ -47,13 +52,13 @@ class Batches:
         """The rows of update `step`, augmented, with fresh normal noise of standard deviation `noise`."""
         batch = self._rows(step)
         if self.augment:
-            rng = generator(derive(self.seed, "augment", step), self.device)
+            rng = generator(own_seed(self.seed, "augment", step), self.device)
             batch = batch.with_events(augmented(batch.x, self.augment, rng))
         return self._noisy(batch, step, noise) if noise else batch
 
     def several(self, step: int, noises: Sequence[float]) -> list[Batch]:
         """Those of as many updates from `step` on as there are `noises`; rows of one epoch are gathered at once."""
-        if self.size == len(self.data) or self.augment or any(noises):
+        if self.size == len(self.data) or self.augment or any(noises) or self.parts > 1:
             return [self.at(step + i, noise) for i, noise in enumerate(noises)]
         found, end = [], step + len(noises)
         while step < end:
@@ -67,7 +72,7 @@ class Batches:
 
     def _rows(self, step: int, updates: int = 1) -> Batch:
         if self.size == len(self.data):
-            return self.data
+            return self.data[rank() :: self.parts] if self.parts > 1 else self.data
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             rng = generator(derive(self.seed, "epoch", epoch))
@@ -77,10 +82,11 @@ class Batches:
             )  # so that nobody waits for the copy
             self._order = order.to(self.device, non_blocking=True)
             self._epoch = epoch
-        return self.data[self._order[place * self.size : (place + updates) * self.size]]
+        rows = self._order[place * self.size : (place + updates) * self.size]
+        return self.data[rows[rank() :: self.parts] if self.parts > 1 else rows]
 
     def _noisy(self, batch: Batch, step: int, noise: float) -> Batch:
-        rng = generator(derive(self.seed, "data-noise", step), self.device)
+        rng = generator(own_seed(self.seed, "data-noise", step), self.device)
         drawn = noise * normal_like(batch.x, rng)
         noisy = batch.with_events(batch.x + (drawn if self.units is None else self.units.turn(drawn)))
         if self.given_noise is None:

@@ -38,7 +38,7 @@ class TrainableMethod(Protocol):
 
 @dataclass
 class Outcome:
-    """What training left in memory."""
+    """What training left in memory; `hurried` where somebody who asked it to stop will not wait for long."""
 
     status: str
     step: int
@@ -53,3 +53,4 @@ class Outcome:
     refused: list[str] = field(default_factory=list)
     engine: Choice | None = None
     averages: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    hurried: bool = False

@@ -18,6 +18,7 @@ from metastable.core.errors import ConfigError, require_choice
 from metastable.core.method import Method
 from metastable.core.precision import PRECISIONS, ROUNDED, channels_last
 from metastable.core.precision import precision as computed_at
+from metastable.core.processes import is_many, local_rank
 
 ENGINES = ("auto", "eager", "compile", "captured", "fused")
 SHORT = 100
@@ -64,7 +65,7 @@ def choose_engine(
     """
     if wanted == "eager" or (wanted == "compile" and device.type != "cuda"):
         return Choice(wanted, "as asked for", wanted)
-    why_not = _why_not_recorded(method)
+    why_not = "several processes tell each other of it" if is_many() else _why_not_recorded(method)
     if wanted == "compile":
         return Choice("compile", why_not, wanted) if why_not else Choice("captured", "", wanted)
     free = wanted in ("auto", "fused")
@@ -172,6 +173,8 @@ def _accelerator(device: str) -> tuple[str, Any]:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device", "'mps' was asked for, but this torch sees no such device; use 'cpu'")
     there = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind == "cuda" and not colon and is_many():
+        index = str(local_rank() % there)
     if colon and not (index.isascii() and index.isdigit() and len(index) < 10 and int(index) < there):
         raise ConfigError(
             "device", f"there is {kind}:0 to {kind}:{there - 1} on this machine, got {device!r}"

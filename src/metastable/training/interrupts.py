@@ -10,8 +10,8 @@ from typing import Any
 
 
 @contextmanager
-def stop_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """The first signal calls `stop`, which ends training after the update in flight; the second acts at once."""
+def stop_on_interrupt(stop: Callable[[int], None]) -> Iterator[None]:
+    """The first signal calls `stop` with its number: training ends after this update. The second acts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -22,7 +22,7 @@ def stop_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
     def interrupt(number: int, frame: Any) -> None:
-        stop()
+        stop(number)
         put_back()
 
     for number in before:

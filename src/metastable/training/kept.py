@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from metastable.core import processes
 from metastable.core.errors import CheckpointError
+from metastable.core.method import Method
 
 from .captured import Captured
 from .checkpoints import Checkpoint, CheckpointStore, on_device
@@ -46,6 +48,7 @@ class KeptTraining:
     seconds: float
     evaluations: int
     rollbacks: int
+    seed: int
     _saved: float
 
     @property
@@ -54,29 +57,51 @@ class KeptTraining:
         return self.averages.get("energy")
 
     def _begin(self) -> None:
-        if self.store is not None and self.store.steps():
+        if self.store is not None and processes.by_first(self.store.steps):
             raise CheckpointError(
                 f"{self.store.folder}: already holds checkpoints; resume the run, or choose another folder"
             )
         if self.recorder.path is not None:
             self.recorder.rewind(-1)
+        self._all_alike()
         with self.engine.rounded():
             self.state = self.method.start(self.context)
+        self._all_alike()  # some methods fit a player first
         if self.store is not None:
             self._checkpoint()
 
+    def _all_alike(self) -> None:
+        """Every process begins with the players of the first, whoever made them."""
+        for module in self.players.values():
+            processes.as_first([*module.parameters(), *module.buffers()])
+
+    def _whole(self) -> Any:
+        """The method's state with the walkers of all processes."""
+        method, state = self.method, self.state
+        return method.gathered(state) if processes.is_many() and isinstance(method, Method) else state
+
+    def _own(self, state: Any) -> Any:
+        """Of such a state, the part of this process."""
+        method = self.method
+        return method.own_part(state) if processes.is_many() and isinstance(method, Method) else state
+
     def _checkpoint(self) -> None:
+        """Of all processes, written by the first."""
         assert self.store is not None
         weights = {name: module.state_dict() for name, module in self.players.items()}
         weights |= {average_name(name): average.state_dict() for name, average in self.averages.items()}
-        self.store.save(self.context.step, weights, self._tree(), self.recorder.digest)
+        tree = self._tree()
+        if processes.is_first():
+            self.store.save(self.context.step, weights, tree, self.recorder.digest)
         self._saved = time.perf_counter()
 
     def _tree(self) -> dict[str, Any]:
+        others = {"streams": processes.stacked(self.context.rng.get_state())} if processes.is_many() else {}
         return {
+            **others,
             "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
             "schedules": {name: plain_state(s.state_dict()) for name, s in self.schedules.items()},
-            "method": self.method.save(self.state),
+            "method": self.method.save(self._whole()),
             "rng": self.context.rng.get_state(),
             "gather": self.gather.save(),
             "seconds": self.seconds,
@@ -87,13 +112,15 @@ class KeptTraining:
 
     def _resume(self) -> bool:
         """Go on from the newest good checkpoint; False where there is none."""
-        checkpoint = self.store.load() if self.store is not None else None
+        checkpoint = processes.by_first(self.store.load) if self.store is not None else None
         if checkpoint is None:
             return False
         self._restore(checkpoint)
-        self.store.rewind(checkpoint.step)  # pyright: ignore
+        if processes.is_first():
+            self.store.rewind(checkpoint.step)  # pyright: ignore
         self.recorder.rewind(checkpoint.step)
-        if checkpoint.log and self.recorder.digest != checkpoint.log:
+        self.recorder.history = processes.by_first(lambda: self.recorder.history)
+        if checkpoint.log and self.recorder.digest not in ("", checkpoint.log):
             words = f"{self.recorder.path}: was altered since the checkpoint of update {checkpoint.step}"
             warnings.warn(
                 f"{words}; training goes on as it was, and the log is not to be trusted", stacklevel=4
@@ -102,7 +129,7 @@ class KeptTraining:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         tree: Any = checkpoint.state
-        self.state = self._reload(checkpoint)
+        self.state = self._own(self._reload(checkpoint))
         if self.captured is not None:
             self.captured.forget()
         for name, average in self.averages.items():
@@ -111,8 +138,8 @@ class KeptTraining:
             optimiser.load_state_dict(tree["optimisers"][name])
             lay_out(optimiser)
             self.schedules[name].load_state_dict(tree["schedules"][name])
-        self.context.rng.set_state(tree["rng"])
         self.context.step = checkpoint.step
+        self._go_on_drawing(tree)
         self.gather.load(on_device(tree["gather"], self.engine.device))
         self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
         if self.patience is not None and tree.get("patience") is not None:
@@ -127,6 +154,15 @@ class KeptTraining:
             return
         average.module.load_state_dict(self.players[name].state_dict())
         average.n_averaged.fill_(max(checkpoint.step, 0))
+
+    def _go_on_drawing(self, tree: dict[str, Any]) -> None:
+        """Random numbers go on as they were; in another number of processes they begin new streams."""
+        streams = tree.get("streams", tree["rng"][None])
+        if len(streams) == processes.count():
+            self.context.rng.set_state(streams[processes.rank()].clone())
+        else:
+            names = ("resumed", self.context.step, processes.count())
+            self.context.rng.manual_seed(processes.own_seed(self.seed, *names))
 
     def _reload(self, checkpoint: Checkpoint) -> Any:
         """The players as they were then; returns the method's state."""

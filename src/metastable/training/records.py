@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.core import processes
 from metastable.core.errors import InputError, need
 
 Row = dict[str, float]
@@ -168,6 +169,14 @@ def _joined(name: str, line: np.ndarray) -> float:
     join = EXTREMES.get(name[-4:])
     with np.errstate(all="ignore"):  # what diverges is the guard's to say
         return float(line.mean() if join is None else join.reduce(line))
+
+
+def of_all(row: Row) -> Row:
+    """A line of all processes: means, or extremes, of what each of them found."""
+    if not processes.is_many():
+        return row
+    every = processes.stacked(torch.tensor(list(row.values()), dtype=torch.float64)).numpy()
+    return {name: _joined(name, every[:, i].copy()) for i, name in enumerate(row)}
 
 
 def read_jsonl(path: Path) -> list[Row]:

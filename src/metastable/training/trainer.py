@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,18 +17,20 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from metastable.core import processes
 from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
-from metastable.core.errors import ConfigError, OutOfMemoryError
+from metastable.core.errors import ConfigError, OutOfMemoryError, UnsupportedError
 from metastable.core.memory import rows_in_words, within_memory
 from metastable.core.method import Method
 from metastable.core.protocols import output_scale_of
-from metastable.core.random import derive, generator
+from metastable.core.random import generator
 from metastable.core.types import Proposal
 from metastable.core.units import Coordinates
 from metastable.core.waiting import unwatched
 
+from .agreement import Agreement
 from .batches import Batches
 from .captured import LEAST_TOGETHER, TOGETHER, Captured, Planned, copied
 from .checkpoints import CheckpointStore
@@ -39,7 +42,7 @@ from .interrupts import stop_on_interrupt
 from .kept import KeptTraining
 from .patience import Patience
 from .players import offsets_of, optimisers_of, trainable
-from .records import Gather, Recorder, Row
+from .records import Gather, Recorder, Row, of_all
 from .returned import require_players
 from .scaled import is_recordable
 from .updates import Updates
@@ -105,6 +108,8 @@ class Trainer(KeptTraining):
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
         steps = config.steps or 0
+        if processes.is_many() and (why := _why_alone(method)):
+            raise UnsupportedError(f"{method.name}: trains in one process only: {why}")
         self.choice = choose_engine(config.engine, x.device, method, steps, energy, x, engine.precision)
         units = None if coordinates is None else coordinates.events
         self.batches = Batches(data, config.batch_size, seed, coordinates, config.augment, config.given_noise)
@@ -115,7 +120,7 @@ class Trainer(KeptTraining):
             data=x,
             given=data.given,
             noise=noise,
-            rng=generator(derive(seed, "method"), x.device),
+            rng=generator(processes.own_seed(seed, "method"), x.device),
             engine=self.choice.chains,
             batch=self.batches.size,
             data_scale=max(float(x.flatten(1).var(0).sum().sqrt()), 1e-12),
@@ -129,7 +134,7 @@ class Trainer(KeptTraining):
         self.averages = self._averaged(config.ema)
         self.captured = self._captured()
         self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep, run=run)
-        self.recorder = Recorder(folder, config.tensorboard)
+        self.recorder = Recorder(folder if processes.is_first() else None, config.tensorboard)
         self.guard = Guard(config.energy_limit * (output_scale_of(energy) or 1.0), seed)
         self.gather = Gather()
         self.state: Any = None
@@ -139,7 +144,8 @@ class Trainer(KeptTraining):
         self.asked: tuple[Row, Callable[[], Row]] | None = None
         self.patience = self._patience(held_out, power)
         self.kept: int | None = None
-        self._interrupted = False
+        self._stopping = self.hurried = False
+        self.agreement = Agreement()
         self._saved = time.perf_counter()
 
     def _patience(self, held_out: Rows | None, power: float) -> Patience | None:
@@ -212,10 +218,12 @@ class Trainer(KeptTraining):
         if not (resume and self._resume()):
             self._begin()
         began = time.perf_counter() - self.seconds
+        self._agree()
         with stop_on_interrupt(self._stop), flushed():
             while not self._is_last():
                 self._update(self._unseen())
                 self.seconds = time.perf_counter() - began
+                self._agree()
                 self._after_update()
         if self.asked is not None:
             self._log()
@@ -223,8 +231,10 @@ class Trainer(KeptTraining):
         went_back = (
             not self._interrupted and self._keep_best()
         )  # one that was stopped goes on from where it is
-        if self.store is not None and (went_back or self.store.latest_step() != self.context.step):
-            self._checkpoint()
+        if self.store is not None:
+            latest = processes.by_first(self.store.latest_step)
+            if went_back or latest != self.context.step:
+                self._checkpoint()
         self.recorder.close()
         return self._outcome("interrupted" if self._interrupted else "finished")
 
@@ -241,18 +251,30 @@ class Trainer(KeptTraining):
         own = self.method.moving(len(rows), len(data)) if isinstance(self.method, Method) else 0
         return rows_in_words(rows, f"rows of data{f' and {own} negatives' if own else ''}")
 
-    def _stop(self) -> None:
-        self._interrupted = True
+    def _stop(self, number: int = signal.SIGINT) -> None:
+        self._stopping = True
+        self.hurried = self.hurried or number == signal.SIGTERM
+
+    @property
+    def _interrupted(self) -> bool:
+        """Whether somebody asked to stop: of several processes, once all know of it."""
+        return self.agreement.stopped if processes.is_many() else self._stopping
+
+    def _agree(self) -> None:
+        """What one process knows, that time is up or somebody pressed Ctrl-C, all are told of together."""
+        seconds, saved = self.config.max_seconds, self.config.checkpoint_seconds
+        late = seconds is not None and self.seconds >= seconds
+        old = saved is not None and time.perf_counter() - self._saved >= saved
+        self.agreement.reach(self.context.step, self.seconds, self._stopping, late, old)
 
     def _is_last(self) -> bool:
         """Whether there is no further update: the budget is spent, or somebody pressed Ctrl-C."""
-        seconds, evaluations = self.config.max_seconds, self.config.max_evaluations
-        late = seconds is not None and self.seconds >= seconds
+        evaluations = self.config.max_evaluations
         spent = evaluations is not None and self.evaluations >= evaluations
         done = self.context.step >= (self.config.steps or 0) or (
             self.patience is not None and self.patience.spent
         )
-        return late or spent or self._interrupted or done
+        return self.agreement.late or spent or self._interrupted or done
 
     def _unseen(self) -> int:
         """Updates until somebody looks: at a line of metrics, a checkpoint, held-out rows, numbers, or the end."""
@@ -301,7 +323,7 @@ class Trainer(KeptTraining):
     def _updated(self, planned: Planned) -> None:
         """What the host counts after an update."""
         self.update.after()
-        self._count(len(planned.batch))
+        self._count(len(planned.batch) * processes.count())
         self.context.step += 1
 
     def _launched(self, count: int) -> bool:
@@ -331,7 +353,8 @@ class Trainer(KeptTraining):
         return True
 
     def _count(self, batch: int) -> None:
-        made = self.method.evaluations(self.context, batch)
+        with processes.alone():  # of all of them together
+            made = self.method.evaluations(self.context, batch)
         if made is not None:
             self.evaluations += made
         elif self.config.max_evaluations is not None:
@@ -358,8 +381,10 @@ class Trainer(KeptTraining):
 
     def _is_time(self) -> bool:
         """Whether a checkpoint is due by the clock; where training may roll back to it, none ever is."""
-        seconds = None if self.config.on_divergence == "rollback" else self.config.checkpoint_seconds
-        return self.store is not None and seconds is not None and time.perf_counter() - self._saved >= seconds
+        may_be = self.store is not None and self.config.on_divergence != "rollback"
+        # lines of several processes are joined when they are written
+        here = not processes.is_many() or self.context.step % self.config.log_every == 0
+        return may_be and here and self.agreement.old
 
     def _is_good(self) -> bool:
         """Whether the guard would let the line so far pass; the line goes on as if nobody had looked."""
@@ -383,7 +408,7 @@ class Trainer(KeptTraining):
         """Write the line that was asked for; False when the guard rolled training back."""
         assert self.asked is not None
         (row, coming), self.asked = self.asked, None
-        values = coming()
+        values = of_all(coming())
         if values:
             self.row = row | {name: value + self.offsets.get(name, 0.0) for name, value in values.items()}
             reason = self.guard.reason(self.row)
@@ -402,7 +427,8 @@ class Trainer(KeptTraining):
         assert self.patience is not None
         self.update.moment = "log Z"
         with self.engine.rounded():
-            z = self.method.log_partition(self.context, self.state)
+            state = self._whole()
+            z = processes.by_first(lambda: self.method.log_partition(self.context, state))
             sure = z is not None and z.std_error < MOST_ERROR
             better = sure and self.patience.better(self.energy, z.value, self.context.step)  # pyright: ignore
         if z is None:  # a method that does not know log Z cannot say when likelihood stops to grow
@@ -410,8 +436,8 @@ class Trainer(KeptTraining):
         elif better:
             weights = {name: copy.deepcopy(m.state_dict()) for name, m in self.players.items()}
             averages = {name: copy.deepcopy(m.state_dict()) for name, m in self.averages.items()}
-            state = copied(self.method.save(self.state))
-            self.patience.best = {"weights": weights, "method": state, "averages": averages}
+            kept = copied(self.method.save(state))
+            self.patience.best = {"weights": weights, "method": kept, "averages": averages}
 
     def _keep_best(self) -> bool:
         """Go back to where held-out rows were most likely, where that is worth it."""
@@ -422,7 +448,7 @@ class Trainer(KeptTraining):
             module.load_state_dict(patience.best["weights"][name])
         for name, weights in patience.best.get("averages", {}).items():  # earlier releases kept none
             self.averages[name].load_state_dict(weights)
-        self.state = self.method.load(patience.best["method"])
+        self.state = self._own(self.method.load(patience.best["method"]))
         self.kept = patience.at
         return True
 
@@ -430,7 +456,7 @@ class Trainer(KeptTraining):
 
     def _diverged(self, reason: str) -> None:
         step = int(self.row["step"])
-        good = None if self.store is None else self.store.latest_step()
+        good = None if self.store is None else processes.by_first(self.store.latest_step)
         path = None if self.store is None or good is None else self.store.folder / f"step-{good:08d}"
         may_roll_back = self.config.on_divergence == "rollback" and self.rollbacks < self.config.max_rollbacks
         if not may_roll_back or path is None:
@@ -449,14 +475,15 @@ class Trainer(KeptTraining):
             for group in optimiser.param_groups:
                 group["lr"] *= factor
             schedule.base_lrs = [rate * factor for rate in schedule.base_lrs]
-        self.context.rng.manual_seed(derive(self.seed, "rollback", count))
+        self.context.rng.manual_seed(processes.own_seed(self.seed, "rollback", count))
 
     # ---- the end
 
     def _outcome(self, status: str) -> Outcome:
+        state, method = self._whole(), self.method
         with self.engine.rounded():
-            walkers = self.method.current_walkers(self.context, self.state)
-            log_partition = self.method.log_partition(self.context, self.state)
+            walkers = processes.by_first(lambda: method.current_walkers(self.context, state))
+            log_partition = processes.by_first(lambda: method.log_partition(self.context, state))
         return Outcome(
             status=status,
             step=self.context.step,
@@ -466,9 +493,17 @@ class Trainer(KeptTraining):
             log_partition=log_partition,
             ema=None if self.ema is None else self.ema.module,
             averages={name: average.module.state_dict() for name, average in self.averages.items()},
-            state=self.state,
+            state=state,
             kept=self.kept,
             message="" if self.patience is None else self.patience.words(self.context.step),
             refused=[] if self.store is None else self.store.refused,
             engine=self.choice,
+            hurried=self.hurried,
         )
+
+
+def _why_alone(method: Any) -> str:
+    """Why several processes cannot train with a method, in words; nothing where they can."""
+    if isinstance(method, Method):
+        return method.why_not_shared()
+    return "it is no `Method`, and does not say which of its state each process has a part of"

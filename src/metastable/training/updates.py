@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from metastable.core.capture import aside
+from metastable.core.processes import average_gradients
 
 from .engine import Engine
 from .players import followers, norm_name, trainable
@@ -137,6 +138,7 @@ class Updates:
         if parameters:
             require_gradient(self.method.name, loss)
             self.engine.backward(loss, parameters)
+            average_gradients(parameters)
         join()
         return {norm_name(p): self._step(p, factors[p], rates.get(p)) for p in stepped}
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from metastable.core import processes
 from metastable.core.capture import CaptureError, is_recording, record
 from metastable.core.errors import OutOfMemoryError, UnsupportedError, require, require_count
 from metastable.core.random import normal_like
@@ -62,6 +63,20 @@ class Annealed(Walkers):
     def log_partitions(self) -> Tensor:
         """log of the mean weight of each population, `(G,)`: exp of it is unbiased for Z."""
         return log_mean_exp(self.log_weight.view(self.populations, -1), 1)
+
+
+def of_all(own: Annealed) -> Annealed:
+    """The populations of all processes, which walked the same path."""
+    if not processes.is_many():
+        return own
+    info = {
+        "acceptance": processes.average(own.info["acceptance"]),
+        "ess": processes.joined(own.info["ess"].T).T,
+        "undefined": processes.stacked(own.info["undefined"]).sum(),
+    }
+    x, log_weight = processes.joined(own.x), processes.joined(own.log_weight)
+    populations = int(processes.stacked(torch.tensor(own.populations, device=x.device)).sum())
+    return replace(own, x=x, log_weight=log_weight, info=info, populations=populations)
 
 
 def anneal(

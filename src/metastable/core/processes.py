@@ -1,0 +1,275 @@
+"""Several processes at one training: who this one is, and what they tell each other.
+
+The processes are those of torch.distributed's default group, which `torchrun`, Fabric's launcher or the user's own
+script starts. In a process that is alone everything here is the identity, so that nobody has to ask. What is asked
+of all processes must be asked by all of them, in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import ConfigError, MetastableError, ProcessError
+from .heartbeat import Heartbeat, blamed
+from .random import derive
+
+T = TypeVar("T")
+POLL = 0.05
+"""Seconds between two looks at whether the first process has done what it alone does."""
+sent: Counter[str] = Counter()
+"""Bytes that this process gave to others so far, by occasion."""
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+_calls: Counter[str] = Counter()
+"""What all processes have asked for so far, in step, so that names made of it are the same in all."""
+
+
+def is_many() -> bool:
+    """Whether there are others, and this process is not alone for the moment."""
+    return not _alone.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def count() -> int:
+    """How many processes work together."""
+    return dist.get_world_size() if is_many() else 1
+
+
+def rank() -> int:
+    """The number of this one, from 0."""
+    return dist.get_rank() if is_many() else 0
+
+
+def is_first() -> bool:
+    """Whether this process writes files and shows progress."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within, this process works as if there were no others: on everything, and without waiting for them."""
+    before = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(before)
+
+
+def join() -> None:
+    """Join the processes that a launcher started with this one, unless the program has done so itself."""
+    launched = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    if launched and dist.is_available() and not dist.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(local_rank() % torch.cuda.device_count())
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+
+
+def local_rank() -> int:
+    """The number of this process on its own machine, which is that of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Within, processes watch each other: one that dies, or leaves by an error, ends the others with its name."""
+    if not is_many():
+        yield
+        return
+    _calls["together"] += 1
+    with Heartbeat(_store(), dist.get_rank(), dist.get_world_size()) as beating:
+        try:
+            yield
+        except ProcessError:
+            raise
+        except BaseException as error:
+            beating.leave(f"{type(error).__name__}: {error}")
+            raise
+
+
+# ---- shares
+
+
+def shares(n: int) -> list[int]:
+    """How many of `n` things each process has: as equal as can be, the first ones one more.
+
+    >>> shares(5)
+    [5]
+    """
+    every = count()
+    return [n // every + (i < n % every) for i in range(every)]
+
+
+def share(n: int) -> int:
+    """How many of `n` things this process has."""
+    return shares(n)[rank()]
+
+
+def own_rows(n: int) -> slice:
+    """Which of `n` things those are."""
+    before = sum(shares(n)[: rank()])
+    return slice(before, before + share(n))
+
+
+def own_seed(seed: int, *names: object) -> int:
+    """As `derive`, with a stream of its own for each process; that of the first is what it is alone."""
+    return derive(seed, *names) if rank() == 0 else derive(seed, *names, "process", rank())
+
+
+# ---- what all of them say
+
+
+def stacked(value: Tensor) -> Tensor:
+    """The same tensor of every process, `(R, …)`; shapes are equal."""
+    if not is_many():
+        return value[None]
+    value = value.detach().contiguous()
+    made = value.new_empty((count(), value.numel()))
+    with _blaming():
+        dist.all_gather(list(made), value.reshape(-1))
+    sent["numbers"] += value.nbytes
+    return made.view(count(), *value.shape)
+
+
+def joined(rows: Tensor, total: int | None = None) -> Tensor:
+    """The rows of all processes, one after the other; they are `shares(total)` where that is given."""
+    if not is_many():
+        return rows
+    counted = torch.tensor([len(rows)], device=rows.device)
+    sizes = stacked(counted).flatten().tolist() if total is None else shares(total)
+    wide = rows.new_zeros((max(sizes), *rows.shape[1:]))
+    if not wide.numel():
+        return rows
+    wide[: len(rows)] = rows.detach()
+    every = stacked(wide)
+    return torch.cat([part[:size] for part, size in zip(every, sizes, strict=True)])
+
+
+def average(value: Tensor) -> Tensor:
+    """The mean over all processes."""
+    if not is_many():
+        return value
+    made = value.detach().clone()
+    with _blaming():
+        dist.all_reduce(made)
+    sent["numbers"] += made.nbytes
+    return made / count()
+
+
+def average_gradients(parameters: Sequence[Tensor]) -> None:
+    """Gradients become their means over all processes, in one message for each kind of number."""
+    gradients = [p.grad for p in parameters if p.grad is not None] if is_many() else []
+    for kind in dict.fromkeys(g.dtype for g in gradients):
+        same = [g for g in gradients if g.dtype == kind]
+        flat = torch.cat([g.reshape(-1) for g in same])
+        with _blaming():
+            dist.all_reduce(flat)
+        sent["gradients"] += flat.nbytes
+        parts = (flat / count()).split([g.numel() for g in same])
+        for gradient, part in zip(same, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def as_first(tensors: Sequence[Tensor]) -> None:
+    """The tensors of all processes become those of the first, in place."""
+    if is_many():
+        with _blaming(), torch.no_grad():
+            for tensor in tensors:
+                whole = tensor.detach().contiguous()
+                dist.broadcast(whole, 0)
+                tensor.copy_(whole)
+
+
+def by_first(work: Callable[[], T]) -> T:
+    """What `work` gives to the first process, for all of them; however long it takes, the others wait.
+
+    While it works, it is alone. An error of its is everybody's.
+    """
+    if not is_many():
+        return work()
+    _calls["by first"] += 1
+    key = f"by first {_calls['by first']}"
+    said: list[Any] = [None, ""]
+    if dist.get_rank() == 0:
+        try:
+            with alone():
+                said[0] = work()
+        except Exception as error:
+            _store().set(key, f"{type(error).__name__}: {error}")
+            raise
+        _store().set(key, "")
+    else:
+        _wait_for_first(key)
+    with _blaming():
+        dist.broadcast_object_list(said, 0)
+    return said[0]
+
+
+def _wait_for_first(key: str) -> None:
+    """Looks again and again: a message of the group would give up after some minutes."""
+    store = _store()
+    while not store.check([key]):
+        if (who := blamed(store)) is not None:
+            raise ProcessError(*who)
+        time.sleep(POLL)
+    if why := store.get(key).decode():
+        raise ProcessError(0, why)
+
+
+def require_same(what: str, value: str) -> None:
+    """Refuse processes that were told different things."""
+    if not is_many():
+        return
+    told: list[Any] = [None] * count()
+    with _blaming():
+        dist.all_gather_object(told, value)
+    other = next((i for i, one in enumerate(told) if one != told[0]), None)
+    if other is not None:
+        raise ConfigError(what, f"must be the same in all processes, and process {other} has another than 0")
+
+
+# ---- what some of them send to some
+
+
+def moved(rows: Tensor, surplus: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Rows of bytes, `(k, width)`, from process to process: `surplus` says (from, to, how many).
+
+    This process sends the first of its `rows`, in the order of `surplus`; returned is what it is sent.
+    """
+    me, used, operations, arrived = dist.get_rank(), 0, [], [rows[:0]]
+    for source, target, k in surplus:
+        if source == me:
+            part, used = rows[used : used + k].contiguous(), used + k
+            operations.append(dist.P2POp(dist.isend, part, target))
+            sent["walkers"] += part.nbytes
+        elif target == me:
+            arrived.append(rows.new_empty((k, rows.shape[1])))
+            operations.append(dist.P2POp(dist.irecv, arrived[-1], source))
+    with _blaming():
+        for request in dist.batch_isend_irecv(operations) if operations else ():
+            request.wait()
+    return torch.cat(arrived)
+
+
+def _store() -> dist.Store:
+    """Where processes leave words for each other: a new place in every training."""
+    return dist.PrefixStore(f"metastable {_calls['together']}", dist.distributed_c10d._get_default_store())
+
+
+@contextmanager
+def _blaming() -> Iterator[None]:
+    """A message that failed because somebody is gone says who."""
+    try:
+        yield
+    except MetastableError:
+        raise
+    except RuntimeError as error:
+        who = blamed(_store(), dist.get_rank(), dist.get_world_size())
+        raise ProcessError(*(who or (None, str(error).splitlines()[0]))) from error

@@ -1,0 +1,254 @@
+"""Trainings on several processes: right numbers, checkpoints for any number of them, and one that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from group import on
+from torch import nn
+from typer.testing import CliRunner
+
+import metastable as ms
+from metastable.cli.main import app
+from metastable.core import processes
+from metastable.core.errors import ConfigError, InputError, UnsupportedError
+from metastable.energies import MLP, JointEnergy, Tilted
+from metastable.methods import METHODS
+from metastable.proposals import fit_gaussian
+from metastable.training.checkpoints import CheckpointStore, pack
+
+M = ms.methods
+WALKERS, POPULATIONS, LIMIT = 1210, 6, 3.0
+
+
+def two_modes(n: int = 400) -> torch.Tensor:
+    """A third of the rows at −2, the others at 2."""
+    rng = torch.Generator().manual_seed(0)
+    side = torch.where(torch.arange(n) < n // 3, -2.0, 2.0)
+    return (side + 0.6 * torch.randn(n, generator=rng))[:, None]
+
+
+def weights_of(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def trained() -> dict[str, Any]:
+    """A short training, what it says of its model, and what is true of that."""
+    x = two_modes()
+    energy = Tilted(fit_gaussian(x), MLP(1, hidden=(16,)))
+    method = M.Jarzynski(walkers=WALKERS, populations=POPULATIONS, threshold=0.99, pace=None)
+    options = {"batch_size": 99, "learning_rate": 0.02, "units": "none", "evaluate": False, "log_every": 4}
+    run = ms.fit(energy, x, method, 24, **options)
+    grid = torch.linspace(-15, 15, 6001)[:, None]
+    with torch.no_grad():
+        log_p = -run.energy(grid).double()
+    z, walkers = run.log_partition, run.walkers
+    assert z is not None
+    assert walkers is not None
+    p, exact = torch.softmax(walkers.log_weight, 0), torch.softmax(log_p, 0)
+    return {
+        "z": (float(log_p.logsumexp(0)) - z.value - torch.tensor(200.0).log().item()) / z.std_error,
+        "mass": float(p[walkers.x[:, 0] < 0].sum()),
+        "true mass": float(exact[grid[:, 0] < 0].sum()),
+        "ess": walkers.ess,
+        "weights": weights_of(run.players["energy"]),
+        "history": run.history,
+        "walkers": len(walkers),
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_log_z_and_mode_weights_are_right_on_any_number_of_processes(count):
+    every = on(count, trained)
+    one = every[0]
+    for told in every:  # all have the same model, log and walkers
+        assert torch.equal(told["weights"], one["weights"])
+        assert told["walkers"] == WALKERS
+        without = [
+            [{k: v for k, v in row.items() if k != "seconds"} for row in h["history"]] for h in (told, one)
+        ]
+        assert without[0] == without[1]
+    assert one["history"][-1]["resamplings"] > 0
+    assert abs(one["z"]) < LIMIT
+    mass = one["true mass"]
+    assert abs(one["mass"] - mass) < LIMIT * (mass * (1 - mass) / one["ess"]) ** 0.5
+    assert 0.1 < mass < 0.48  # there are two modes, and they differ
+
+
+# ---- checkpoints
+
+
+def kept(folder: str, steps: int, method: Any, resume: bool = False) -> dict[str, Any]:
+    """A training with a folder, and what it holds in the end."""
+    x = two_modes(120)
+    energy = Tilted(fit_gaussian(x), MLP(1, hidden=(8,)))
+    options = {"batch_size": 30, "log_every": 2, "checkpoint_every": 4, "evaluate": False, "ema": 0.9}
+    options["learning_rate"] = 0.01
+    run = ms.fit(energy, x, method, trainer=None, steps=steps, out=folder, resume=resume, **options)
+    return {"steps": [row["step"] for row in run.history], "walkers": run.walkers and len(run.walkers)}
+
+
+def digest(folder: Path, step: int) -> dict[str, bytes]:
+    """Everything in a checkpoint but for the clock."""
+    checkpoint = CheckpointStore(folder / "checkpoints").load(step)
+    state = {k: v for k, v in checkpoint.state.items() if k != "seconds"}
+    tensors, skeleton = pack({"weights": checkpoint.weights, "state": state})
+    return {k: v.contiguous().numpy().tobytes() for k, v in tensors.items()} | {"all": str(skeleton).encode()}
+
+
+METHODS_KEPT = {
+    "jarzynski": M.Jarzynski(walkers=62, populations=4, threshold=1.0, batch=10),
+    "pcd": M.PersistentCD(walkers=31, batch=7, rejuvenation=0.2),
+}
+
+
+@pytest.mark.parametrize("name", METHODS_KEPT)
+def test_a_checkpoint_of_two_goes_on_in_one_two_and_three(name, tmp_path):
+    method = METHODS_KEPT[name]
+    first, whole = tmp_path / "first", tmp_path / "whole"
+    on(2, kept, str(whole), 8, method)
+    on(2, kept, str(first), 4, method)
+    for count in (1, 3):
+        other = tmp_path / str(count)
+        copied(first, other)
+        for told in on(count, kept, str(other), 8, method, True):
+            assert told["steps"] == [2, 4, 6, 8]
+            assert told["walkers"] in (31, 62)
+        assert digest(other, 4) == digest(whole, 4)
+        assert digest(other, 8) != digest(whole, 8)  # other streams of random numbers
+    on(2, kept, str(first), 8, method, True)
+    assert digest(first, 8) == digest(whole, 8)  # the same streams
+
+
+def copied(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+
+
+# ---- every method
+
+
+SETTINGS: dict[str, Any] = {
+    "jarzynski": {"walkers": 64, "populations": 4},
+    "short-run": {"steps": 3},
+    "flow-contrastive": {"pretrain": 1},
+}
+
+
+def every_method() -> dict[str, Any]:
+    """Of each method, weights of all players after two updates, or why it does not train here."""
+    x, told = torch.randn((60, 2), generator=torch.Generator().manual_seed(0)), {}
+    for name, kind in METHODS.items():
+        torch.manual_seed(processes.rank())  # as in a program that does not care
+        energy: nn.Module = Tilted(fit_gaussian(x), MLP(2, hidden=(8,)))
+        labels = {}
+        if name == "jem":
+            energy, labels = JointEnergy(nn.Linear(2, 2)), {"labels": (x[:, 0] > 0).long()}
+        method = kind(**SETTINGS.get(name, {}))
+        try:
+            run = ms.fit(energy, x, method, 2, evaluate=False, batch_size=20, log_every=1, **labels)
+        except (InputError, UnsupportedError, TypeError) as error:
+            told[name] = str(error)
+        else:
+            told[name] = weights_of(nn.ModuleDict(run.players))
+    return told
+
+
+def test_every_method_trains_on_two_or_says_why_not():
+    one, two = on(2, every_method)
+    unfit = {name for name, found in one.items() if isinstance(found, str)}
+    assert unfit == {"exact", "interpolating-nce", "density"}  # which this energy fits in one process no more
+    for name in METHODS.keys() - unfit:
+        assert torch.equal(one[name], two[name]), name
+        assert torch.isfinite(one[name]).all(), name
+
+
+def refused() -> str:
+    try:
+        ms.fit(
+            "mlp", two_modes(60), M.Robust(source=M.Jarzynski(walkers=64, populations=4)), 2, evaluate=False
+        )
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def test_weights_that_count_across_processes_are_refused_where_they_are_not_understood():
+    assert all("robust normalises the weights" in words for words in on(2, refused))
+
+
+# ---- a process that dies, or is told something else
+
+
+def dies(who: int) -> Any:
+    """A long training, in which one process is killed; returns how the others heard of it, and after how long."""
+    began = time.monotonic()
+    if processes.rank() == who:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        ms.fit("mlp", two_modes(60), M.PersistentCD(walkers=20), 1_000_000, evaluate=False)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+    return None
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_dead_process_ends_the_others_by_its_name(who):
+    every = on(3, dies, who)
+    assert every[who] is None
+    for words, seconds in (one for i, one in enumerate(every) if i != who):
+        assert f"process {who} ended" in words
+        assert seconds < 30
+
+
+def differs() -> str:
+    try:
+        ms.fit("mlp", two_modes(60) + processes.rank(), M.PersistentCD(walkers=20), 2, evaluate=False)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_processes_with_other_data_are_refused():
+    assert all("process 1 has another than 0" in words for words in on(2, differs))
+
+
+# ---- log Z
+
+
+def log_z() -> tuple[float, float, float]:
+    """Of a density whose log Z is known."""
+    energy = ms.energies.Banana()
+    z = ms.log_partition(energy, walkers=32, populations=5, seed=1)
+    return z.value, z.std_error, float(energy.log_partition())
+
+
+def test_log_partition_spreads_its_populations():
+    alone, every = log_z(), on(2, log_z)
+    assert every[0] == every[1]
+    for value, error, exact in (alone, every[0]):
+        assert abs(value - exact) < 4 * error
+    assert every[0][0] != alone[0]
+    assert 0.2 < every[0][1] / alone[1] < 5
+
+
+# ---- the command line
+
+
+@pytest.mark.parametrize(("rank", "says"), [("0", True), ("1", False)])
+def test_commands_for_one_process_refuse_a_launcher_and_one_process_says_so(rank, says, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    done = CliRunner().invoke(app, ["compare", "--data", "toy:two-modes"])
+    assert done.exit_code == 2
+    assert ("compare: works in one process, and 2 were started" in done.output) == says

@@ -270,7 +270,7 @@ def rollout_paths(policy: Acting, worlds: PathWorlds, paths: int = 1, seed: int 
 
 
 def judge_paths(worlds: PathWorlds, taken: Tensor) -> dict[str, Tensor]:
-    """What paths `(W, P, N, 2)` are worth, by name, `(W, P)`: collisions (0 or 1), cost (7.2), distance to the goal."""
+    """What paths `(W, P, N, 2)` are worth, `(W, P)` each: collisions (0 or 1), cost (7.2), distance to the goal."""
     return {
         "collisions": worlds.collides(taken).double(),
         "cost": worlds.objective(taken),

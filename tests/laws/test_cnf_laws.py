@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from metastable.benchmarks.interpolant import one_scale, own
 from metastable.proposals import (
     ConcatSquash,
+    FilmField,
     InterpolantFlow,
     MixtureField,
     ResidualField,
+    TransformerField,
     VectorField,
     continuous,
 )
@@ -227,6 +229,8 @@ FIELDS = {
     "concatsquash, 4 layers": lambda d: ConcatSquash(d, (3,), width=9, layers=4),
     "residual, 2 layers": lambda d: ResidualField(d, (3,), width=9, layers=2),
     "residual, 5 layers": lambda d: ResidualField(d, (3,), width=9, layers=5),
+    "transformer": lambda d: TransformerField(d, (3,), width=8, layers=1, past=[(0, 2, 1)], reads="path"),
+    "film": lambda d: FilmField(d, (3,), width=8, layers=2, tokens=[(1, 2, 1)]),
 }
 SHAPES = {
     "one time": ((5, 6), ()),

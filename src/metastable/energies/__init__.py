@@ -11,6 +11,7 @@ from .networks import MLP, ConvNet, Tilted, on_reference, zero_last_layer
 from .normalised import AsEnergy, as_energy
 from .on_proposal import OnProposal
 from .spectral import SpectralNorm, spectral_norm
+from .transformer import TransformerEnergy
 from .wide_resnet import WideResNet
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "ShortRunNet",
     "SpectralNorm",
     "Tilted",
+    "TransformerEnergy",
     "WideResNet",
     "as_energy",
     "check_conditional",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from metastable.core.batch import Rows, as_batch
 from metastable.core.errors import ConfigError, require, require_choice, require_count, require_positive
 from metastable.core.random import derive
 from metastable.proposals import fit_signs
+from metastable.proposals.transformer import READS
 
 from .analytic import GaussianMixture
 from .conditional import ConditionalNet
@@ -29,6 +30,7 @@ from .network_configs import (
 )
 from .networks import MLP, ConvNet
 from .on_proposal import OnProposal
+from .transformer import TransformerEnergy
 from .wide_resnet import WideResNet
 
 
@@ -244,6 +246,62 @@ class OnProposalConfig(ConditionalConfig):
         return OnProposal(super().build(data, seed))
 
 
+@dataclass(frozen=True)
+class TransformerConfig:
+    """E of chunks given contexts by a transformer over tokens; see `TransformerEnergy`.
+
+    Attributes:
+        step: numbers of a token of the event, such as those of one action.
+        width: of a token.
+        layers: blocks.
+        heads: of each block.
+        time: whether the energy has a time, as interpolating energies have.
+        past: `[start, count, size]` each: numbers of the context that are steps in time.
+        tokens: the same of sets, whose order does not matter; without any of them the context is one token.
+        pictures: `[start, count, channels, height, width]`: images in time.
+        reads: `future`, or `path` where the last layers see the past's tokens, too.
+        prior: whether to add the convolutional prior.
+        reference: as of `ConditionalConfig`.
+        inflate: likewise.
+        on_proposal: whether it stands on the proposal of its method and is zero at first; see `OnProposal`.
+    """
+
+    step: int = 1
+    width: int = 64
+    layers: int = 3
+    heads: int = 4
+    time: bool = False
+    past: tuple[tuple[int, int, int], ...] = ()
+    tokens: tuple[tuple[int, int, int], ...] = ()
+    pictures: tuple[int, int, int, int, int] | None = None
+    reads: str = "future"
+    prior: bool = True
+    reference: str = "gaussian"
+    inflate: float = 1.2
+    on_proposal: bool = False
+
+    name: ClassVar[str] = "transformer"
+    paired: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("step", "width", "layers", "heads"):
+            require_count(f"energy.{name}", vars(self)[name])
+        require_choice("energy.reads", self.reads, READS)
+        require_choice("energy.reference", self.reference, ("gaussian", "none"))
+        require_positive("energy.inflate", self.inflate)
+        if self.on_proposal:
+            rule = "False on a proposal, whose density is that at t = 1"
+            require(not self.time, "energy.time", rule, self.time)
+
+    def build(self, data: Rows, seed: int) -> nn.Module:
+        """The energy for this data."""
+        rows, own = as_batch(data), {f.name: vars(self)[f.name] for f in fields(self)}
+        below, inflate, stands = (own.pop(name) for name in ("reference", "inflate", "on_proposal"))
+        own |= {"data": rows, "inflate": None if stands or below == "none" else inflate}
+        energy = TransformerEnergy(rows.event_shape, rows.context_shape, seed=derive(seed, "energy"), **own)
+        return OnProposal(energy) if stands else energy
+
+
 ENERGIES: dict[str, type] = {
     c.name: c
     for c in (
@@ -262,6 +320,7 @@ ENERGIES: dict[str, type] = {
         BoltzmannConfig,
         ConditionalConfig,
         OnProposalConfig,
+        TransformerConfig,
         *DENSITIES,
     )
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from metastable.core.batch import Beside, Rows, as_batch
 from metastable.core.errors import ConfigError
 from metastable.core.random import derive
-from metastable.proposals import Diffusion, DiffusionEnergy, Flow, InterpolantFlow
+from metastable.proposals import Diffusion, DiffusionEnergy, Flow, InterpolantFlow, Regression
 from metastable.proposals.encoders import Standardise
 
 from .normalised import as_energy
@@ -23,10 +23,12 @@ class DensityConfig:
     name: ClassVar[str] = ""
     kind: ClassVar[type[nn.Module]]
     paired: ClassVar[bool] = True
+    called: ClassVar[dict[str, str]] = {}
+    """What the model calls settings that have another name here."""
 
     def build(self, data: Rows, seed: int) -> nn.Module:
         """The model for this data, as an energy."""
-        settings: dict[str, Any] = {f.name: vars(self)[f.name] for f in fields(self)}
+        settings: dict[str, Any] = {self.called.get(f.name, f.name): vars(self)[f.name] for f in fields(self)}
         rows = as_batch(data)
         if rows.kind is Beside.LABELS:
             raise ConfigError("energy.name", f"must be a classifier for data with labels, got {self.name!r}")
@@ -52,7 +54,7 @@ class FlowConfig(DensityConfig):
 class InterpolantConfig(DensityConfig):
     """A continuous flow learned by stochastic interpolants, the paper's NF; see `InterpolantFlow`."""
 
-    field: str = "residual"
+    field: str | dict[str, Any] = "residual"
     width: int = 64
     layers: int = 8
     interpolant: str = "trigonometric"
@@ -77,6 +79,7 @@ class DiffusionConfig(DensityConfig):
     rho: float = 7.0
     steps: int = 512
     scored: int = 64
+    network: str | dict[str, Any] = field(default="residual", kw_only=True)
 
     name: ClassVar[str] = "diffusion"
     kind: ClassVar[type[nn.Module]] = Diffusion
@@ -90,6 +93,26 @@ class DiffusionEnergyConfig(DiffusionConfig):
 
     name: ClassVar[str] = "diffusion-phi"
     kind: ClassVar[type[nn.Module]] = DiffusionEnergy
+    called: ClassVar[dict[str, str]] = {"network": "potential"}
 
 
-DENSITIES = (FlowConfig, InterpolantConfig, DiffusionConfig, DiffusionEnergyConfig)
+@dataclass(frozen=True)
+class RegressionConfig(DensityConfig):
+    """Behaviour cloning by mean-squared error, for events with contexts; see `Regression`."""
+
+    network: str | dict[str, Any] = "residual"
+    width: int = 64
+    layers: int = 8
+    spread: float = 0.01
+
+    name: ClassVar[str] = "regression"
+    kind: ClassVar[type[nn.Module]] = Regression
+
+    def build(self, data: Rows, seed: int) -> nn.Module:
+        """The model for this data, as an energy."""
+        if as_batch(data).kind is not Beside.CONTEXTS:
+            raise ConfigError("energy.name", "'regression' is of events given contexts, and these have none")
+        return super().build(data, seed)
+
+
+DENSITIES = (FlowConfig, InterpolantConfig, DiffusionConfig, DiffusionEnergyConfig, RegressionConfig)

@@ -5,33 +5,42 @@ from metastable.methods.conditional_sampling import Best, best_of
 from .actions import ActionModel, RunActions
 from .environments import Environments, PushT, gym_environments, pusht_starts
 from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference, t_interval
+from .models import MODELS, PATHS, PUSH_T, Layout, PolicyModel, Sizes, layout_of, policy_model
 from .path_world import PathWorlds, path_demonstrations, plan_paths, roll_paths, rollout_paths
 from .planner import PathPrior, Planner
 from .policy import Policy, PolicyConfig, fit_policy, load_policy, policy_of
 from .rollouts import Rollouts, rollout, rollout_pusht
 
 __all__ = [
+    "MODELS",
+    "PATHS",
+    "PUSH_T",
     "ActionModel",
     "Best",
     "Environments",
     "Interval",
+    "Layout",
     "PathPrior",
     "PathWorlds",
     "Planner",
     "Policy",
     "PolicyConfig",
+    "PolicyModel",
     "PushT",
     "Rollouts",
     "RunActions",
+    "Sizes",
     "best_of",
     "clopper_pearson",
     "fit_policy",
     "gym_environments",
+    "layout_of",
     "load_policy",
     "mean_over_starts",
     "paired_difference",
     "path_demonstrations",
     "plan_paths",
+    "policy_model",
     "policy_of",
     "pusht_starts",
     "roll_paths",

@@ -11,17 +11,20 @@ on E([p, x_r] | context), where L_r L_rᵀ = C_rr − C_rp C_pp⁻¹ C_pr.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from metastable.core.configure import build_tagged
 from metastable.core.errors import InputError, require
 from metastable.core.protocols import Encoding, has_time, is_costly, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Bound, bind
 from metastable.core.units import Units
-from metastable.kernels import MALA
+from metastable.kernels import KERNELS, MALA, Kernel
 from metastable.kernels.adaptation import warm_up_each
 from metastable.methods import Density
 from metastable.methods.conditional_chains import run_chains
@@ -73,6 +76,8 @@ class RunActions:
         step_size: of the chains, in units of v, from `settle`.
         rank: `energy`, or `network` for that part alone of an energy on its proposal: how much likelier a chunk is
             than the proposal says, which costs no density.
+        kernel: of the chains, or a table of it such as `{"name": "ula", "step_size": 1e-4}`; it moves u, the chunks
+            as the run was trained on them. None for MALA on v, and for what the run's own sampler takes.
         options: of `Run.sample`, for algorithm 4.
     """
 
@@ -83,6 +88,7 @@ class RunActions:
         covariance: Tensor | None = None,
         step_size: float | None = None,
         rank: str = "energy",
+        kernel: Mapping[str, Any] | Kernel | None = None,
         **options: Any,
     ):
         if not run.conditional or len(run.event_shape) != 1:
@@ -92,6 +98,11 @@ class RunActions:
         rule = "'energy', or 'network' for an energy on its proposal"
         require(rank == "energy" or (rank == "network" and stands), "rank", rule, rank)
         self.rank = rank
+        self.kernel = (
+            build_tagged(KERNELS, kernel, "policy.kernel") if isinstance(kernel, Mapping) else kernel
+        )
+        if algorithm == 4 and self.kernel is not None:
+            options["kernel"] = self.kernel
         self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
         self.covariance, self.step_size = covariance, step_size
         self.units = None if run.coordinates is None else run.coordinates.events
@@ -122,8 +133,9 @@ class RunActions:
         rows = torch.randperm(len(contexts), generator=generator(derive(seed, "settle")))[:CONTEXTS]
         contexts = contexts[rows.to(contexts.device)]
         x = self.draw(contexts, DRAWS, seed)
-        found = RunActions(self.run, self.algorithm, pooled_covariance(x), rank=self.rank, **self.options)
-        if found.has_chains:
+        found = copy.copy(self)
+        found.covariance = pooled_covariance(x)
+        if found.has_chains and self.kernel is None:
             target, root = found._target(contexts, x[:, 0, :0])
             v = whitened(x[:, :PILOTS], root).flatten(0, 1)
             rng = generator(derive(seed, "settle chains"), x.device)
@@ -142,11 +154,25 @@ class RunActions:
             x = joined(x, fixed, self._settled())
         if not self.has_chains or not steps:
             return x
+        if self.kernel is not None:
+            return self._move_plainly(self.kernel, x, contexts, steps, seed, p)
         target, root = self._target(contexts, fixed)
         v = whitened(x[..., p:], root)
         rng = generator(derive(seed, "move actions"), x.device)
         moved, _ = run_chains(target, v.flatten(0, 1), MALA(self.step_size or FIRST), steps, rng, "auto")
         return torch.cat([x[..., :p], moved.view(v.shape) @ root.to(v).T], -1)
+
+    def _move_plainly(
+        self, kernel: Kernel, x: Tensor, contexts: Tensor, steps: int, seed: int, frozen: int
+    ) -> Tensor:
+        """Algorithm 2 as it is written: `steps` moves of one kernel for all numbers and contexts."""
+        require(frozen == 0, "policy.freeze", "0 with a kernel, which moves whole chunks", frozen)
+        target = bind(self.model.energy, self.model.as_contexts(contexts), self.time)
+        u = (x if self.units is None else self.units.forward(x)).to(self.model.home)
+        rng = generator(derive(seed, "move actions"), x.device)
+        moved, _ = run_chains(target, u.flatten(0, 1), kernel, steps, rng, "auto")
+        moved = moved.view(u.shape)
+        return (moved if self.units is None else self.units.inverse(moved)).to(x)
 
     def _settled(self) -> Tensor:
         if self.covariance is None:

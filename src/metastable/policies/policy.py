@@ -40,6 +40,7 @@ class PolicyConfig:
         freeze: actions of the last chunk that the next one begins with, so that the two join.
         rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`.
         algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
+        kernel: of the chains, a table; see `RunActions`.
         sampling: options of `Run.sample` for algorithm 4.
     """
 
@@ -53,6 +54,7 @@ class PolicyConfig:
     rank: str = "energy"
     algorithm: int = 2
     sampling: dict[str, Any] = field(default_factory=dict)
+    kernel: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("context", "prediction", "execute", "candidates"):
@@ -193,7 +195,8 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
     kept = read_table(path, kinds, needed=("policy", "covariance", "step_size", "scaling", "seed"))
     config = build(PolicyConfig, {**kept["policy"], **changed}, "policy")
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
-    model = RunActions(run, config.algorithm, covariance, kept["step_size"], config.rank, **config.sampling)
+    how = (config.algorithm, covariance, kept["step_size"], config.rank)
+    model = RunActions(run, *how, **{"kernel": config.kernel, **config.sampling})
     return Policy(model, Scaling.from_json(kept["scaling"]), config, kept["seed"])
 
 
@@ -236,8 +239,9 @@ def policy_of(
 ) -> Policy:
     """A run as a policy, settled on some of its contexts `(n, c)`, and saved where the run has a folder."""
     config = config or PolicyConfig()
-    model = RunActions(run, config.algorithm, rank=config.rank, **config.sampling).settle(contexts, seed)
-    policy = Policy(model, scaling, config, seed)
+    options = {"rank": config.rank, "kernel": config.kernel, **config.sampling}
+    acting = RunActions(run, config.algorithm, **options)
+    policy = Policy(acting.settle(contexts, seed), scaling, config, seed)
     if run.folder is not None:
         policy.save()
     return policy

@@ -11,22 +11,31 @@ from .flows import Flow
 from .generator import Generator
 from .mixture import Mixture
 from .mixture_field import MixtureField
+from .pictures import PictureEncoder
+from .regression import Regression
 from .scale_mixture import ScaleMixture
 from .signs import Signs, fit_signs
+from .tokens import Tokenizer
+from .transformer import FilmField, TransformerField
 
 __all__ = [
     "ConcatSquash",
     "Diffusion",
     "DiffusionEnergy",
+    "FilmField",
     "Flow",
     "Gaussian",
     "Generator",
     "InterpolantFlow",
     "Mixture",
     "MixtureField",
+    "PictureEncoder",
+    "Regression",
     "ResidualField",
     "ScaleMixture",
     "Signs",
+    "Tokenizer",
+    "TransformerField",
     "Uniform",
     "VectorField",
     "fit_gaussian",

@@ -20,6 +20,7 @@ from .cnf import InterpolantFlow
 from .encoders import Standardise
 from .flows import Flow
 from .given import is_conditional, log_prob_given, log_prob_of, sample_given
+from .named_fields import is_named
 
 NAMED = ("gaussian", "uniform", "flow")
 LEARNED = {"flow": Flow, "interpolant": InterpolantFlow}
@@ -87,7 +88,7 @@ def _flow(kind: type, data: Batch, settings: dict[str, Any]) -> nn.Module:
     """
     if data.given is not None:
         shape = data.context_shape or ()
-        named = isinstance(settings.get("field", ""), str)  # a field of one's own sees contexts as they are
+        named = is_named(settings.get("field", ""))  # a field of one's own sees contexts as they are
         encoder = {"encoder": Standardise(shape, data.given)} if named else {}
         settings = {"context_shape": shape, **encoder, **settings}
     return kind(data.event_shape, data=data.x, **settings).to(data.x)

@@ -34,8 +34,8 @@ from metastable.core.times import checked_times
 
 from .continuous import ContinuousFlow
 from .encoders import Encoder, Standardise, learned_parameters, moments
-from .fields import VectorField, field_for
 from .interpolants import Interpolant, draw_times, interpolant_loss, interpolant_named
+from .named_fields import FieldChoice, field_for, is_named
 from .ode import coarse_nodes, heun_step, solve
 from .tiles import Solution
 
@@ -53,8 +53,9 @@ class InterpolantFlow(ContinuousFlow):
         context_shape: shape of one context, or its dimension; None for a density without contexts.
         data: rows whose mean and standard deviation standardise events, `(n, *event)`, or a `Batch`, whose contexts
             are standardised, too, unless there is an encoder; kept in buffers.
-        field: `concatsquash`, `residual`, a `VectorField`, or any callable `v(x, given, t)` on standardised,
-            flattened events (x `(…, d)`, t broadcasts against `(…)`, given against `(…, c)`).
+        field: `concatsquash`, `residual`, `transformer`, `film`, a table of such a name and its settings, a
+            `VectorField`, or any callable `v(x, given, t)` on standardised, flattened events (x `(…, d)`, t
+            broadcasts against `(…)`, given against `(…, c)`).
         width: of a named field's layers.
         layers: of a named field, the first and the last included; 3 for `concatsquash`, 8 for `residual`.
         encoder: from contexts `(B, *context)` to codes `(B, c)`; run once for each context. A module is part of the
@@ -91,7 +92,7 @@ class InterpolantFlow(ContinuousFlow):
         context_shape: int | Sequence[int] | None = None,
         *,
         data: Rows | None = None,
-        field: str | VectorField | Callable[..., Tensor] = "concatsquash",
+        field: FieldChoice = "concatsquash",
         width: int = 64,
         layers: int | None = None,
         encoder: Encoder | None = None,
@@ -113,9 +114,9 @@ class InterpolantFlow(ContinuousFlow):
         require_count("flow.times", times)
         require_positive("flow.crowding", crowding)
         self.interpolant, self.alpha, self.times = interpolant_named(interpolant), alpha, times
-        self.crowding, self.replay = crowding, isinstance(field, str) if replay is None else replay
+        self.crowding, self.replay = crowding, is_named(field) if replay is None else replay
         own = encoder
-        self.standardises = own is None and self.context_shape is not None and isinstance(field, str)
+        self.standardises = own is None and self.context_shape is not None and is_named(field)
         if self.standardises:
             encoder = Standardise(self.context_shape or (), contexts)
         depth = {} if layers is None else {"layers": layers}
@@ -128,7 +129,7 @@ class InterpolantFlow(ContinuousFlow):
             **depth,
         }
         self.field = field_for(field, len(self.mean), own, **settings)
-        if isinstance(field, str):
+        if is_named(field):
             self.field.to(self.mean)
 
     # ---- learning

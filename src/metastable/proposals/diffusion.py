@@ -24,7 +24,7 @@ trapezoidal rule with 64 times would be off by 0.01 a dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -36,7 +36,8 @@ from metastable.core.random import normal_like
 
 from .continuous import ContinuousFlow
 from .encoders import Encoder, Standardise
-from .fields import VectorField, field_for
+from .fields import VectorField
+from .named_fields import FieldChoice, field_for, is_named
 
 # ---- EDM
 
@@ -146,8 +147,9 @@ class Diffusion(ContinuousFlow):
         data: rows whose mean and standard deviation standardise events, `(n, *event)`, so that EDM's settings fit
             any data; kept in buffers. Of a `Batch` contexts too, unless there is an encoder. Without it events are
             taken as they are.
-        network: F: `residual`, `concatsquash`, a `VectorField`, or any callable `F(y, given, c_noise)` (y `(…, d)`,
-            c_noise broadcasts against `(…)`, given against `(…, c)`).
+        network: F: `residual`, `concatsquash`, `transformer`, `film`, a table of such a name and its settings, a
+            `VectorField`, or any callable `F(y, given, c_noise)` (y `(…, d)`, c_noise broadcasts against `(…)`,
+            given against `(…, c)`).
         width: of a named network's layers.
         layers: of a named network, the first and the last included.
         encoder: from contexts `(B, *context)` to codes `(B, c)`; run once for each context, for a named network or
@@ -178,7 +180,7 @@ class Diffusion(ContinuousFlow):
         context_shape: int | Sequence[int] | None = None,
         *,
         data: Rows | None = None,
-        network: str | VectorField | Callable[..., Tensor] = "residual",
+        network: FieldChoice = "residual",
         width: int = 64,
         layers: int = 8,
         encoder: Encoder | None = None,
@@ -210,15 +212,10 @@ class Diffusion(ContinuousFlow):
         settings = {"context_shape": self.context_shape, "width": width, "layers": layers}
         named = self._network(network, own, {**settings, "encoder": encoder, "seed": seed})
         self.field = EDMField(named, sigma_data)  # pyright: ignore
-        if isinstance(network, str):
+        if is_named(network):
             self.field.to(self.mean)
 
-    def _network(
-        self,
-        choice: str | VectorField | Callable[..., Tensor],
-        own: Encoder | None,
-        settings: dict[str, Any],
-    ) -> VectorField:
+    def _network(self, choice: FieldChoice, own: Encoder | None, settings: dict[str, Any]) -> VectorField:
         return field_for(choice, len(self.mean), own, **settings)
 
     # ---- learning

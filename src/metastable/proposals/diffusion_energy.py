@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,8 @@ from .fields import (
     _silu_and_slope,
     require_no_encoder,
 )
+from .named_fields import FieldChoice, named_field
+from .transformer import TransformerField
 
 
 class Potential(VectorField):
@@ -80,6 +82,22 @@ class ResidualPotential(Potential, ResidualField):
         return VectorField.divergence(self, x, code, clock)
 
 
+class TransformerPotential(Potential, TransformerField):
+    """φ by the transformer of `TransformerField`, with one output: the network of `energies.TransformerEnergy`."""
+
+    outputs = 1
+
+    def potential(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """φ, `(…)`."""
+        return self.body(x, code, clock)[..., 0]
+
+
+POTENTIALS: dict[str, type[VectorField]] = {
+    "residual": ResidualPotential,
+    "transformer": TransformerPotential,
+}
+
+
 class DiffusionEnergy(Diffusion):
     """Diffusion-φ: the denoiser's network is the gradient of a scalar φ, so its score is that of an energy.
 
@@ -92,7 +110,8 @@ class DiffusionEnergy(Diffusion):
     returns −r, which chains, estimators of log Z and `bind` take as any conditional energy.
 
     Args:
-        potential: φ: `residual`, a `Potential`, or any callable `φ(y, given, c_noise)`.
+        potential: φ: `residual`, `transformer`, a table of such a name and its settings, a `Potential`, or any
+            callable `φ(y, given, c_noise)`.
         sigma_rel: σ of the energy, in units of the standardised events; the paper takes 0.01 to 0.03.
         settings: those of `Diffusion`, `network` aside.
 
@@ -112,7 +131,7 @@ class DiffusionEnergy(Diffusion):
         event_shape: int | Sequence[int],
         context_shape: int | Sequence[int] | None = None,
         *,
-        potential: str | Potential | Callable[..., Tensor] = "residual",
+        potential: FieldChoice = "residual",
         sigma_rel: float = 0.02,
         **settings: Any,
     ):
@@ -123,15 +142,9 @@ class DiffusionEnergy(Diffusion):
         require(low <= sigma_rel <= high, "diffusion.sigma_rel", f"within [{low}, {high}]", sigma_rel)
         self.sigma_rel = sigma_rel
 
-    def _network(
-        self,
-        choice: str | VectorField | Callable[..., Tensor],
-        own: Encoder | None,
-        settings: dict[str, Any],
-    ) -> VectorField:
-        if isinstance(choice, str):
-            require(choice == "residual", "diffusion.potential", "'residual', or a Potential", choice)
-            return ResidualPotential(len(self.mean), **settings)
+    def _network(self, choice: FieldChoice, own: Encoder | None, settings: dict[str, Any]) -> VectorField:
+        if isinstance(choice, (str, Mapping)):
+            return named_field(choice, POTENTIALS, "diffusion.potential", len(self.mean), settings)
         if isinstance(choice, Potential):
             require_no_encoder(choice, own)
             return choice

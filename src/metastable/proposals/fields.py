@@ -19,14 +19,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 from torch.nn.functional import linear, silu
 
-from metastable.core.errors import InputError, require_choice, require_count
+from metastable.core.errors import InputError, require_count
 from metastable.core.plain import plain_layers
 from metastable.core.random import seeded
 
@@ -357,29 +356,6 @@ def _trace_of_three(
     form = ((first * gate.reshape(-1, 1, gate.shape[-1])) @ third) * second.T  # (gates, k, j)
     rows = slope1.reshape(-1, shared, slope1.shape[-1])
     return torch.linalg.vecdot((rows @ form).view_as(slope2), slope2)
-
-
-FIELDS = {"concatsquash": ConcatSquash, "residual": ResidualField}
-
-
-def field_for(
-    choice: str | VectorField | Callable[..., Tensor], dim: int, own: Encoder | None = None, **settings: Any
-) -> VectorField:
-    """The field that `choice` names, a field itself, or any callable `v(x, given, t)`.
-
-    Args:
-        choice: of the field.
-        dim: d, of a flattened event.
-        own: the encoder that the user gave, if any, which a callable is given too.
-        settings: of a named field, its encoder among them.
-    """
-    if isinstance(choice, str):
-        require_choice("field", choice, FIELDS)
-        return FIELDS[choice](dim, **settings)
-    if isinstance(choice, VectorField):
-        require_no_encoder(choice, own)
-        return choice
-    return PlainField(choice, own, settings.get("context_shape"))
 
 
 def require_no_encoder(field: VectorField, encoder: Encoder | None) -> None:

@@ -1,0 +1,281 @@
+"""Transformers as fields and potentials of chunks given contexts, and the cheaper field that their proposals are.
+
+S. Singh, S. Tu, V. Sindhwani, *Revisiting energy based models as policies: ranking noise contrastive estimation and
+interpolating energy models*, TMLR 2024, Appendices B.3 and B.4, Figures 6 to 9. The energy of the same body is
+`energies.TransformerEnergy`.
+
+Deviations: the figures do not say how wide dense layers are (four times the tokens here, which gives the parameters
+that the paper states) nor where blocks are normalised (before each part here). Sets have no places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from metastable.core.errors import require, require_choice, require_count
+from metastable.core.precision import unrounded
+from metastable.core.random import seeded
+from metastable.core.types import precise
+
+from .encoders import Encoder
+from .fields import VectorField
+from .interpolants import log_time
+from .tokens import Attention, Block, Conv, ConvPrior, lifted, places, with_tokens
+
+READS = ("future", "path")
+
+
+def steps_of(dim: int, step: int) -> int:
+    """How many tokens of `step` numbers an event of `dim` numbers is."""
+    require_count("step", step)
+    require(dim % step == 0, "step", f"a divisor of the {dim} numbers of an event", step)
+    return dim // step
+
+
+class TokenBody(nn.Module):
+    """Figures 6 and 7: context, time and event as tokens, N_b blocks over all of them, and dense layers at the end.
+
+    Args:
+        dim: numbers of an event.
+        step: numbers of a token of it.
+        outputs: 1 for an energy, `dim` for a field.
+        width: d_emb.
+        layers: N_b.
+        heads: of each block.
+        past: tokens at the front of a context that are steps in time.
+        after: how many steps they are, behind which the event's come.
+        reads: what the end and the prior see: `future`, the event's tokens, or `path`, the past's too.
+        prior: whether to add the convolutional prior (B.2).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        step: int,
+        outputs: int,
+        width: int,
+        layers: int,
+        heads: int,
+        past: int = 0,
+        after: int = 0,
+        reads: str = "future",
+        prior: bool = True,
+    ):
+        super().__init__()
+        require_count("layers", layers)
+        require_choice("reads", reads, READS)
+        count = steps_of(dim, step)
+        self.step, self.width = step, width
+        self.past = past if reads == "path" else 0
+        self.embed = lifted(step, width)
+        self.register_buffer("place", places(after, count, width), persistent=False)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        seen = (self.past + count) * width
+        self.dense, self.head = nn.Linear(seen, width), nn.Linear(width, outputs)
+        self.prior = ConvPrior(width, outputs) if prior else None
+
+    def forward(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor:
+        """`(…, outputs)` of events `(…, dim)`; tokens of contexts, `(…, S·width)`, and of times broadcast."""
+        lead = x.shape[:-1]
+        beside = [
+            part.expand(*lead, -1).reshape(-1, part.shape[-1]) for part in (code, clock) if part is not None
+        ]
+        event = self.embed(x.reshape(-1, x.shape[-1]).unflatten(-1, (-1, self.step))) + self.place
+        tokens = [part.unflatten(-1, (-1, self.width)) for part in beside]
+        h = torch.cat([*tokens, event], 1)
+        path = torch.cat([h[:, : self.past], event], 1) if self.past else event
+        for block in self.blocks:
+            h = block(h)
+        end = h[:, -event.shape[1] :]
+        end = torch.cat([h[:, : self.past], end], 1) if self.past else end
+        h = silu(self.dense(self.norm(end).flatten(1)))
+        with unrounded(h):  # the last sum, which every rounding would move as a whole
+            made = self.head(precise(h))
+        made = made if self.prior is None else made + self.prior(path)
+        return made.view(*lead, -1)
+
+    def start_at_zero(self) -> None:
+        """Zero for every input."""
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
+        if self.prior is not None:
+            self.prior.start_at_zero()
+
+
+class TransformerField(VectorField):
+    """v(x, given, t) by a transformer over tokens of context, time and event (Figures 6 and 7).
+
+    It starts at zero, so the flow as the identity.
+
+    Args:
+        dim: d, of a flattened event.
+        context_shape: of one context; None without.
+        step: numbers of a token of the event, such as those of one action.
+        width: d_emb.
+        layers: N_b.
+        heads: of each block.
+        encoder: a `Tokenizer`, shared or not, or what contexts go through before they are cut into tokens.
+        past, tokens, pictures: how they are cut, see `Tokenizer`.
+        reads, prior: see `TokenBody`.
+        log_time: whether the network sees −log(1.1 − t) in the place of t.
+        seed: of the initial weights; nothing global is touched.
+
+    >>> field = TransformerField(8, (5,), step=2, width=16, layers=1)
+    >>> field(torch.zeros(3, 4, 8), torch.zeros(3, 5), 0.5).shape
+    torch.Size([3, 4, 8])
+    """
+
+    outputs: int | None = None
+
+    def __init__(
+        self,
+        dim: int,
+        context_shape: Sequence[int] | None = None,
+        *,
+        step: int = 1,
+        width: int = 64,
+        layers: int = 3,
+        heads: int = 4,
+        encoder: Encoder | None = None,
+        past: Sequence[Sequence[int]] = (),
+        tokens: Sequence[Sequence[int]] = (),
+        pictures: Sequence[int] | None = None,
+        reads: str = "future",
+        prior: bool = True,
+        log_time: bool = False,
+        seed: int = 0,
+    ):
+        super().__init__()
+        require_count("field.width", width)
+        self.log_time = log_time
+        with seeded(seed):
+            self.encoder, known = with_tokens(
+                encoder, context_shape, width, past=past, tokens=tokens, pictures=pictures
+            )
+            require(known is None or known.width == width, "field.width", "that of the shared tokens", width)
+            before = (0, 0) if known is None else (known.past, known.steps)
+            self.time = lifted(1, width)
+            sizes = (dim, step, self.outputs or dim, width, layers, heads)
+            self.body = TokenBody(*sizes, *before, reads, prior)
+        self.body.start_at_zero()
+
+    def encode(self, given: Tensor) -> Tensor:
+        """Tokens, `(B, S·width)`."""
+        assert self.encoder is not None
+        return self.encoder(given)
+
+    def clock(self, t: Tensor) -> Tensor:
+        """The token of the time, `(…, width)`."""
+        return self.time((log_time(t) if self.log_time else t)[..., None])
+
+    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """v, `(…, d)`."""
+        return self.body(x, code, clock)
+
+
+class FilmBlock(nn.Module):
+    """Figure 9: a convolution of the event's tokens, scaled and shifted by what queries read in the context.
+
+    The context's tokens go on by themselves, through a block of a transformer: they are the same for all events of
+    a context at one time.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(heads, width))
+        self.read = Attention(width, heads)
+        self.film = nn.Linear(width, 2 * width)
+        self.conv, self.mix = Conv(width, width), nn.Linear(heads * width, width)
+        self.block = Block(width, heads)
+
+    def forward(self, h: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens of events, `(…, P, width)`, and of contexts, whose leading dimensions broadcast to those."""
+        queries = self.queries.expand(*context.shape[:-2], -1, -1)
+        gain, shift = self.film(self.read(queries, context)).chunk(2, -1)  # (…, n_q, width)
+        seen = self.conv(h)[..., None, :]
+        heads = torch.addcmul(shift[..., None, :, :], seen, 1 + gain[..., None, :, :])  # (…, P, n_q, width)
+        return h + silu(self.mix(heads.flatten(-2))), self.block(context)
+
+
+class FilmField(VectorField):
+    """v(x, given, t) by Conv1D-Multi-Head-FiLM blocks (Figures 8 and 9): the proposal of Push-T.
+
+    Attention is over the tokens of context and time only, once for all events of a context that share a time; an
+    event costs convolutions. It starts at zero, so the flow as the identity.
+
+    Args:
+        dim: d, of a flattened event.
+        context_shape: of one context; None without.
+        step: numbers of a token of the event, such as those of one action.
+        width: d_f.
+        layers: N_b.
+        heads: n_q, queries and heads of each block.
+        encoder: a `Tokenizer`, such as the energy's, or what contexts go through before they are cut into tokens.
+        past, tokens, pictures: how they are cut, see `Tokenizer`.
+        log_time: whether the network sees −log(1.1 − t) in the place of t.
+        seed: of the initial weights; nothing global is touched.
+
+    >>> field = FilmField(8, (5,), step=2, width=16, layers=1)
+    >>> field(torch.zeros(3, 4, 8), torch.zeros(3, 5), 0.5).shape
+    torch.Size([3, 4, 8])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        context_shape: Sequence[int] | None = None,
+        *,
+        step: int = 1,
+        width: int = 64,
+        layers: int = 3,
+        heads: int = 2,
+        encoder: Encoder | None = None,
+        past: Sequence[Sequence[int]] = (),
+        tokens: Sequence[Sequence[int]] = (),
+        pictures: Sequence[int] | None = None,
+        log_time: bool = False,
+        seed: int = 0,
+    ):
+        super().__init__()
+        require_count("field.width", width)
+        require_count("field.layers", layers)
+        count, self.step, self.width, self.log_time = steps_of(dim, step), step, width, log_time
+        with seeded(seed):
+            layout: dict[str, Any] = {"past": past, "tokens": tokens, "pictures": pictures}
+            self.encoder, known = with_tokens(encoder, context_shape, width, **layout)
+            self.tokens = 0 if known is None else known.count
+            self.narrow = None if known is None else nn.Linear(known.width, width)
+            before = 0 if known is None else known.steps
+            self.time, self.embed = lifted(1, width), lifted(step, width)
+            self.blocks = nn.ModuleList(FilmBlock(width, heads) for _ in range(layers))
+            self.dense, self.head = nn.Linear(count * width, width), nn.Linear(width, dim)
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
+        self.register_buffer("place", places(before, count, width), persistent=False)
+
+    def encode(self, given: Tensor) -> Tensor:
+        """Tokens, `(B, S·d_f)`."""
+        assert self.encoder is not None
+        assert self.narrow is not None
+        return self.narrow(self.encoder(given).unflatten(1, (self.tokens, -1))).flatten(1)
+
+    def clock(self, t: Tensor) -> Tensor:
+        """The token of the time, `(…, d_f)`."""
+        return self.time((log_time(t) if self.log_time else t)[..., None])
+
+    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """v, `(…, d)`."""
+        beside = [clock] if code is None else [code, clock]
+        lead = torch.broadcast_shapes(*(part.shape[:-1] for part in beside))
+        parts = [part.expand(*lead, -1).unflatten(-1, (-1, self.width)) for part in beside]
+        context = torch.cat(parts, -2)
+        h = self.embed(x.unflatten(-1, (-1, self.step))) + self.place
+        for block in self.blocks:
+            h, context = block(h, context)
+        return self.head(silu(self.dense(h.flatten(-2))))

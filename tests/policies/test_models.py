@@ -1,0 +1,137 @@
+"""The table of models: every one trains by its name, at the paper's numbers of parameters, and acts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from metastable.core.batch import Batch
+from metastable.data import Demonstrations
+from metastable.data.demonstrations import Scaling
+from metastable.policies import (
+    MODELS,
+    PATHS,
+    PUSH_T,
+    PolicyConfig,
+    fit_policy,
+    layout_of,
+    load_policy,
+    policy_model,
+)
+from metastable.policies.models import count_parameters, players_of
+from metastable.training.config import Adam
+
+over = pytest.mark.parametrize
+
+
+def shown(**more: np.ndarray) -> Demonstrations:
+    rng = np.random.default_rng(0)
+    seen = {
+        "place": rng.normal(size=(60, 2)),
+        "goal": rng.normal(size=(60, 2)),
+        "discs": rng.normal(size=(60, 30)),
+    }
+    return Demonstrations.of({**seen, **more}, rng.normal(size=(60, 2)), [30, 60], noisy=("place",))
+
+
+SETS = {"goal": 2, "discs": 3}
+
+
+def test_a_layout_says_where_pack_puts_things():
+    images = np.random.default_rng(1).integers(0, 255, (60, 3, 16, 16), dtype=np.uint8)
+    demonstrations = shown(camera=images)
+    scaling = Scaling.fit(demonstrations)
+    windows = demonstrations.windows(3, 4)
+    packed, contexts = scaling.pack(windows.contexts()), windows.contexts()
+    layout = layout_of(scaling, 3, SETS)
+    (start, count, size), (goal, discs) = layout.past[0], layout.tokens
+    place = packed[:, start : start + count * size].unflatten(1, (count, size))
+    torch.testing.assert_close(
+        place, (contexts["place"].float() - scaling.middle["place"]) / scaling.half["place"]
+    )
+    start, count, size = discs
+    first = (contexts["discs"][:, 0].float() - scaling.middle["discs"]) / scaling.half["discs"]
+    torch.testing.assert_close(packed[:, start : start + count * size], first)
+    assert goal == (6, 1, 2)
+    assert layout.pictures is not None
+    start, *shape = layout.pictures
+    seen = packed[:, start : start + int(np.prod(shape))].unflatten(1, shape)
+    torch.testing.assert_close(seen, contexts["camera"].float() / 127.5 - 1)
+
+
+@over("name", MODELS)
+@over("task", ["paths", "push-t"])
+def test_parameters_are_as_many_as_the_paper_allows(task, name):
+    if task == "paths":
+        layout = layout_of(Scaling.fit(shown()), 3, SETS)
+        rows, sizes, cap = Batch(torch.randn(8, 20), torch.randn(8, 102)), PATHS, 500_000
+    else:
+        rng = np.random.default_rng(0)
+        images = rng.integers(0, 255, (40, 3, 96, 96), dtype=np.uint8)
+        seen = Demonstrations.of(
+            {"agent": rng.normal(size=(40, 2)), "image": images}, rng.normal(size=(40, 2)), [40]
+        )
+        layout = layout_of(Scaling.fit(seen), 2)
+        rows, sizes, cap = Batch(torch.randn(2, 32), torch.randn(2, 2 * (2 + 3 * 96 * 96))), PUSH_T, 3_300_000
+    number = count_parameters(players_of(policy_model(name, layout, sizes), rows))
+    assert 0.6 * cap < number <= 1.01 * cap
+
+
+TINY = replace(
+    PATHS,
+    width=8,
+    layers=1,
+    field_width=8,
+    field_layers=1,
+    heads=2,
+    proposal_width=8,
+    proposal_layers=2,
+    negatives=2,
+    times=2,
+    ode=(3, 3),
+    training_ode=(3, 3),
+    evaluations=6,
+    warmup=1,
+    batch_size=16,
+)
+
+
+@over("name", MODELS)
+def test_every_model_trains_acts_and_is_read_back(name, tmp_path):
+    demonstrations = shown()
+    layout = layout_of(Scaling.fit(demonstrations), 2, SETS)
+    made = policy_model(name, layout, TINY)
+    if name == "on-flow":
+        made.method.update(pretrain=2, reuse=2, pool=16)
+    config = PolicyConfig(2, 4, 2, **{"candidates": 3, **made.acting})
+    options = {**made.options, "steps": 6, "out": tmp_path / "run"}
+    policy = fit_policy(demonstrations, made.energy, made.method, config, **options)
+    contexts = demonstrations.windows(2, 4).contexts(slice(0, 3))
+    chunk = policy.predict_action_chunk(contexts)
+    assert chunk.shape == (3, 4, 2)
+    assert bool(chunk.isfinite().all())
+    again = load_policy(tmp_path / "run")
+    torch.testing.assert_close(again.predict_action_chunk(contexts), chunk, rtol=0, atol=0)
+
+
+def test_a_given_kernel_moves_chunks_as_algorithm_2_says():
+    """ULA with E: y ← y − η∇E + √(2η)ξ, from the proposal's own draws: with hardly any step nothing moves."""
+    demonstrations = shown()
+    layout = layout_of(Scaling.fit(demonstrations), 2, SETS)
+    made = policy_model("r-nce", layout, TINY)
+    still = {"name": "ula", "step_size": 1e-14}
+    config = PolicyConfig(2, 4, 2, **{**made.acting, "kernel": still, "candidates": 2})
+    policy = fit_policy(demonstrations, made.energy, made.method, config, steps=2, **made.options)
+    given = policy.scaling.pack(demonstrations.windows(2, 4).contexts(slice(0, 3)))
+    drawn = policy.model.draw(given, 2, 0)
+    torch.testing.assert_close(policy.model.move(drawn, given, 5, 0), drawn, rtol=0, atol=1e-5)
+    policy.model.kernel = replace(policy.model.kernel, step_size=1e-2)
+    assert (policy.model.move(drawn, given, 5, 0) - drawn).abs().min() > 1e-4
+
+
+def test_proposals_beside_energies_have_rates_of_their_own():
+    made = policy_model("r-nce", layout_of(Scaling.fit(shown()), 3, SETS))
+    assert made.options["optimisers"]["proposal"] == Adam(1e-3, weight_decay=1e-4)

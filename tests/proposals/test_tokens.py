@@ -1,0 +1,248 @@
+"""Networks over tokens: their parts by their formulas, and what they must and must not see."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import silu
+
+import metastable as ms
+from metastable.core.batch import Batch
+from metastable.core.configure import build_tagged
+from metastable.core.errors import ConfigError
+from metastable.core.types import bind
+from metastable.energies import OnProposal, TransformerEnergy
+from metastable.energies.build import ENERGIES
+from metastable.proposals import DiffusionEnergy, FilmField, InterpolantFlow, TransformerField
+from metastable.proposals.encoders import Borrowed
+from metastable.proposals.pictures import PictureEncoder, SpatialSoftmax
+from metastable.proposals.tokens import Attention, ConvPrior, Tokenizer, places
+
+over = pytest.mark.parametrize
+F64 = torch.float64
+DISCS = {"past": [(0, 2, 2)], "tokens": [(4, 1, 2), (6, 3, 3)]}
+"""Contexts of 15 numbers: two past places, a goal, three discs."""
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def bent(module: nn.Module, scale: float = 0.4) -> nn.Module:
+    """In double precision and away from where it starts, its zeros too."""
+    module.double()
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.add_(scale * normal(*p.shape, seed=i))
+    return module
+
+
+def energy(**settings) -> TransformerEnergy:
+    made = TransformerEnergy(8, 15, step=2, width=16, layers=2, **{**DISCS, **settings})
+    return bent(made)  # pyright: ignore
+
+
+# ---- parts
+
+
+def test_attention_is_its_formula_head_by_head():
+    layer = bent(Attention(6, 2))
+    asked, tokens = normal(3, 2, 6, seed=1), normal(3, 5, 6, seed=2)
+    q, (k, v) = layer.ask(asked), layer.offer(tokens).chunk(2, -1)
+    heads = []
+    for part in (slice(0, 3), slice(3, 6)):
+        share = (q[..., part] @ k[..., part].mT / math.sqrt(3)).softmax(-1)
+        heads.append(share @ v[..., part])
+    torch.testing.assert_close(layer(asked, tokens), layer.out(torch.cat(heads, -1)))
+
+
+def test_the_prior_is_b2_and_its_gradient_that_of_finite_differences():
+    prior = bent(ConvPrior(8, 3))
+    h, tokens = normal(4, 5, 8, seed=1), normal(4, 5, 8, seed=1)
+    for conv, norm, dense in zip(prior.convs, prior.norms, prior.dense, strict=True):
+        kernel = conv.dense.weight.unflatten(1, (3, 8)).transpose(1, 2)
+        h = functional.conv1d(h.mT, kernel, conv.dense.bias, padding=1)
+        h = silu(dense(silu(norm(h)).mT))
+    torch.testing.assert_close(prior(tokens), h.sum(1))
+    assert torch.autograd.gradcheck(prior, tokens.requires_grad_())
+    prior.start_at_zero()
+    assert bool((prior(tokens) == 0).all())
+
+
+def test_places_turn_by_one_angle_from_each_to_the_next():
+    at = places(3, 4, 6).double().unflatten(1, (3, 2))
+    turn = torch.atan2(at[..., 0], at[..., 1])
+    torch.testing.assert_close(at.norm(dim=-1), torch.ones(4, 3, dtype=F64))
+    torch.testing.assert_close(
+        turn[:, 2], (3 + torch.arange(4.0, dtype=F64)) * 1e4 ** (-4 / 6), rtol=0, atol=1e-6
+    )
+
+
+def test_the_mean_place_moves_with_what_is_seen():
+    seen = torch.zeros(2, 3, 9, 9, dtype=F64)
+    seen[:, :, 2:5, 3:6] = normal(3, 3, 3).expand(2, -1, -1, -1)
+    seen = seen.masked_fill(seen == 0, -50.0)
+    moved = seen.roll((1, 2), (2, 3))
+    shift = SpatialSoftmax()(moved) - SpatialSoftmax()(seen)
+    torch.testing.assert_close(shift, torch.tensor([0.5, 0.25] * 3, dtype=F64).expand(2, -1))
+
+
+def test_an_image_encoder_knows_where_things_are():
+    eyes = bent(PictureEncoder((1, 16, 16), width=8, layers=2), 0.1)
+    x = normal(3, 1, 16, 16)
+    features = eyes(x)
+    assert features.shape == (3, 8)
+    eyes.at.zero_()
+    assert (eyes(x) - features).abs().min() > 1e-6
+    assert sum(p.numel() for p in PictureEncoder((3, 96, 96)).parameters()) == pytest.approx(
+        312_000, rel=0.02
+    )
+
+
+# ---- what a network sees
+
+
+def test_discs_are_a_set_and_the_past_is_not():
+    E, x, given = energy(), normal(5, 4, 8, seed=1), normal(5, 15, seed=2)
+    discs = given[:, 6:].unflatten(1, (3, 3))
+    swapped = torch.cat([given[:, :6], discs[:, [2, 0, 1]].flatten(1)], 1)
+    torch.testing.assert_close(E(x, swapped), E(x, given))
+    past = torch.cat([given[:, 2:4], given[:, :2], given[:, 4:]], 1)
+    assert (E(x, past) - E(x, given)).abs().min() > 1e-4
+    steps = x.unflatten(-1, (4, 2)).flip(-2).flatten(-2)
+    assert (E(steps, given) - E(x, given)).abs().min() > 1e-4
+
+
+@over("time", [False, True])
+def test_candidates_of_a_context_are_scored_as_one_by_one(time):
+    E, x, given = energy(time=time, reads="path"), normal(5, 4, 8, seed=1), normal(5, 15, seed=2)
+    t = (torch.rand(5, 4, dtype=F64, generator=torch.Generator().manual_seed(0)),) if time else ()
+    whole = E(x, given, *t)
+    each = [E(x[:, k], given, *(u[:, k] for u in t)) for k in range(4)]
+    torch.testing.assert_close(whole, torch.stack(each, 1))
+    if time:
+        torch.testing.assert_close(E(x, given), E(x, given, 1.0))
+        assert (E(x, given, 0.5) - E(x, given)).abs().min() > 1e-5
+    torch.testing.assert_close(bind(E, given, 1.0 if time else None)(x.flatten(0, 1)).view(5, 4), E(x, given))
+
+
+@over("kind", [TransformerField, FilmField])
+def test_a_time_that_all_share_is_the_time_of_each(kind):
+    field = bent(kind(8, (15,), step=2, width=16, layers=2, log_time=True, **DISCS))
+    x, code = normal(5, 4, 8, seed=1), field.encode(normal(5, 15, seed=2))[:, None]
+    one = field.velocity(x, code, field.clock(torch.tensor(0.4, dtype=F64)))
+    each = field.velocity(x, code, field.clock(torch.full((5, 4), 0.4, dtype=F64)))
+    torch.testing.assert_close(one, each)
+    assert (field.velocity(x, code.flip(0), field.clock(x.new_tensor(0.4))) - one).abs().max() > 1e-3
+
+
+def test_pictures_and_numbers_of_a_context_are_both_seen():
+    layout = {"past": [(0, 2, 2)], "pictures": (4, 2, 1, 16, 16)}
+    made = TransformerEnergy(4, 4 + 512, step=2, width=16, layers=1, **layout)
+    E, x, given = bent(made, 0.1), normal(3, 4, seed=1), normal(3, 516, seed=2)
+    given = given.requires_grad_()
+    (slope,) = torch.autograd.grad(E(x, given).sum(), given)
+    assert bool((slope != 0).all())
+    frames = torch.cat([given[:, :4], given[:, 260:], given[:, 4:260]], 1)  # the two images change places
+    assert (E(x, frames) - E(x, given)).abs().min() > 1e-6
+
+
+# ---- starts, players and names
+
+
+def test_networks_start_as_nothing():
+    x, given = normal(3, 4, 8), normal(3, 15)
+    for field in ("transformer", "film"):
+        table = {"name": field, "step": 2, "width": 16, "layers": 1, **DISCS}
+        flow = InterpolantFlow(8, 15, data=Batch(x[:, 0], given), field=table, steps=4, scored=3)
+        at_start = flow.log_prob(x, given)
+        torch.testing.assert_close(at_start, flow.log_prob(x, given, at=0.0))
+    on = OnProposal(TransformerEnergy(8, 15, step=2, width=16, layers=1, **DISCS).double())
+    assert bool((on(x, given) == 0).all())
+
+
+def test_a_potential_is_what_its_field_is_the_gradient_of():
+    table = {"name": "transformer", "step": 2, "width": 16, "layers": 1, **DISCS}
+    model = DiffusionEnergy(8, 15, potential=table)
+    field = bent(model.field.network)
+    x, code, clock = normal(5, 4, 8), field.encode(normal(5, 15, seed=2))[:, None], field.clock(normal(5, 1))
+    rows = x.clone().requires_grad_()
+    phi = field.potential(rows, code, clock)
+    torch.testing.assert_close(field.velocity(x, code, clock), torch.autograd.grad(phi.sum(), rows)[0])
+    (second,) = torch.autograd.grad(field.velocity(rows, code, clock).square().sum(), rows)
+    assert bool((second != 0).all())  # what is trained is a derivative
+
+
+@over("owner", ["energy", "proposal"])
+def test_a_tokenizer_is_shared_and_moved_by_its_owner_alone(owner):
+    rows = Batch(normal(40, 8).float(), normal(40, 15, seed=1).float())
+    settings = {"name": "transformer", "step": 2, "width": 16, "layers": 1, **DISCS}
+    made = build_tagged(ENERGIES, settings, "energy").build(rows, 0)
+    flow = {"name": "film", "step": 2, "width": 8, "layers": 1}
+    table = {"name": "interpolant", "field": flow, "steps": 4, "scored": 3}
+    method = ms.methods.RankingNCE(3, proposal=table, encoder_owner=owner)
+    proposal = method.companions(made, rows, None, 0)["proposal"]
+    players = {"energy": made, "proposal": proposal}
+    other = players["proposal" if owner == "energy" else "energy"]
+    parts = {name: {id(p) for p in player.parameters()} for name, player in players.items()}
+    assert not parts["energy"] & parts["proposal"]
+    whole = made.encoder if owner == "energy" else proposal.field.encoder
+    assert isinstance(whole, Tokenizer)
+    assert isinstance(proposal.field.encoder if owner == "energy" else made.encoder, Borrowed)
+    bent(proposal.field).float()
+    loss = proposal.loss(rows.x, rows.given, rng=torch.Generator()) + made(rows.x, rows.given).sum()
+    loss.backward()
+    assert {id(p) for p in whole.parameters()} <= parts[owner]
+    assert all(p.grad is not None for p in whole.parameters())
+    assert not any("encoder" in name for name in other.state_dict())
+
+
+@over(
+    "chosen, method",
+    [
+        ({"name": "transformer", "on_proposal": True}, {"name": "ranking-nce", "proposal": "film"}),
+        (
+            {"name": "transformer", "time": True},
+            {"name": "interpolating-nce", "proposal": "film", "times": 2},
+        ),
+        ({"name": "interpolant", "field": "transformer"}, "density"),
+        ({"name": "diffusion", "network": "transformer"}, "density"),
+        ({"name": "diffusion-phi", "network": "transformer"}, "density"),
+    ],
+    ids=lambda v: v["name"] if isinstance(v, dict) else "",
+)
+def test_by_name_they_train_and_are_read_back(chosen, method, tmp_path):
+    shape = {"step": 2, "width": 8, "layers": 1, **DISCS}
+    if "proposal" in method:
+        flow = {"name": "interpolant", "field": {"name": "film", **shape}, "steps": 3, "scored": 3}
+        method = {**method, "proposal": flow, "negatives_per_datum": 2}
+        chosen = {**chosen, **shape, "heads": 2}
+    else:
+        key = "field" if "field" in chosen else "network"
+        chosen = {**chosen, key: {"name": chosen[key], **shape}, "steps": 3, "scored": 3}
+    data = ms.data.Dataset.of(normal(64, 8).float(), "chunks", given=normal(64, 15, seed=1).float())
+    options = {"batch_size": 16, "evaluate": False, "units": "none", "out": tmp_path / "run"}
+    run = ms.fit(chosen, data, method, 3, **options)
+    x, given = torch.randn(2, 8), torch.randn(2, 15)
+    back = ms.load_run(tmp_path / "run")
+    with torch.no_grad():
+        torch.testing.assert_close(back.model.energy(x, given), run.model.energy(x, given), rtol=0, atol=0)
+
+
+@over(
+    "table, words",
+    [
+        ({"name": "transformer", "depth": 3}, "field.depth: unknown setting of 'transformer'"),
+        ({"name": "transformer", "step": 3}, "step: must be a divisor of the 8 numbers"),
+        ({"name": "film", "width": 9}, "width: must be a multiple of heads"),
+        ({"name": "film", "tokens": [(0, 9, 2)]}, "tokens: must be within the 15 numbers"),
+        ({"name": "transformer", "pictures": (0, 2, 3, 9, 9)}, "pictures: must be start, count"),
+    ],
+)
+def test_bad_settings_are_named(table, words):
+    with pytest.raises(ConfigError, match=words):
+        InterpolantFlow(8, 15, field=table)

@@ -46,6 +46,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "path_planning",
         "Policies that walk around discs: R-NCE beside flows, diffusions and IBC (Fig. 4, Tables 3-5)",
     ),
+    "push-t": (
+        "push_t",
+        "Policies that push a T to its place: energies and diffusions from human demonstrations (Tables 6, 7)",
+    ),
     "febm-1d": (
         "febm_1d",
         "A Gaussian for data that are not: nine divergences and their density ratios (Fig. 1-4, Table 5)",

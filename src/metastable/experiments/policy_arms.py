@@ -1,8 +1,9 @@
 """Policies that are compared on a task: what each is made of, and its training in a folder, from where it was left.
 
 Networks are `paper`, the transformers of `policies.models`, or `dense`: the same models from plain dense layers,
-which a processor trains in minutes. An arm is a model, or one with other settings: `r-nce-7` has 7 negatives, and
-the proposal of `r-nce-pretrained` is learned first and then stays, at the noise that the others only end with.
+which a processor trains in minutes. An arm is a model, or one with other settings: `r-nce-7` has 7 negatives; the
+proposal of `r-nce-pretrained` is learned first and then stays, at the noise that the others only end with; and the
+energy of `on-flow` stands on the flow of the arm `flow`, which stays.
 """
 
 from __future__ import annotations
@@ -101,7 +102,6 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
         method |= {"reuse": bench.reuse, "pool": bench.pool}
     if name == "on-flow":
         energy = {"name": "on-proposal", "width": bench.width, "depth": bench.layers}
-        method |= {"train_proposal": False, "pretrain": bench.pretrain}
         return PolicyModel(energy, method, {**acting, "rank": "network"}, options)
     return PolicyModel(energy, method, {**acting, "steps": 0 if timed else bench.chain}, options)
 
@@ -130,6 +130,9 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
         policy = load_policy(folder, device=bench.device)
         if finished(bench, policy, arm):
             return policy
+    flow = trained(bench, task, "flow") if arm.model == "on-flow" else None
+    if arm.model == "on-flow" and flow is None:
+        return None
     task = task if isinstance(task, Task) else task()
     model, steps = model_of(bench, task, arm), updates(bench, arm)
     config = replace(task.config, **{"candidates": bench.candidates, **model.acting})
@@ -144,6 +147,7 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
             config,
             padded=task.padded,
             noise=arm.noise,
+            on=flow,
             seed=seed,
             out=folder,
             resume=True,
@@ -159,7 +163,7 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
 
 def updates(bench: Bench, arm: Arm) -> int:
     """How many an arm has at most: those of energies cost more."""
-    early = bench.pretrain if arm.early or arm.model == "on-flow" else 0
+    early = bench.pretrain if arm.early else 0
     return early + (bench.energy_updates if arm.model in RANKED else bench.density_updates)
 
 

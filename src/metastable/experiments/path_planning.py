@@ -5,6 +5,9 @@ every arm. A policy then walks from start to goal in test worlds, chunk after ch
 What counts is how many of its paths collide and what they cost, (7.2). The paper publishes neither the size of its
 world nor its weights: ratios between models can be compared with its numbers, and costs cannot.
 
+Deviations: demonstrations are seen from the present point and under the symmetries of the square (`centred=false`,
+`mirrored=false` are the paper's), which trainings of minutes gain from.
+
 Every arm is trained in `training/` and judged in `pieces/`, so that a command makes what is missing and gathers all
 that is there. `straight` walks straight to the goal, `random` anywhere.
 """
@@ -24,6 +27,7 @@ from metastable.data.demonstration_files import load_episodes
 from metastable.data.demonstrations import Demonstrations
 from metastable.policies.intervals import Interval, paired_difference
 from metastable.policies.models import PATHS
+from metastable.policies.path_frames import CentredPolicy, centred
 from metastable.policies.path_world import (
     CONTEXT,
     POINTS,
@@ -132,6 +136,8 @@ def demonstrations(bench: Bench) -> Demonstrations:
     shown = path_demonstrations(bench.train_worlds, bench.planned, seed, **settings)
     if bench.mirrored:
         shown = under_symmetries(shown)
+    if bench.centred:
+        shown = centred(shown)
     ends, arrays = shown.ends.numpy(), {key: x.numpy() for key, x in shown.observations.items()}
     np.savez_compressed(path, actions=shown.actions.numpy(), episode_ends=ends, **arrays)  # pyright: ignore
     return shown
@@ -207,6 +213,7 @@ def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], 
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
         acts = acting_with(policy, candidates=1) if learned and kind == "one" else policy
+        acts = CentredPolicy(acts) if learned and bench.centred else acts
         numbers, arrays = judged(worlds, walked(bench, acts, worlds, arm))
         pieces.keep(f"{arm}-{kind}", numbers | own, arrays)
         rate, cost = (Interval(*numbers[key]) for key in ("collisions", "cost"))
@@ -313,6 +320,7 @@ EXPERIMENT = Experiment(
         every=(5, 5, 5),
         refine=(False, True, True),
         mirrored=(True, True, True),
+        centred=(True, True, True),
         worlds=(200, 25, 25),
         paths=(2, 64, 384),
         block=(2, 16, 16),

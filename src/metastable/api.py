@@ -211,6 +211,7 @@ def _run_of(
         status=outcome.status,
         folder=folder,
         ema=outcome.ema,
+        averages=outcome.averages,
         seconds=outcome.seconds,
         power=power_of(method, outcome.step),
         ended=outcome.message,

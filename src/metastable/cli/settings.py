@@ -278,8 +278,15 @@ def trainer_of(table: Any) -> TrainerConfig:
             for player, given in players.items()
         }
     if "schedule" in settings:
-        shape = settings["schedule"]
-        settings["schedule"] = build(
-            Schedule, {"shape": shape} if isinstance(shape, str) else shape, "trainer.schedule"
-        )
+        settings["schedule"] = _schedule(settings["schedule"], "trainer.schedule")
+    if "schedules" in settings:
+        path, players = "trainer.schedules", settings["schedules"]
+        if not isinstance(players, Mapping):
+            raise ConfigError(path, f"must be a table of schedules by player, got {players!r}")
+        settings["schedules"] = {name: _schedule(given, f"{path}.{name}") for name, given in players.items()}
     return build(TrainerConfig, settings, "trainer")
+
+
+def _schedule(shape: Any, path: str) -> Schedule:
+    """From its shape, or a table."""
+    return build(Schedule, {"shape": shape} if isinstance(shape, str) else shape, path)

@@ -97,18 +97,19 @@ class Sizes:
         rates: learning rates of energies, of proposals beside them, and of models that stand alone.
         weight_decay: of all of them.
         warmup: updates in which rates rise.
+        warm_proposal: whether that of the proposal beside an energy does, too.
         batch_size: rows of an update.
     """
 
     width: int = 64
-    layers: int = 4
+    layers: int = 5
     field_width: int = 80
     field_layers: int = 4
     heads: int = 4
     reads: str = "path"
     proposal: str = "concatsquash"
     proposal_width: int = 128
-    proposal_layers: int = 4
+    proposal_layers: int = 5
     encoder_owner: str = ""
     negatives: int = 63
     times: int = 5
@@ -124,6 +125,7 @@ class Sizes:
     rates: tuple[float, float, float] = (5e-4, 1e-3, 1e-3)
     weight_decay: float = 1e-4
     warmup: int = 5000
+    warm_proposal: bool = False
     batch_size: int = 128
 
 
@@ -148,6 +150,7 @@ PUSH_T = Sizes(
     rates=(2e-4, 1e-3, 2e-4),
     weight_decay=1e-6,
     warmup=1500,
+    warm_proposal=True,
 )
 """Push-T, Tables 12 and 13: at most about 3.3 million parameters."""
 
@@ -213,7 +216,9 @@ def _ranked(method: str, algorithm: int, layout: Layout, sizes: Sizes) -> Policy
         stages = {"t_low": sizes.t_low, "eta": sizes.eta, "evaluations": sizes.evaluations}
         acting |= {"algorithm": 4, "steps": 0, "sampling": stages}
     rates = {"optimiser": Adam(sizes.rates[0], weight_decay=sizes.weight_decay)}
-    own = {"optimisers": {"proposal": Adam(sizes.rates[1], weight_decay=sizes.weight_decay)}}
+    own: dict[str, Any] = {"optimisers": {"proposal": Adam(sizes.rates[1], weight_decay=sizes.weight_decay)}}
+    if not sizes.warm_proposal:
+        own["schedules"] = {"proposal": Schedule("cosine")}
     return PolicyModel(energy, learned, acting, rates | own | _common(sizes))
 
 

@@ -45,6 +45,7 @@ class PolicyConfig:
         rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`.
         algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
         kernel: of the chains, a table; see `RunActions`.
+        averaged: whether it acts by the averages of the weights, where training kept them (`ema=…`).
         sampling: options of `Run.sample` for algorithm 4.
     """
 
@@ -59,6 +60,7 @@ class PolicyConfig:
     algorithm: int = 2
     sampling: dict[str, Any] = field(default_factory=dict)
     kernel: dict[str, Any] | None = None
+    averaged: bool = True
 
     def __post_init__(self) -> None:
         for name in ("context", "prediction", "execute", "candidates"):
@@ -206,7 +208,9 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
     run = load_run(folder, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
     how = (config.algorithm, covariance, kept["step_size"], config.rank)
-    model = RunActions(run, *how, **{"kernel": config.kernel, **config.sampling})
+    model = RunActions(
+        run.averaged() if config.averaged else run, *how, **{"kernel": config.kernel, **config.sampling}
+    )
     policy = Policy(model, Scaling.from_json(kept["scaling"]), config, kept["seed"])
     policy.proposal = proposal
     return policy
@@ -283,6 +287,7 @@ def policy_of(
     """A run as a policy, settled on some of its contexts `(n, c)`, and saved where the run has a folder."""
     config = config or PolicyConfig()
     options = {"rank": config.rank, "kernel": config.kernel, **config.sampling}
+    run = run.averaged() if config.averaged else run
     acting = RunActions(run, config.algorithm, **options)
     policy = Policy(acting.settle(contexts, seed), scaling, config, seed)
     policy.proposal = proposal

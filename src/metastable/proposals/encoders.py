@@ -69,7 +69,8 @@ class Borrowed:
         return self.module(given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Borrowed:
-        return self  # a copy of the borrower borrows from the same owner
+        # a copy of the borrower borrows from the same owner, unless that was copied with it
+        return Borrowed(memo[id(self.module)]) if id(self.module) in memo else self
 
 
 def shared_encoder(energy: Any, owner: str, field: str) -> Encoder:

@@ -33,7 +33,7 @@ class SpatialSoftmax(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x and y of each channel."""
         share = x.flatten(2).softmax(-1)
-        at = coordinates(*x.shape[2:], x).flatten(1)
+        at = coordinates(x.shape[2], x.shape[3], x).flatten(1)
         return (share @ at.T).flatten(1)
 
 

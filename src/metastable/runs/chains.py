@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from metastable.methods import Context, Method
 
@@ -13,3 +17,5 @@ class Chains(NamedTuple):
     method: Method
     context: Context
     state: Any
+    averages: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+    """Averaged weights of players, where training kept them."""

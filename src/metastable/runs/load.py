@@ -22,8 +22,10 @@ from metastable.energies.build import ENERGIES
 from metastable.methods import Context, Method
 from metastable.training.checkpoints import CheckpointStore, on_device
 from metastable.training.engine import Engine
+from metastable.training.players import averages_in
 from metastable.walkers.space import space_of
 
+from .averages import averaged_players
 from .chains import Chains
 from .folder import read_config, read_history, reading, require_run_folder
 from .resolve import built, power_of, reloaded, resolve_method
@@ -43,7 +45,7 @@ def read_run(
     config = read_config(folder)
     with reading(folder / "config.json"):
         coordinates = Coordinates.from_json(config.get("coordinates"))
-    method, context, state = chains_of(folder, config, energy, method, device)
+    method, context, state, averages = chains_of(folder, config, energy, method, device)
     run = Run(
         energy=context.energy,
         players=dict(context.players),
@@ -56,6 +58,8 @@ def read_run(
         folder=folder,
         power=power_of(method, context.step),
         kept=context.step,
+        averages=dict(averages),
+        ema=averaged_players(context.players, averages)["energy"] if averages else None,
     )
     return run.outward(coordinates)
 
@@ -72,7 +76,7 @@ def load_chains(run: Run, train: Dataset) -> Chains:
     device, trainer = str(home.device), run.config["trainer"]
     own = run.config["energy"]["name"] == "custom"
     energy = run.energy if own else run.within().energy
-    method, context, state = chains_of(run.folder, run.config, energy, run.trained_with, device)
+    method, context, state, _ = chains_of(run.folder, run.config, energy, run.trained_with, device)
     rows = training_rows(
         train, method, Engine(device, trainer["precision"]), run.coordinates, run.config["seed"]
     )
@@ -94,7 +98,8 @@ def chains_of(
     energy = cast(nn.Module, reloaded(energy, config, method))
     context = _reread(energy, method, config, checkpoint.weights, device)
     context.step = checkpoint.step
-    return Chains(method, context, method.load(on_device(checkpoint.state["method"], context.data.device)))
+    state = method.load(on_device(checkpoint.state["method"], context.data.device))
+    return Chains(method, context, state, averages_in(checkpoint.weights, context.players))
 
 
 def _reread(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError
 from metastable.core.parts import home_of
 from metastable.core.powered import powered
-from metastable.core.protocols import Classifier, provides
+from metastable.core.protocols import Classifier, is_normalised, provides
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates, Units
 from metastable.energies.in_units import in_data_units
@@ -25,6 +25,7 @@ from metastable.training.config import TrainerConfig
 from metastable.training.records import Row
 from metastable.walkers.space import space_of
 
+from .averages import averaged_players
 from .model import Model, in_units
 from .restoring import events_of, restored
 from .row_scores import RowScores, row_scores
@@ -46,6 +47,7 @@ class Run:
         status: `finished`, `interrupted` or `diverged`.
         folder: where it is on disk, if anywhere.
         ema: the averaged energy, where one was asked for. log Z belongs to `energy`, not to it.
+        averages: the averaged weights of every player that learned, by name; `averaged()` is the run with these.
         players: every module of the run by name: the energy, and what the method trained or kept beside it.
         trained_with: the method itself, with its settings.
         contexts: of a conditional run, log Z with its error for a few contexts.
@@ -86,6 +88,29 @@ class Run:
     engine: dict[str, str] = field(default_factory=dict)
     coordinates: Coordinates | None = None
     inside: dict[str, nn.Module] = field(default_factory=dict)
+    averages: dict[str, Any] = field(default_factory=dict)
+
+    def averaged(self) -> Run:
+        """The run with the averages of its weights in every player (`ema=…`), the same run where there are none.
+
+        log Z, walkers and scores belong to the weights as training left them; only a density's log Z, which is
+        known, stays.
+        """
+        if not self.averages:
+            return self
+        players = averaged_players(self.inside or self.players, self.averages)
+        log_z = self.log_partition if is_normalised(players["energy"]) else None
+        unknown = {
+            "walkers": None,
+            "scores": {},
+            "modes": None,
+            "contexts": None,
+            "ema": None,
+            "averages": {},
+        }
+        kept = {"inside": {}, "coordinates": None, "log_partition": log_z}
+        energy: Any = players["energy"]
+        return replace(self, energy=energy, players=players, **unknown, **kept).outward(self.coordinates)
 
     def outward(self, coordinates: Coordinates | None) -> Run:
         """A run in the units of its training as one in the data's own; log Z is the same number in both."""
@@ -235,9 +260,11 @@ class Run:
     def data_noise(self) -> float:
         """σ of the noise that the rows had at the update whose weights these are, in the data's units."""
         said = self.config.get("trainer", {})
-        named = ("data_noise", "data_noise_final", "data_noise_over", "steps")
+        named = ("data_noise", "data_noise_final", "data_noise_over", "steps", "follows", "max_seconds")
         known = {name: said[name] for name in named if name in said}
-        return TrainerConfig(**known).noise_at(self.steps if self.kept is None else self.kept)
+        step = self.steps if self.kept is None else self.kept
+        spent = [row["seconds"] for row in self.history if row["step"] <= step]
+        return TrainerConfig(**known).noise_at(step, spent[-1] if spent else 0.0)
 
     def denoised(self, x: Any) -> Tensor:
         """E[clean | x] = x − σ²·P·∇E(x) of events `(B, *event)` (Tweedie), σ the noise of training."""

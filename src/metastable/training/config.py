@@ -122,21 +122,28 @@ class Schedule:
             require(False, "schedule.drops", rule, list(self.drops))
         require_positive("schedule.drop", self.drop)
 
-    def factor(self, step: int, steps: int) -> float:
-        """What the learning rate is multiplied with at `step` of `steps`."""
+    def factor(self, step: int, steps: int, done: float | None = None) -> float:
+        """What the learning rate is multiplied with at `step` of `steps`.
+
+        Args:
+            step: updates before this one, which a warm-up counts.
+            steps: of the whole training.
+            done: share of the training that is done, which the shape follows; step/steps by default.
+        """
         if step < self.warmup:
             return (step + 1) / self.warmup
+        step = step if done is None else done * steps  # pyright: ignore
         if self.shape == "constant":
             return 1.0
         if self.shape == "step":
             return self.drop ** sum(step >= at for at in self.drops)
-        t = min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
+        t = min(1.0, max(0.0, step - self.warmup) / max(1, steps - self.warmup))
         fall = 1 - t if self.shape == "linear" else 0.5 * (1 + math.cos(math.pi * t))
         return self.final + (1 - self.final) * fall
 
-    def build(self, optimiser: Optimizer, steps: int) -> LRScheduler:
-        """As a torch scheduler, stepped once per update."""
-        return LambdaLR(optimiser, lambda step: self.factor(step, steps))
+    def build(self, optimiser: Optimizer, steps: int, done: Callable[[], float] | None = None) -> LRScheduler:
+        """As a torch scheduler, stepped once per update; `done` as in `factor`, asked each time."""
+        return LambdaLR(optimiser, lambda step: self.factor(step, steps, None if done is None else done()))
 
 
 OPTIMISERS: dict[str, type] = {"adam": Adam, "sgd": SGD}
@@ -166,11 +173,15 @@ class TrainerConfig:
         optimisers: by name, for players that should not share `optimiser` (a method's page names its players).
         schedule: `Schedule`, or any callable from an optimiser to a torch scheduler; None for a constant rate, or a
             cosine where the optimiser was left out too.
+        schedules: by name, for players that should not share `schedule`.
+        follows: what schedules and a noise that falls go by: `steps`, or `seconds`, the larger of the shares of
+            `steps` and of `max_seconds` that are spent, so that a rate is where it should be when time is up. The
+            weights then depend on how fast the machine is.
         clip_grad_norm: cut the gradient's norm at this value.
         patience: share of `steps` after which training ends where held-out rows have not become more likely, and
             the model that made them most likely is kept; for methods that know log Z while they train. None trains
             to the last step.
-        ema: decay of an exponential moving average of the weights; None keeps none.
+        ema: decay of an exponential moving average of every player's weights, see `Run.averaged`; None keeps none.
         log_every: updates between lines of metrics (and guard checks).
         checkpoint_every: updates between checkpoints.
         checkpoint_seconds: seconds after which there is one in any case, so that a killed run loses no more; no
@@ -203,6 +214,8 @@ class TrainerConfig:
     optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
     schedule: Schedule | ScheduleFactory | None = None
+    schedules: Mapping[str, Schedule | ScheduleFactory] = field(default_factory=dict, kw_only=True)
+    follows: str = field(default="steps", kw_only=True)
     clip_grad_norm: float | None = None
     patience: float | None = 0.2
     ema: float | None = None
@@ -255,6 +268,12 @@ class TrainerConfig:
         for name, made in own.items():
             rule = "Adam(…), SGD(…) or a function that makes one (the rate alone: fit(learning_rate=…))"
             require(made is None or callable(made), f"trainer.{name}", rule, made)
+        for name, made in self.schedules.items():
+            ok = callable(made) or isinstance(made, Schedule)
+            require(ok, f"trainer.schedules.{name}", "a Schedule, or a function that makes one", made)
+        require_choice("trainer.follows", self.follows, ("steps", "seconds"))
+        limited = self.follows == "steps" or self.max_seconds is not None
+        require(limited, "trainer.follows", "'steps' without max_seconds", self.follows)
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
         require_choice("trainer.engine", self.engine, ENGINES)
 
@@ -269,9 +288,15 @@ class TrainerConfig:
             schedule=schedule if self.schedule is None else self.schedule,
         )
 
-    def noise_at(self, step: int) -> float:
-        """Standard deviation of the data noise of update `step`."""
+    def done(self, step: int, seconds: float) -> float:
+        """Share of the training that is done after so many updates and seconds, which schedules follow."""
+        share = step / (self.steps or 1)
+        return share if self.follows == "steps" else min(1.0, max(share, seconds / (self.max_seconds or 1.0)))
+
+    def noise_at(self, step: int, seconds: float = 0.0) -> float:
+        """Standard deviation of the data noise of update `step`, after so many seconds."""
         if self.data_noise_final is None:
             return self.data_noise
-        fallen = min(1.0, step / (self.data_noise_over * (self.steps or 1)))
+        at = step if self.follows == "steps" else self.done(step, seconds) * (self.steps or 1)
+        fallen = min(1.0, at / (self.data_noise_over * (self.steps or 1)))
         return self.data_noise + (self.data_noise_final - self.data_noise) * fallen

@@ -52,3 +52,4 @@ class Outcome:
     kept: int | None = None
     refused: list[str] = field(default_factory=list)
     engine: Choice | None = None
+    averages: dict[str, dict[str, Tensor]] = field(default_factory=dict)

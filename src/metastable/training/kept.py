@@ -22,7 +22,7 @@ from .checkpoints import Checkpoint, CheckpointStore, on_device
 from .contract import TrainableMethod
 from .engine import Engine
 from .patience import Patience
-from .players import load_weights, plain_state
+from .players import average_name, load_weights, plain_state
 from .records import Gather, Recorder
 from .scaled import lay_out
 
@@ -37,7 +37,7 @@ class KeptTraining:
     state: Any
     optimisers: dict[str, Optimizer]
     schedules: dict[str, LRScheduler]
-    ema: AveragedModel | None
+    averages: dict[str, AveragedModel]
     captured: Captured | None
     store: CheckpointStore | None
     recorder: Recorder
@@ -47,6 +47,11 @@ class KeptTraining:
     evaluations: int
     rollbacks: int
     _saved: float
+
+    @property
+    def ema(self) -> AveragedModel | None:
+        """The average of the energy."""
+        return self.averages.get("energy")
 
     def _begin(self) -> None:
         if self.store is not None and self.store.steps():
@@ -63,8 +68,7 @@ class KeptTraining:
     def _checkpoint(self) -> None:
         assert self.store is not None
         weights = {name: module.state_dict() for name, module in self.players.items()}
-        if self.ema is not None:
-            weights["ema"] = self.ema.state_dict()
+        weights |= {average_name(name): average.state_dict() for name, average in self.averages.items()}
         self.store.save(self.context.step, weights, self._tree(), self.recorder.digest)
         self._saved = time.perf_counter()
 
@@ -101,8 +105,8 @@ class KeptTraining:
         self.state = self._reload(checkpoint)
         if self.captured is not None:
             self.captured.forget()
-        if self.ema is not None:
-            self.ema.load_state_dict(dict(checkpoint.weights["ema"]))
+        for name, average in self.averages.items():
+            self._restore_average(name, average, checkpoint)
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(tree["optimisers"][name])
             lay_out(optimiser)
@@ -114,6 +118,15 @@ class KeptTraining:
         if self.patience is not None and tree.get("patience") is not None:
             self.patience.load(on_device(tree["patience"], self.engine.device))
         self.evaluations = tree["evaluations"]
+
+    def _restore_average(self, name: str, average: AveragedModel, checkpoint: Checkpoint) -> None:
+        """An average as it was; one that earlier releases did not keep begins with the weights of now."""
+        kept = checkpoint.weights.get(average_name(name))
+        if kept is not None:
+            average.load_state_dict(dict(kept))
+            return
+        average.module.load_state_dict(self.players[name].state_dict())
+        average.n_averaged.fill_(max(checkpoint.step, 0))
 
     def _reload(self, checkpoint: Checkpoint) -> Any:
         """The players as they were then; returns the method's state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,10 +30,10 @@ def optimisers_of(
     players: Mapping[str, nn.Module], config: TrainerConfig, method: TrainableMethod
 ) -> dict[str, Optimizer]:
     """Of each player that learns its own optimiser, or one like all share, at the rate its method asks for."""
-    unknown = set(config.optimisers) - set(players)
-    if unknown:
-        known = ", ".join(players)
-        raise ConfigError(f"trainer.optimisers.{min(unknown)}", f"is no player of this run ({known})")
+    for field in ("optimisers", "schedules"):
+        if unknown := set(vars(config)[field]) - set(players):
+            known = ", ".join(players)
+            raise ConfigError(f"trainer.{field}.{min(unknown)}", f"is no player of this run ({known})")
     if not any(trainable(module) for module in players.values()):
         raise InputError("energy: has no trainable parameters; there is nothing to fit")
     found = {}
@@ -52,6 +52,23 @@ def optimisers_of(
 def norm_name(player: str) -> str:
     """What a line of metrics calls the norm of a player's gradient."""
     return "grad_norm" if player == "energy" else f"grad_norm_{player}"
+
+
+def average_name(player: str) -> str:
+    """What a checkpoint calls the average of a player."""
+    return "ema" if player == "energy" else f"ema.{player}"
+
+
+def averages_in(weights: Mapping[str, Mapping[str, Tensor]], players: Iterable[str]) -> dict[str, Any]:
+    """The averaged weights of these players in a checkpoint, where it has some."""
+    front = "module."
+    return {
+        name: {
+            k.removeprefix(front): v for k, v in weights[average_name(name)].items() if k.startswith(front)
+        }
+        for name in players
+        if average_name(name) in weights
+    }
 
 
 def followers(module: nn.Module) -> list[Callable[[], None]]:

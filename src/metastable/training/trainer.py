@@ -123,15 +123,15 @@ class Trainer(KeptTraining):
             module.eval()
         self.trainable = {name: trainable(module) for name, module in self.players.items()}
         self.optimisers = optimisers_of(self.players, config, method)
+        self.seconds = 0.0
         self.schedules = {name: self._schedule(name, o) for name, o in self.optimisers.items()}
-        self.ema = self._averaged(config.ema)
+        self.averages = self._averaged(config.ema)
         self.captured = self._captured()
         self.store = None if folder is None else CheckpointStore(folder / "checkpoints", config.keep, run=run)
         self.recorder = Recorder(folder, config.tensorboard)
         self.guard = Guard(config.energy_limit * (output_scale_of(energy) or 1.0), seed)
         self.gather = Gather()
         self.state: Any = None
-        self.seconds = 0.0
         self.evaluations = 0
         self.rollbacks = 0
         self.row: Row = {}
@@ -152,18 +152,28 @@ class Trainer(KeptTraining):
 
     def _schedule(self, name: str, optimiser: Optimizer) -> LRScheduler:
         """The player's own, over as many updates as it will have a turn in."""
-        schedule = self.config.schedule
+        schedule = self.config.schedules.get(name, self.config.schedule)
         if isinstance(schedule, Schedule):
-            return schedule.build(optimiser, self.method.updates(self.context, name, self.config.steps or 0))
+            done = None if self.config.follows == "steps" else self._done
+            return schedule.build(
+                optimiser, self.method.updates(self.context, name, self.config.steps or 0), done
+            )
         assert schedule is not None  # settled with the number of rows
         return schedule(optimiser)
 
-    def _averaged(self, decay: float | None) -> AveragedModel | None:
-        if decay is None:
-            return None
-        return AveragedModel(
-            self.players["energy"], multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True
-        )
+    def _done(self) -> float:
+        """Share of the training that is done."""
+        return self.config.done(self.context.step, self.seconds)
+
+    def _averaged(self, decay: float | None) -> dict[str, AveragedModel]:
+        """Of the energy and of every other player that learns."""
+        names = [] if decay is None else [n for n in self.players if n == "energy" or self.trainable[n]]
+        return {
+            name: AveragedModel(
+                self.players[name], multi_avg_fn=get_ema_multi_avg_fn(decay or 0.0), use_buffers=True
+            )
+            for name in names
+        }
 
     def _captured(self) -> Captured | None:
         """Updates as a function, and what records them, where they are to be recorded."""
@@ -183,7 +193,7 @@ class Trainer(KeptTraining):
             self.players,
             self.optimisers,
             self.engine,
-            self.ema,
+            self.averages,
             config.ema,
             config.clip_grad_norm,
             recorded,
@@ -274,7 +284,7 @@ class Trainer(KeptTraining):
     def _planned(self, count: int) -> list[Planned]:
         """What the next updates will see."""
         context, method, planned = replace(self.context), self.method, []
-        noises = [self.config.noise_at(context.step + i) for i in range(count)]
+        noises = [self.config.noise_at(context.step + i, self.seconds) for i in range(count)]
         for batch in self.batches.several(context.step, noises):
             turns = tuple((turn,) if isinstance(turn, str) else tuple(turn) for turn in method.turns(context))
             require_players(method.name, turns, self.players)
@@ -398,7 +408,9 @@ class Trainer(KeptTraining):
             self.patience = None
         elif better:
             weights = {name: copy.deepcopy(m.state_dict()) for name, m in self.players.items()}
-            self.patience.best = {"weights": weights, "method": copied(self.method.save(self.state))}
+            averages = {name: copy.deepcopy(m.state_dict()) for name, m in self.averages.items()}
+            state = copied(self.method.save(self.state))
+            self.patience.best = {"weights": weights, "method": state, "averages": averages}
 
     def _keep_best(self) -> bool:
         """Go back to where held-out rows were most likely, where that is worth it."""
@@ -407,6 +419,8 @@ class Trainer(KeptTraining):
             return False
         for name, module in self.players.items():
             module.load_state_dict(patience.best["weights"][name])
+        for name, weights in patience.best.get("averages", {}).items():  # earlier releases kept none
+            self.averages[name].load_state_dict(weights)
         self.state = self.method.load(patience.best["method"])
         self.kept = patience.at
         return True
@@ -450,6 +464,7 @@ class Trainer(KeptTraining):
             walkers=walkers,
             log_partition=log_partition,
             ema=None if self.ema is None else self.ema.module,
+            averages={name: average.module.state_dict() for name, average in self.averages.items()},
             state=self.state,
             kept=self.kept,
             message="" if self.patience is None else self.patience.words(self.context.step),

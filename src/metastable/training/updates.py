@@ -42,7 +42,7 @@ class Updates:
         optimisers: of those that learn.
         rates: their learning rates as tensors, where steps read those: on accelerators wherever they can be read
             there, and wherever updates may be recorded.
-        ema: the average of the energy's weights, if any.
+        averages: of the weights of players, by name, if any.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Updates:
         players: Mapping[str, nn.Module],
         optimisers: Mapping[str, Optimizer],
         engine: Engine,
-        ema: AveragedModel | None,
+        averages: Mapping[str, AveragedModel],
         decay: float | None,
         clip: float | None,
         recorded: bool,
     ):
         self.method, self.players, self.optimisers, self.engine = method, players, optimisers, engine
-        self.ema, self.clip = ema, clip
+        self.averages, self.clip = averages, clip
         self.moment = "start"  # for whoever must say where an update ended
         self.average = None if decay is None else get_ema_multi_avg_fn(decay)
         self.trainable = {name: trainable(module) for name, module in players.items()}
@@ -82,8 +82,7 @@ class Updates:
             loss, metrics = returned(method.name, "loss", made)
             averaged |= metrics
             averaged |= self._descend(state, together, loss)
-        if self.ema is not None:
-            self._average()
+        self._average()
         self.moment = "advance"
         with self.engine.rounded():  # energies enter weights as they entered the losses and the moves
             made = method.advance(context, state)
@@ -107,18 +106,18 @@ class Updates:
             rates.place = place
 
     def after(self) -> None:
-        """What the host counts: how many weights the average is of."""
-        if self.ema is not None:
-            self.ema.n_averaged += 1
+        """What the host counts: how many weights the averages are of."""
+        for average in self.averages.values():
+            average.n_averaged += 1
 
     @property
     def first_average(self) -> bool:
-        """Whether the average begins in the next update."""
-        return self.ema is not None and not int(self.ema.n_averaged)
+        """Whether the averages begin in the next update."""
+        return any(not int(average.n_averaged) for average in self.averages.values())
 
     def changed(self) -> list[Tensor]:
         """Every tensor that an update writes to, but for the method's state."""
-        modules = [*self.players.values(), *([] if self.ema is None else [self.ema])]
+        modules = [*self.players.values(), *self.averages.values()]
         weights = [t for module in modules for t in (*module.parameters(), *module.buffers())]
         kept = [value for o in self.optimisers.values() for own in o.state.values() for value in own.values()]
         return weights + [value for value in kept if isinstance(value, Tensor)]
@@ -158,9 +157,10 @@ class Updates:
     @torch.no_grad()
     def _average(self) -> None:
         """As `AveragedModel` does it, which would ask the host how many weights it has averaged."""
-        assert self.ema is not None
-        assert self.average is not None
-        own, now = _weights(self.ema.module), _weights(self.players["energy"])
+        if self.average is None:
+            return
+        own = [t for average in self.averages.values() for t in _weights(average.module)]
+        now = [t for name in self.averages for t in _weights(self.players[name])]
         if self.first_average:
             for average, new in zip(own, now, strict=True):
                 average.copy_(new)

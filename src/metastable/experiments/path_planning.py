@@ -5,8 +5,8 @@ every arm. A policy then walks from start to goal in test worlds, chunk after ch
 What counts is how many of its paths collide and what they cost, (7.2). The paper publishes neither the size of its
 world nor its weights: ratios between models can be compared with its numbers, and costs cannot.
 
-Deviations: demonstrations are seen from the present point and under the symmetries of the square (`centred=false`,
-`mirrored=false` are the paper's), which trainings of minutes gain from.
+Deviations, which trainings of minutes gain from: demonstrations are seen from where one stands
+(`policies.path_frames`; `centred=false` is the paper's frame) and mirrored, too (`mirrored=false`).
 
 Every arm is trained in `training/` and judged in `pieces/`, so that a command makes what is missing and gathers all
 that is there. `straight` walks straight to the goal, `random` anywhere.
@@ -127,7 +127,7 @@ BASELINES: dict[str, type] = {"straight": Straight, "random": Wandering}
 
 
 def demonstrations(bench: Bench) -> Demonstrations:
-    """Planned once and kept in `demonstrations.npz`, with their images under the symmetries of the square."""
+    """Planned once and kept in `demonstrations.npz`."""
     path = bench.folder / "demonstrations.npz"
     if path.is_file():
         return replace(load_episodes(path), noisy=("place",))
@@ -135,7 +135,7 @@ def demonstrations(bench: Bench) -> Demonstrations:
     settings = {"every": bench.every, "refine": bench.refine, "device": bench.device}
     shown = path_demonstrations(bench.train_worlds, bench.planned, seed, **settings)
     if bench.mirrored:
-        shown = under_symmetries(shown)
+        shown = with_mirrored(shown)
     if bench.centred:
         shown = centred(shown)
     ends, arrays = shown.ends.numpy(), {key: x.numpy() for key, x in shown.observations.items()}
@@ -143,23 +143,15 @@ def demonstrations(bench: Bench) -> Demonstrations:
     return shown
 
 
-def under_symmetries(shown: Demonstrations) -> Demonstrations:
-    """Demonstrations and their images under the other symmetries of the square, of which worlds know none."""
-    turn, flip = torch.tensor([[0.0, -1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
-    each = [torch.linalg.matrix_power(turn, k) @ f for k in range(4) for f in (torch.eye(2), flip)]
-    seen: dict[str, list[Tensor]] = {key: [] for key in shown.observations}
-    actions = []
-    for Q in each:
-        discs = shown.observations["discs"].unflatten(1, (-1, 3)).clone()
-        discs[..., :2] = discs[..., :2] @ Q.T.to(discs)
-        seen["discs"].append(discs.flatten(1))
-        for key in ("place", "goal"):
-            seen[key].append(shown.observations[key] @ Q.T.to(shown.observations[key]))
-        actions.append(shown.actions @ Q.T.to(shown.actions))
-    steps = len(shown.actions)
-    ends = torch.cat([shown.ends + k * steps for k in range(len(each))])
-    observations = {key: torch.cat(parts) for key, parts in seen.items()}
-    return Demonstrations.of(observations, torch.cat(actions), ends, shown.name, noisy=shown.noisy)
+def with_mirrored(shown: Demonstrations) -> Demonstrations:
+    """Demonstrations, and their mirror images, which are as likely: worlds know no up and down."""
+    flip = torch.tensor([1.0, -1.0])
+    discs = torch.cat([flip, torch.ones(1)]).repeat(shown.observations["discs"].shape[1] // 3)
+    signs = {"place": flip, "goal": flip, "discs": discs}
+    seen = {key: torch.cat([x, x * signs[key].to(x)]) for key, x in shown.observations.items()}
+    actions = torch.cat([shown.actions, shown.actions * flip.to(shown.actions)])
+    ends = torch.cat([shown.ends, shown.ends + len(shown.actions)])
+    return Demonstrations.of(seen, actions, ends, shown.name, noisy=shown.noisy)
 
 
 def planner_rows(bench: Bench) -> list[Row]:
@@ -313,7 +305,7 @@ EXPERIMENT = Experiment(
         halved=((), (), ("r-nce",)),
         behind=((), (), ("flow", "diffusion", "ibc")),
         most_collisions=({}, {}, {"r-nce": 0.05}),
-        train_worlds=(40, 300, 4000),
+        train_worlds=(80, 300, 4000),
         planned=(2, 4, 4),
         planned_test=(4, 8, 8),
         both_sides=(0.5, 0.5, 0.5),
@@ -334,7 +326,7 @@ EXPERIMENT = Experiment(
         chain=(0, 20, 0),
         batch=(128, 256, 128),
         pretrain=(400, 6000, 10_000),
-        density_updates=(800, 10_000, 500_000),
+        density_updates=(1500, 10_000, 500_000),
         energy_updates=(300, 5000, 1_000_000),
         seconds=(None, None, 600.0),
     ),

@@ -1,54 +1,94 @@
-"""Path planning seen from where one stands: points relative to the present one, the nearest disc first.
+"""Path planning seen from where one stands: the present point is 0, the goal lies ahead, the nearest disc is first.
 
-A world that is moved is the same world, and its discs have no order. A dense network that is told so has less to
-learn; the paper's models see a fixed frame instead.
+A world that is moved or turned is the same world, its discs have no order, and who walks mostly walks on. A network
+that is told so has less to learn. The paper's models see a fixed frame instead.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from metastable.core.errors import require
 from metastable.data.demonstrations import Demonstrations
 
 from .path_world import CONTEXT
 from .policy import Policy
 
-POINTWISE = ("place", "goal")
 
+class Frame(NamedTuple):
+    """Where P walkers stand and look.
 
-def seen_from(observations: dict[str, Tensor], at: Tensor) -> dict[str, Tensor]:
-    """Observations `(P, T, …)` relative to points `(P, 2)`; discs by how near their edge is."""
-    moved = {key: observations[key] - at[:, None] for key in POINTWISE}
-    discs = observations["discs"].unflatten(2, (-1, 3)).clone()
-    discs[..., :2] -= at[:, None, None]
-    order = (discs[..., :2].norm(dim=-1) - discs[..., 2]).argsort(-1)
-    nearest = discs.take_along_dim(order[..., None], 2)
-    return {**moved, "discs": nearest.flatten(2)}
+    Attributes:
+        at: the present point, `(P, 2)`.
+        turn: columns are ahead (to the goal) and left, `(P, 2, 2)`.
+        drift: the last step, in the frame, `(P, 2)`.
+    """
+
+    at: Tensor
+    turn: Tensor
+    drift: Tensor
+
+    @classmethod
+    def of(cls, observations: Mapping[str, Tensor]) -> Frame:
+        """At the last point of context of windows `(P, T, …)`."""
+        places, goal = observations["place"][:, :CONTEXT], observations["goal"][:, CONTEXT - 1]
+        at = places[:, -1]
+        ahead = torch.nn.functional.normalize(goal - at, dim=1, eps=1e-9)
+        left = torch.stack([-ahead[:, 1], ahead[:, 0]], 1)
+        turn = torch.stack([ahead, left], 2)
+        return cls(at, turn, torch.einsum("pi,pij->pj", at - places[:, -2], turn))
+
+    def inside(self, points: Tensor) -> Tensor:
+        """Points `(P, …, 2)` in the frame."""
+        flat = points.flatten(1, -2) - self.at[:, None]
+        return (flat @ self.turn).view(points.shape)
+
+    def walked_on(self, steps: int) -> Tensor:
+        """Where one would be after 1 … `steps` more steps like the last, in the frame, `(P, steps, 2)`."""
+        return self.drift[:, None] * torch.arange(1, steps + 1).to(self.drift)[:, None]
+
+    def outside(self, chunk: Tensor) -> Tensor:
+        """Points of a chunk `(P, n, 2)`, given relative to walking on, in the world."""
+        return (chunk + self.walked_on(chunk.shape[1])) @ self.turn.mT + self.at[:, None]
+
+    def seen(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Windows `(P, T, …)` in the frame, discs by how near their edge is."""
+        discs = observations["discs"].unflatten(2, (-1, 3))
+        centres = self.inside(discs[..., :2])
+        order = (centres.norm(dim=-1) - discs[..., 2]).argsort(-1)[..., None]
+        nearest = torch.cat([centres, discs[..., 2:]], -1).take_along_dim(order, 2).flatten(2)
+        return {key: self.inside(observations[key]) for key in ("place", "goal")} | {"discs": nearest}
 
 
 def centred(shown: Demonstrations) -> Demonstrations:
-    """Snippets of `path_demonstrations`, each relative to its last point of context."""
+    """Snippets of `path_demonstrations`, each in the frame of its last point of context, relative to walking on."""
     steps = int(shown.lengths[0])
-    seen = {key: value.unflatten(0, (-1, steps)) for key, value in shown.observations.items()}
-    at = seen["place"][:, CONTEXT - 1].clone()
-    moved = {key: value.flatten(0, 1) for key, value in seen_from(seen, at).items()}
-    actions = (shown.actions.unflatten(0, (-1, steps)) - at[:, None].to(shown.actions)).flatten(0, 1)
-    return Demonstrations.of(moved, actions, shown.ends, shown.name, noisy=shown.noisy)
+    seen = {key: value.float().unflatten(0, (-1, steps)) for key, value in shown.observations.items()}
+    frame, first = Frame.of(seen), CONTEXT - 1
+    actions = frame.inside(shown.actions.float().unflatten(0, (-1, steps)))
+    actions[:, first:] -= frame.walked_on(steps - first)
+    observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen).items()}
+    return Demonstrations.of(observations, actions.flatten(0, 1), shown.ends, shown.name, noisy=shown.noisy)
 
 
 class CentredPolicy:
     """A policy that was trained on `centred` demonstrations, acting on observations as they are.
 
     Args:
-        policy: of chunks relative to the present point.
+        policy: of chunks in the frame; it neither goes on from its last chunk nor freezes a part of it, since each
+            has a frame of its own.
     """
 
     def __init__(self, policy: Policy):
+        for name in ("warmed", "freeze"):
+            require(getattr(policy.config, name) == 0, f"policy.{name}", "0 in frames that move", name)
         self.policy = policy
+        self.reset()
 
     def reset(self, seed: int | None = None) -> None:
         """A new path in every world."""
@@ -62,7 +102,7 @@ class CentredPolicy:
         if not self.planned:
             window = [self.seen[0]] * (CONTEXT - len(self.seen)) + list(self.seen)
             stacked = {key: torch.stack([step[key] for step in window], 1) for key in observation}
-            at = stacked["place"][:, -1]
-            chunk = self.policy.predict_action_chunk(seen_from(stacked, at)) + at[:, None].cpu()
+            frame = Frame.of(stacked)
+            chunk = frame.outside(self.policy.predict_action_chunk(frame.seen(stacked)))
             self.planned.extend(chunk[:, : self.policy.config.execute].unbind(1))
         return self.planned.popleft()

@@ -1,7 +1,7 @@
 """Path planning seen from where one stands: the present point is 0, the goal lies ahead, the nearest disc is first.
 
-A world that is moved or turned is the same world, its discs have no order, and who walks mostly walks on. A network
-that is told so has less to learn. The paper's models see a fixed frame instead.
+A world that is moved or turned is the same world, and its discs have no order. A network that is told so has less
+to learn. The paper's models see a fixed frame instead.
 """
 
 from __future__ import annotations
@@ -26,35 +26,27 @@ class Frame(NamedTuple):
     Attributes:
         at: the present point, `(P, 2)`.
         turn: columns are ahead (to the goal) and left, `(P, 2, 2)`.
-        drift: the last step, in the frame, `(P, 2)`.
     """
 
     at: Tensor
     turn: Tensor
-    drift: Tensor
 
     @classmethod
     def of(cls, observations: Mapping[str, Tensor]) -> Frame:
         """At the last point of context of windows `(P, T, …)`."""
-        places, goal = observations["place"][:, :CONTEXT], observations["goal"][:, CONTEXT - 1]
-        at = places[:, -1]
+        at, goal = (observations[key][:, CONTEXT - 1] for key in ("place", "goal"))
         ahead = torch.nn.functional.normalize(goal - at, dim=1, eps=1e-9)
         left = torch.stack([-ahead[:, 1], ahead[:, 0]], 1)
-        turn = torch.stack([ahead, left], 2)
-        return cls(at, turn, torch.einsum("pi,pij->pj", at - places[:, -2], turn))
+        return cls(at, torch.stack([ahead, left], 2))
 
     def inside(self, points: Tensor) -> Tensor:
         """Points `(P, …, 2)` in the frame."""
         flat = points.flatten(1, -2) - self.at[:, None]
         return (flat @ self.turn).view(points.shape)
 
-    def walked_on(self, steps: int) -> Tensor:
-        """Where one would be after 1 … `steps` more steps like the last, in the frame, `(P, steps, 2)`."""
-        return self.drift[:, None] * torch.arange(1, steps + 1).to(self.drift)[:, None]
-
-    def outside(self, chunk: Tensor) -> Tensor:
-        """Points of a chunk `(P, n, 2)`, given relative to walking on, in the world."""
-        return (chunk + self.walked_on(chunk.shape[1])) @ self.turn.mT + self.at[:, None]
+    def outside(self, points: Tensor) -> Tensor:
+        """The inverse of `inside`, for `(P, n, 2)`."""
+        return points @ self.turn.mT + self.at[:, None]
 
     def seen(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Windows `(P, T, …)` in the frame, discs by how near their edge is."""
@@ -66,12 +58,11 @@ class Frame(NamedTuple):
 
 
 def centred(shown: Demonstrations) -> Demonstrations:
-    """Snippets of `path_demonstrations`, each in the frame of its last point of context, relative to walking on."""
+    """Snippets of `path_demonstrations`, each in the frame of its last point of context."""
     steps = int(shown.lengths[0])
     seen = {key: value.float().unflatten(0, (-1, steps)) for key, value in shown.observations.items()}
-    frame, first = Frame.of(seen), CONTEXT - 1
+    frame = Frame.of(seen)
     actions = frame.inside(shown.actions.float().unflatten(0, (-1, steps)))
-    actions[:, first:] -= frame.walked_on(steps - first)
     observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen).items()}
     return Demonstrations.of(observations, actions.flatten(0, 1), shown.ends, shown.name, noisy=shown.noisy)
 
@@ -85,8 +76,8 @@ class CentredPolicy:
     """
 
     def __init__(self, policy: Policy):
-        for name in ("warmed", "freeze"):
-            require(getattr(policy.config, name) == 0, f"policy.{name}", "0 in frames that move", name)
+        carried = policy.config.warmed + policy.config.freeze
+        require(carried == 0, "policy.warm", "0, as freeze, in frames that move", carried)
         self.policy = policy
         self.reset()
 

@@ -12,7 +12,7 @@ from metastable.core import ConfigError
 from metastable.core.batch import Batch
 from metastable.core.method import Context, Negatives
 from metastable.energies import ConditionalNet, OnProposal
-from metastable.methods.draw_pool import drawn_rows, empty_pool, keep_draws
+from metastable.methods.draw_pool import drawn_rows, empty_pool, keep_draws, kept_pool
 from metastable.proposals import Gaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore:Along")  # a parabola that starts flat
@@ -43,12 +43,21 @@ def context_of(x, given=None):
     )
 
 
+def test_a_pool_of_an_earlier_release_goes_on_behind_its_rows():
+    pool = empty_pool(context_of(X), 5, 2, False)
+    pool = keep_draws(pool, Batch(X[:3]), Negatives(X[:3].repeat_interleave(2, 0)), None)
+    tree = pool._asdict()
+    assert torch.equal(kept_pool(tree).written, torch.tensor(3))
+    del tree["written"]
+    assert torch.equal(kept_pool(tree).written, torch.tensor(3))
+
+
 def test_rows_are_written_around_and_keep_together():
     pool = empty_pool(context_of(X, GIVEN), 5, 2, True)
-    for first, rows in ((0, slice(0, 3)), (3, slice(3, 6))):
+    for rows in (slice(0, 3), slice(3, 6)):
         batch = Batch(X[rows], GIVEN[rows])
         drawn = Negatives(X[rows].repeat_interleave(2, 0) + 10, log_prob=X[rows, 0].repeat_interleave(2) + 20)
-        pool = keep_draws(pool, batch, drawn, X[rows, 0] + 30, first)
+        pool = keep_draws(pool, batch, drawn, X[rows, 0] + 30)
     order = [5, 1, 2, 3, 4]  # the sixth row stands where the first one was
     assert torch.equal(pool.x, X[order])
     assert torch.equal(pool.given, GIVEN[order])

@@ -21,7 +21,15 @@ from metastable.core.types import energy_and_grad
 from metastable.core.waiting import unwatched
 from metastable.energies import MLP, Tilted
 from metastable.kernels import HMC, MALA, ChainState, fused, run_chain
-from metastable.methods import Context, ContrastiveDivergence, ExactDraws, Jarzynski, PersistentCD, ShortRun
+from metastable.methods import (
+    Context,
+    ContrastiveDivergence,
+    ExactDraws,
+    Jarzynski,
+    PersistentCD,
+    RankingNCE,
+    ShortRun,
+)
 from metastable.proposals import fit_gaussian
 from metastable.training import SGD, Adam, Schedule, TrainerConfig, captured
 from metastable.training.captured import Captured, replace_leaves, tensors_of
@@ -512,3 +520,22 @@ def test_what_fails_while_it_is_recorded_goes_on_step_by_step_and_says_so_once(m
     assert made.choice.chosen == "eager"
     assert "here.py:3" in made.choice.reason
     assert equal(found, left_by(trainer(PACED, "eager")))
+
+
+# ---- draws that serve many updates
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["moving", "frozen"])
+@pytest.mark.parametrize("settings", [{}, {"proposal_steps": 1, "energy_steps": 2}], ids=["1:1", "1:2"])
+def test_updates_that_draw_and_those_that_take_are_recorded_apart(trained, settings, launches, together):
+    """50 rows are full after three updates of 20; after that one in four draws, and writes over the first ones."""
+    flow = {"name": "interpolant", "width": 4, "layers": 2, "steps": 2, "scored": 2}
+    method = RankingNCE(3, proposal=flow, reuse=4, pool=50, train_proposal=trained, pretrain=3, **settings)
+    options = {"steps": 48, "log_every": 6}
+    eager = left_by(trainer(method, "eager", **options))
+    made = trainer(method, "captured", **options)
+    assert equal(all_of(made), eager)
+    phases = {key[0] for keys in made.captured.recordings for key in keys}
+    assert {phase[1] for phase in phases if isinstance(phase, tuple)} == {"draws", "takes"}
+    assert max(launches) >= 3
+    assert int(made.state.written) > 50 + 20

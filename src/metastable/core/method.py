@@ -44,6 +44,7 @@ class Context:
         engine: how chains run, as `run_chain` has it.
         data_scale: the data's spread, which distances are measured in.
         slopes: whether chains also report the mean of ‖∇E‖ along their path, as `gradient_magnitude`.
+        batch: rows of an update; 0 where nobody has said.
         views: what a method last made of this context, which it may find there again.
     """
 
@@ -57,6 +58,7 @@ class Context:
     data_scale: float = field(default=1.0)
     slopes: bool = False
     given: Tensor | None = None
+    batch: int = 0
     views: Any = field(default=None, init=False, repr=False, compare=False)
 
     def seeing(self, energy: Energy) -> Context:

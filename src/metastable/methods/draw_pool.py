@@ -30,12 +30,14 @@ class DrawPool(NamedTuple):
         given: their contexts, `(P, *context)`, or `(P, 0)` where there are none.
         negatives: K for each, `(P, K, *event)`.
         log_prob: log p_ξ of the datum, then of its negatives, `(P, 1 + K)`; `(P, 0)` where nobody needs them.
+        written: rows that were ever written, int64 `()`: it lies on the device, so that updates can be recorded.
     """
 
     x: Tensor
     given: Tensor
     negatives: Tensor
     log_prob: Tensor
+    written: Tensor
 
 
 class Drawn(NamedTuple):
@@ -55,24 +57,28 @@ def empty_pool(context: Context, rows: int, K: int, weighs: bool) -> DrawPool:
         (x if given is None else given).new_zeros(rows, *beside),
         x.new_zeros(rows, K, *x.shape[1:]),
         x.new_zeros(rows, 1 + K if weighs else 0),
+        torch.zeros((), dtype=torch.int64, device=x.device),
     )
 
 
-def keep_draws(
-    pool: DrawPool, batch: Batch, drawn: Negatives, log_prob: Tensor | None, first: int
-) -> DrawPool:
-    """The pool with a batch and its negatives, row by row, in the places from `first` on, counted around."""
+def kept_pool(tree: dict[str, Any]) -> DrawPool:
+    """A pool as a checkpoint has it; earlier releases did not say how many rows were written."""
+    filled = (tree["x"].flatten(1) != 0).any(1).sum()
+    return DrawPool(**{"written": filled, **tree})
+
+
+def keep_draws(pool: DrawPool, batch: Batch, drawn: Negatives, log_prob: Tensor | None) -> DrawPool:
+    """The pool with a batch and its negatives, row by row, behind those written last, counted around."""
     B, P = len(batch), len(pool.x)
-    at = (first + torch.arange(B, device=batch.device)) % P
+    at = (pool.written + torch.arange(B, device=batch.device)) % P
     parts: dict[str, Any] = {"x": batch.x, "negatives": drawn.x.view(B, -1, *batch.event_shape)}
     if batch.given is not None:
         parts["given"] = batch.given
     if log_prob is not None and drawn.log_prob is not None:
         parts["log_prob"] = torch.cat([log_prob[:, None], drawn.log_prob.view(B, -1)], 1)
     last = max(0, B - P)  # of more rows than there are places the last ones stay
-    return pool._replace(
-        **{k: pool._asdict()[k].index_copy(0, at[last:], v[last:]) for k, v in parts.items()}
-    )
+    new = {k: pool._asdict()[k].index_copy(0, at[last:], v[last:]) for k, v in parts.items()}
+    return pool._replace(written=pool.written + B, **new)
 
 
 def drawn_rows(pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> Drawn:

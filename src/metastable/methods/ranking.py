@@ -31,7 +31,7 @@ from metastable.core.types import Proposal
 from metastable.proposals.given import log_prob_of
 
 from .base import Context, Metrics, Nothing
-from .draw_pool import Drawn, DrawPool, OnDensity, drawn_rows, empty_pool, keep_draws
+from .draw_pool import Drawn, OnDensity, drawn_rows, empty_pool, keep_draws, kept_pool
 from .ranked import Ranked as Ranked
 from .ranked import learns, proposal_of
 from .ranked import ranking_loss as ranking_loss
@@ -118,23 +118,30 @@ class RankingNCE(Ranked):
         return empty_pool(context, self.pool, K, self.ranked(context)[1])
 
     def phase(self, context: Context) -> Hashable:
-        """As of all ranking; rows of a pool are told by the update, and each is then a phase of its own."""
-        return super().phase(context) if self.reuse == 1 else context.step
+        """As of all ranking; with a pool, whether the update draws, and each by itself until the pool is full."""
+        if self.reuse == 1 or "energy" not in self.turns(context):
+            return super().phase(context)
+        k = self.energy_updates(context)
+        if k < self.filling(context.batch):
+            return context.step
+        return super().phase(context), "draws" if k % self.reuse == 0 else "takes"
+
+    def filling(self, batch: int) -> int:
+        """Updates of the energy in which a pool is filled; all of them where nobody says how many rows one has."""
+        return -(-self.pool // batch) if batch else 2**62
 
     def negatives(self, context: Context, state: Any, batch: Rows) -> tuple[Any, Any, Metrics]:
         """Draws for this batch, or for one in `reuse`, from all of which rows are then taken."""
         if self.reuse == 1 or "energy" not in self.turns(context):
             return super().negatives(context, state, batch)
         rows, k = as_batch(batch), self.energy_updates(context)
-        turns = -(-len(state.x) // len(rows))  # in which the pool is filled
-        if k < turns or k % self.reuse == 0:
+        if k < self.filling(len(rows)) or k % self.reuse == 0:
             drawn, _, _ = super().negatives(context, state, rows)
             weighs = self.ranked(context)[1]
             with torch.no_grad():
                 log_prob = log_prob_of(proposal_of(context), rows) if weighs else None
-            place = k if k < turns else turns + (k - turns) // self.reuse
-            state = keep_draws(state, rows, drawn, log_prob, place * len(rows))
-        filled = min(len(state.x), (k + 1) * len(rows))
+            state = keep_draws(state, rows, drawn, log_prob)
+        filled = min(self.pool, (k + 1) * len(rows))
         return drawn_rows(state, len(rows), filled, context.rng), state, {}
 
     def energy_updates(self, context: Context) -> int:
@@ -157,7 +164,7 @@ class RankingNCE(Ranked):
 
     def load(self, tree: dict[str, Any]) -> Any:
         """The pool, where there is one."""
-        return DrawPool(**tree) if tree else Nothing()
+        return kept_pool(tree) if tree else Nothing()
 
     def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
         """−E − log p_ξ; −E where that has p_ξ in it."""

@@ -117,6 +117,7 @@ class Trainer(KeptTraining):
             noise=noise,
             rng=generator(derive(seed, "method"), x.device),
             engine=self.choice.chains,
+            batch=self.batches.size,
             data_scale=max(float(x.flatten(1).var(0).sum().sqrt()), 1e-12),
         )
         for module in self.players.values():

@@ -25,6 +25,8 @@ from .base import Bench
 
 NOISE, LEAST_NOISE = (0.01, 0.005), (0.005, 0.005)
 """σ_pert at first and from half of the training on; that of a proposal which is learned before."""
+SPENT = 0.95
+"""Share of its seconds after which a training is over: what was read back knows those of its last line."""
 LINES, CHECKPOINTS = 200, 8
 """Lines of the log and checkpoints of a training."""
 
@@ -176,7 +178,9 @@ def run_of(policy: Policy) -> Any:
 def finished(bench: Bench, policy: Policy, arm: Arm) -> bool:
     """Whether its updates or its seconds are spent."""
     run = run_of(policy)
-    return run.steps >= updates(bench, arm) or (bench.seconds is not None and run.seconds >= bench.seconds)
+    return run.steps >= updates(bench, arm) or (
+        bench.seconds is not None and run.seconds >= SPENT * bench.seconds
+    )
 
 
 def parameters(policy: Policy) -> int:

@@ -36,6 +36,7 @@ from .policy_arms import Task, acting_with, parameters, trained
 from .trials import by_scale
 
 FOLDER = "METASTABLE_PUSHT"
+DENSITIES = ("flow", "diffusion", "diffusion-phi")
 PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "diffusion": 0.864}
 PAPER |= {"diffusion-phi": 0.860}
 """Table 7: maximum within 200 steps, from pictures."""
@@ -105,9 +106,16 @@ def rolled(bench: Bench, policy: Acting) -> tuple[dict[str, Any], dict[str, np.n
     return numbers_of(found), {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy()}
 
 
+def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
+    """How an arm acts: by the best of ℓ draws, by one, or both. Ranking by the density of an ODE costs most."""
+    if arm in (*BASELINES, "cloning") or (arm in DENSITIES and not bench.ranked_densities):
+        return ("one",)
+    return ("best", "one")
+
+
 def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> None:
     """The training of one arm, and its rollouts where they can be made."""
-    kinds = ("one",) if arm in BASELINES else ("best",) if arm == "cloning" else ("best", "one")
+    kinds = kinds_of(bench, arm)
     missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
     if not missing or (arm in BASELINES and not rolls):
         return
@@ -191,30 +199,29 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
     """Scores of every arm, then differences start by start."""
     rows = []
     for (arm, kind), piece in found.items():
+        first = kind == first_kind(found, arm)
+        least = {f"maximum/{bench.horizon}": bench.least.get(arm)} if first else {}
+        table = {"maximum/200": PAPER.get(arm)} if first else {}
         for name, value in piece.numbers.items():
             if isinstance(value, list):
                 measure, _, steps = name.partition("/")
-                table = PAPER.get(arm) if (kind, name) == ("best", "maximum/200") else None
-                least = (
-                    bench.least.get(arm)
-                    if (kind, measure, int(steps)) == ("best", "maximum", bench.horizon)
-                    else None
-                )
-                asked = (None, None) if least is None else (">=", least)
-                rows.append(Row(f"{measure}/{arm}/{kind}/{steps}", value[0], *asked, table))
-                rows += [
-                    Row(f"{measure}/{arm}/{kind}/{steps}/{end}", x)
-                    for end, x in zip(("low", "high"), value[1:], strict=True)
-                ]
+                at, asked = f"{measure}/{arm}/{kind}/{steps}", (">=", least.get(name))
+                rows.append(Row(at, value[0], *(asked if asked[1] else (None, None)), table.get(name)))
+                rows += [Row(f"{at}/low", value[1]), Row(f"{at}/high", value[2])]
         rows.append(Row(f"ms_a_step/{arm}/{kind}", piece.numbers["acting_ms"]))
-        if kind == "best":
-            rows += best_rows(bench, found, arm)
+        if first and arm not in BASELINES:
+            rows += compared_rows(bench, found, arm)
     return rows
 
 
-def best_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
-    """Of an arm that takes the best of ℓ: clear of those that learn nothing, ahead of one draw and of the flow."""
-    best = found[arm, "best"]
+def first_kind(found: Found, arm: str) -> str:
+    """`best`, where the arm has it."""
+    return "best" if (arm, "best") in found else "one"
+
+
+def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
+    """Of an arm: clear of those that learn nothing, ahead of one draw and of the flow."""
+    best = found[arm, first_kind(found, arm)]
     rows = [Row(f"parameters/{arm}", best.numbers["parameters"], "<=", bench.most_parameters)]
     rows.append(Row(f"seconds/{arm}", best.numbers["seconds"]))
     own = mean_over_starts(best_so_far(best, bench.horizon))
@@ -228,7 +235,7 @@ def best_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
         ("flow", ("flow", "best")),
         ("one_draw_of_flow", ("flow", "one")),
     ):
-        if key in found and key != (arm, "best"):
+        if key in found and key != (arm, first_kind(found, arm)):
             for steps in HORIZONS:
                 rows += ahead_rows(
                     bench, f"{arm}/{name}/{steps}", *(best_so_far(p, steps) for p in (best, found[key]))
@@ -274,6 +281,7 @@ EXPERIMENT = Experiment(
         rollouts=(1, 2, 4),
         horizon=(200, 300, 300),
         candidates=(4, 8, 8),
+        ranked_densities=(False, False, True),
         width=(128, 256, 0),
         layers=(5, 6, 0),
         ode=((8, 5), (16, 9), (64, 17)),

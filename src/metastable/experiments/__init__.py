@@ -50,6 +50,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "push_t",
         "Policies that push a T to its place: energies and diffusions from human demonstrations (Tables 6, 7)",
     ),
+    "lasa": (
+        "lasa",
+        "Policies that write: human motions continued from their start, and two ways kept apart (LASA)",
+    ),
     "febm-1d": (
         "febm_1d",
         "A Gaussian for data that are not: nine divergences and their density ratios (Fig. 1-4, Table 5)",

@@ -27,7 +27,7 @@ from metastable.data.demonstration_files import load_episodes
 from metastable.data.demonstrations import Demonstrations
 from metastable.policies.intervals import Interval, paired_difference
 from metastable.policies.models import PATHS
-from metastable.policies.path_frames import CentredPolicy, centred
+from metastable.policies.path_frames import PLACE, SETS, centred, walking
 from metastable.policies.path_world import (
     CONTEXT,
     POINTS,
@@ -130,7 +130,7 @@ def demonstrations(bench: Bench) -> Demonstrations:
     """Planned once and kept in `demonstrations.npz`."""
     path = bench.folder / "demonstrations.npz"
     if path.is_file():
-        return replace(load_episodes(path), noisy=("place",))
+        return replace(load_episodes(path), noisy=(PLACE if bench.centred else "place",))
     seed = derive(bench.seed, "demonstrations") % 2**31
     settings = {"every": bench.every, "refine": bench.refine, "device": bench.device}
     shown = path_demonstrations(bench.train_worlds, bench.planned, seed, **settings)
@@ -211,8 +211,7 @@ def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], 
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
         acts = acting_with(policy, candidates=1) if learned and kind == "one" else policy
-        acts = CentredPolicy(acts) if learned and bench.centred else acts
-        numbers, arrays = judged(worlds, walked(bench, acts, worlds, arm))
+        numbers, arrays = judged(worlds, walked(bench, walking(acts) if learned else acts, worlds, arm))
         pieces.keep(f"{arm}-{kind}", numbers | own, arrays)
         rate, cost = (Interval(*numbers[key]) for key in ("collisions", "cost"))
         bench.say(f"{arm}, {kind}: collisions {rate}, cost {cost}")
@@ -233,7 +232,7 @@ def body(bench: Bench) -> list[Row]:
         return found
 
     def task() -> Task:
-        return Task(shown(), config, sizes, padded=False, sets={"goal": 2, "discs": 3})
+        return Task(shown(), config, sizes, padded=False, sets=SETS)
 
     planned = planner_rows(bench, pieces)
     for arm in (*BASELINES, *bench.arms):

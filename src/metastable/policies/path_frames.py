@@ -16,8 +16,15 @@ from torch import Tensor
 from metastable.core.errors import require
 from metastable.data.demonstrations import Demonstrations
 
-from .path_world import CONTEXT
+from .intervals import Interval
+from .path_world import CONTEXT, PathWorlds, judge_paths, path_intervals, rollout_paths
 from .policy import Policy
+from .rollouts import Acting
+
+PLACE, GOAL, DISCS = "place ahead", "goal ahead", "discs ahead"
+"""Observations in a frame."""
+SETS = {"goal": 2, GOAL: 2, "discs": 3, DISCS: 3}
+"""Those that stay the same while a chunk is walked, with the numbers of one thing; see `layout_of`."""
 
 
 class Frame(NamedTuple):
@@ -54,7 +61,11 @@ class Frame(NamedTuple):
         centres = self.inside(discs[..., :2])
         order = (centres.norm(dim=-1) - discs[..., 2]).argsort(-1)[..., None]
         nearest = torch.cat([centres, discs[..., 2:]], -1).take_along_dim(order, 2).flatten(2)
-        return {key: self.inside(observations[key]) for key in ("place", "goal")} | {"discs": nearest}
+        return {
+            PLACE: self.inside(observations["place"]),
+            GOAL: self.inside(observations["goal"]),
+            DISCS: nearest,
+        }
 
 
 def centred(shown: Demonstrations) -> Demonstrations:
@@ -64,7 +75,7 @@ def centred(shown: Demonstrations) -> Demonstrations:
     frame = Frame.of(seen)
     actions = frame.inside(shown.actions.float().unflatten(0, (-1, steps)))
     observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen).items()}
-    return Demonstrations.of(observations, actions.flatten(0, 1), shown.ends, shown.name, noisy=shown.noisy)
+    return Demonstrations.of(observations, actions.flatten(0, 1), shown.ends, shown.name, noisy=(PLACE,))
 
 
 class CentredPolicy:
@@ -97,3 +108,19 @@ class CentredPolicy:
             chunk = frame.outside(self.policy.predict_action_chunk(frame.seen(stacked)))
             self.planned.extend(chunk[:, : self.policy.config.execute].unbind(1))
         return self.planned.popleft()
+
+
+def walking(policy: Policy) -> Acting:
+    """The policy as it walks, in the frame that its demonstrations were seen in."""
+    return CentredPolicy(policy) if PLACE in policy.scaling.names else policy
+
+
+def walk_test_worlds(policy: Policy, paths: int = 16, seed: int = 0) -> dict[str, Tensor]:
+    """What `paths` paths of a policy in each of the test worlds are worth, see `judge_paths`."""
+    worlds = PathWorlds.test()
+    return judge_paths(worlds, rollout_paths(walking(policy), worlds, paths, seed))
+
+
+def roll_paths(policy: Policy, paths: int = 16, seed: int = 0) -> dict[str, Interval]:
+    """Collision rate and cost (7.2) of a policy in the test worlds, `paths` in each, with 95 % intervals."""
+    return path_intervals(walk_test_worlds(policy, paths, seed))

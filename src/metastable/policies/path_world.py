@@ -289,9 +289,3 @@ def path_intervals(judged: Mapping[str, Tensor]) -> dict[str, Interval]:
     if hits.shape[1] == 1:
         said["collisions"] = clopper_pearson(int(hits.sum()), len(hits))
     return said
-
-
-def roll_paths(policy: Acting, paths: int = 16, seed: int = 0) -> dict[str, Interval]:
-    """Collision rate and cost (7.2) of a policy in the test worlds, `paths` in each, with 95 % intervals."""
-    worlds = PathWorlds.test()
-    return path_intervals(judge_paths(worlds, rollout_paths(policy, worlds, paths, seed)))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import MissingDependencyError
+from metastable.core.errors import MissingDependencyError, require_choice
 from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_pusht
 from metastable.policies.environments import PushT, pusht_starts
@@ -32,7 +32,7 @@ from metastable.report.figures import picture
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
-from .policy_arms import Task, acting_with, parameters, trained
+from .policy_arms import ARMS, Task, acting_with, parameters, trained
 from .trials import by_scale
 
 FOLDER = "METASTABLE_PUSHT"
@@ -153,6 +153,8 @@ def shown(bench: Bench, arm: str, policy: Policy) -> None:
 
 def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows of all that are there."""
+    for arm in bench.arms:
+        require_choice("arms", arm, ARMS)
     if FOLDER not in os.environ:
         bench.say(
             f"skipped: {FOLDER} names no folder with the demonstrations of Push-T (action, state, episode_ends)"

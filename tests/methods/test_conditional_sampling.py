@@ -12,6 +12,7 @@ from torch import nn
 from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import bind
 from metastable.kernels import HMC, MALA, ULA
+from metastable.methods import conditional_chains
 from metastable.methods import conditional_sampling as algorithms
 from metastable.methods.conditional_sampling import (
     best_of,
@@ -369,3 +370,25 @@ def test_candidates_of_other_contexts_and_nan_are_refused():
     y[1, 2] = math.nan
     with pytest.raises(InputError, match="context 1"):
         best_of(PATH.energy, y, GIVEN, t=1.0)
+
+
+def test_an_annealed_chain_takes_smaller_and_smaller_steps(monkeypatch):
+    """Langevin without a gradient moves by √(2h) each: the mean square of all moves is 2 Σ h_i, level by level."""
+    flat = lambda y, given: 0.0 * y.sum(-1)  # noqa: E731
+    target, rows = bind(flat, torch.zeros(1, 1)), torch.zeros(20_000, 1)
+    seen = []
+    chain = conditional_chains.run_chain
+
+    def watched(kernel, target, state, steps, rng, **options):
+        result = chain(kernel, target, state, steps, rng, **options)
+        seen.append((options["step_size"], float((result.state.x - state.x).square().mean()) / steps))
+        return result
+
+    monkeypatch.setattr(conditional_chains, "run_chain", watched)
+    rng = torch.Generator().manual_seed(0)
+    _, info = conditional_chains.run_chains(target, rows, ULA(0.1), 20, rng, "eager", anneal=0.01)
+    sizes = [h for h, _ in seen]
+    assert sizes == pytest.approx([0.1 * 0.01 ** (i / 9) for i in range(10)])
+    for h, square in seen:
+        assert square == pytest.approx(2 * h, rel=5 * (2 / 40_000) ** 0.5)
+    assert info["evaluations"] == ULA(0.1).evaluations(20)

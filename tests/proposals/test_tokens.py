@@ -140,6 +140,17 @@ def test_a_time_that_all_share_is_the_time_of_each(kind):
     assert (field.velocity(x, code.flip(0), field.clock(x.new_tensor(0.4))) - one).abs().max() > 1e-3
 
 
+@over("kind", [TransformerField, FilmField])
+@over("shape", [(7,), (7, 5, 1), (7, 5, 4)])
+def test_velocities_of_many_times_are_those_of_each(kind, shape):
+    field = bent(kind(8, (15,), step=2, width=16, layers=2, **DISCS))
+    x, times = normal(5, 4, 8), normal(*shape, seed=1).sigmoid()
+    for code in (None, field.encode(normal(5, 15, seed=2))[:, None]):
+        found = torch.stack([v(x) for v in field.velocities(code, times)])
+        expected = torch.stack([field.velocity(x, code, field.clock(t)) for t in times])
+        torch.testing.assert_close(found, expected)
+
+
 def test_pictures_and_numbers_of_a_context_are_both_seen():
     layout = {"past": [(0, 2, 2)], "pictures": (4, 2, 1, 16, 16)}
     made = TransformerEnergy(4, 4 + 512, step=2, width=16, layers=1, **layout)

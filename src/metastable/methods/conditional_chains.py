@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metastable.core.errors import InputError
+from metastable.core.errors import InputError, require
 from metastable.core.types import Bound, Walkers
 from metastable.kernels import MALA, Kernel, StepKernel, run_chain
 from metastable.kernels.adaptation import require_adaptable, step_of_rows
@@ -19,6 +19,8 @@ from .conditional_tuning import Starter, Tuned, steps_for
 
 LOW = 0.2
 """Share of accepted moves below which a context's chains hardly moved."""
+LEVELS = 10
+"""Step sizes of a chain that is annealed."""
 
 
 def choose_kernel(
@@ -43,23 +45,44 @@ def run_chains(
     rng: torch.Generator,
     engine: str,
     tuned: Tuned | None = None,
+    anneal: float = 1.0,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """`steps` moves of every row, what they accepted, and the energies that one row cost."""
+    """`steps` moves of every row, what they accepted, and the energies that one row cost.
+
+    The step size falls to `anneal` times what it is at first, in `LEVELS` levels.
+    """
     info: dict[str, Any] = {"kernel": kernel, "evaluations": 0}
     if kernel is None or steps == 0:
         return rows, info
-    B = len(target.given)
+    B, state, accepted = len(target.given), kernel.init(target, rows), 0.0
     h = None if tuned is None else step_of_rows(tuned.step_size, rows)
-    result = run_chain(kernel, target, kernel.init(target, rows), steps, rng, engine=engine, step_size=h)
+    require(
+        anneal == 1 or isinstance(kernel, StepKernel), "anneal", "1 for a kernel without a step size", anneal
+    )
+    for share, moves in step_levels(steps, anneal):
+        now = h if anneal == 1 else share * (kernel.step_size if h is None else h)  # pyright: ignore
+        result = run_chain(kernel, target, state, moves, rng, engine=engine, step_size=now)
+        state, accepted = result.state, accepted + result.info.acceptance * (moves / steps)
     info |= {
-        "acceptance": result.info.acceptance.view(B, -1).mean(1),
+        "acceptance": torch.as_tensor(accepted).view(B, -1).mean(1),
         "evaluations": kernel.evaluations(steps),
         "temperature": kernel.temperature,
     }
     if isinstance(kernel, StepKernel):
         alike = torch.full((B,), kernel.step_size, dtype=torch.float64, device=rows.device)
         info["step_size"] = alike if tuned is None else tuned.step_size
-    return result.state.x, info
+    return state.x, info
+
+
+def step_levels(steps: int, anneal: float) -> list[tuple[float, int]]:
+    """(share of the step size, moves with it) of `steps` moves: from 1 down to `anneal` in even ratios.
+
+    >>> step_levels(7, 1.0), step_levels(3, 0.25)
+    ([(1.0, 7)], [(1.0, 1), (0.5, 1), (0.25, 1)])
+    """
+    levels = 1 if anneal == 1 else min(LEVELS, steps)
+    shares = [anneal ** (i / max(1, levels - 1)) for i in range(levels)]
+    return [(share, (i + 1) * steps // levels - i * steps // levels) for i, share in enumerate(shares)]
 
 
 def checked_walkers(rows: Tensor, like: Tensor, info: dict[str, Any], others: int) -> Walkers:

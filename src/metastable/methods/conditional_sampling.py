@@ -120,6 +120,7 @@ def sample_interpolating(
     engine: str = "auto",
     candidates: int = 1,
     tune: bool | None = None,
+    anneal: float = 1.0,
 ) -> Walkers:
     """Algorithm 4: the flow to t̲, the SDE (5.7) from there to t = 1, then chains on E(· | given, 1).
 
@@ -147,6 +148,7 @@ def sample_interpolating(
             exp(−E(· | given, t̲))/p_ξ^t̲; 1 takes the flow's own, as the paper does. With more, branches have the
             shares of the energy, not of the flow, for as many draws of the flow with their densities.
         tune: find a step size for each context; by default where neither `kernel` nor `eta` is given.
+        anneal: what the chain's step size is multiplied with at its end, towards which it falls; 1 keeps it.
 
     Returns:
         Walkers with `x` of shape `(B, n, *event)` and equal weights. `info` is that of `sample_from_proposal`, with
@@ -159,6 +161,7 @@ def sample_interpolating(
     require_count("n", n)
     require_count("candidates", candidates)
     _require_eta(eta or 0)
+    require(0 < anneal <= 1, "anneal", "above 0 and at most 1", anneal)
     target, tuned = bind(energy, given, 1.0), None
     if kernel is None and eta:
         kernel = ULA(eta)
@@ -169,7 +172,7 @@ def sample_interpolating(
     rate: float | Tensor = _langevin_step(kernel, tuned) * per_step if eta is None else eta
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
     y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate)  # line 2
-    rows, info = run_chains(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned)  # line 3
+    rows, info = run_chains(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned, anneal)  # line 3
     cost = sde_steps * rows.shape[0] + starts.rows + (0 if tuned is None else tuned.rows)
     info |= {"eta": rate, "sde_steps": sde_steps, "chain_steps": moves} | said_of_starts(starts)
     return checked_walkers(rows, y, info, cost)

@@ -94,6 +94,7 @@ class Sizes:
         evaluations: gradients of an energy that an action may cost.
         t_low: t̲ of Algorithm 4.
         eta: η of its SDE.
+        anneal: what η is multiplied with at the end of its last stage.
         rates: learning rates of energies, of proposals beside them, and of models that stand alone.
         weight_decay: of all of them.
         warmup: updates in which rates rise.
@@ -122,6 +123,7 @@ class Sizes:
     evaluations: int = 750
     t_low: float = 0.5
     eta: float = 1e-3
+    anneal: float = 1.0
     rates: tuple[float, float, float] = (5e-4, 1e-3, 1e-3)
     weight_decay: float = 1e-4
     warmup: int = 5000
@@ -213,7 +215,7 @@ def _ranked(method: str, algorithm: int, layout: Layout, sizes: Sizes) -> Policy
     moves = sizes.evaluations // sizes.chain.get("leapfrog", 1)
     acting: dict[str, Any] = {"algorithm": 2, "kernel": dict(sizes.chain), "steps": moves, "warm": 0}
     if algorithm == 4:
-        stages = {"t_low": sizes.t_low, "eta": sizes.eta, "evaluations": sizes.evaluations}
+        stages = {name: vars(sizes)[name] for name in ("t_low", "eta", "evaluations", "anneal")}
         acting |= {"algorithm": 4, "steps": 0, "sampling": stages}
     rates = {"optimiser": Adam(sizes.rates[0], weight_decay=sizes.weight_decay)}
     own: dict[str, Any] = {"optimisers": {"proposal": Adam(sizes.rates[1], weight_decay=sizes.weight_decay)}}

@@ -76,7 +76,7 @@ class PictureEncoder(nn.Module):
         require(ok, "pictures", "(channels, height, width) of at least 16 by 16 pixels", tuple(shape))
         require_count("pictures.layers", layers)
         self.features = 2 * filters
-        self.register_buffer("at", coordinates(*shape[1:]), persistent=False)
+        self.register_buffer("at", coordinates(shape[1], shape[2]), persistent=False)
         strides = [2, 2, *[1] * layers][:layers]
         self.body = nn.Sequential(
             nn.Conv2d(shape[0] + 2, width, 5, 2, 2),

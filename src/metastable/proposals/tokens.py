@@ -67,6 +67,9 @@ class Tokenizer(nn.Module):
         inner: what contexts go through first, pictures aside: by default they are taken as they are.
     """
 
+    place: Tensor
+    picture_place: Tensor
+
     def __init__(
         self,
         context_shape: Sequence[int],

@@ -10,7 +10,9 @@ that the paper states) nor where blocks are normalised (before each part here). 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +25,13 @@ from metastable.core.random import seeded
 from metastable.core.types import precise
 
 from .encoders import Encoder
-from .fields import VectorField
+from .fields import FOLDED, VectorField, Velocity
 from .interpolants import log_time
 from .tokens import Attention, Block, Conv, ConvPrior, lifted, places, with_tokens
 
 READS = ("future", "path")
+Film = tuple[Tensor, Tensor]
+"""γ and β of each query, `(…, n_q, width)`."""
 
 
 def steps_of(dim: int, step: int) -> int:
@@ -183,7 +187,7 @@ class FilmBlock(nn.Module):
     """Figure 9: a convolution of the event's tokens, scaled and shifted by what queries read in the context.
 
     The context's tokens go on by themselves, through a block of a transformer: they are the same for all events of
-    a context at one time.
+    a context at one time, and so is what scales and shifts.
     """
 
     def __init__(self, width: int, heads: int):
@@ -194,13 +198,17 @@ class FilmBlock(nn.Module):
         self.conv, self.mix = Conv(width, width), nn.Linear(heads * width, width)
         self.block = Block(width, heads)
 
-    def forward(self, h: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of events, `(…, P, width)`, and of contexts, whose leading dimensions broadcast to those."""
+    def films(self, context: Tensor) -> Film:
+        """γ and β of each query, from tokens of the context, `(…, S, width)` to `(…, n_q, width)`."""
         queries = self.queries.expand(*context.shape[:-2], -1, -1)
-        gain, shift = self.film(self.read(queries, context)).chunk(2, -1)  # (…, n_q, width)
-        seen = self.conv(h)[..., None, :]
-        heads = torch.addcmul(shift[..., None, :, :], seen, 1 + gain[..., None, :, :])  # (…, P, n_q, width)
-        return h + silu(self.mix(heads.flatten(-2))), self.block(context)
+        gain, shift = self.film(self.read(queries, context)).chunk(2, -1)
+        return 1 + gain, shift
+
+    def forward(self, h: Tensor, film: Film) -> Tensor:
+        """Tokens of events, `(…, P, width)`, to which the leading dimensions of the film's broadcast."""
+        gain, shift = (part[..., None, :, :] for part in film)
+        heads = torch.addcmul(shift, self.conv(h)[..., None, :], gain)  # (…, P, n_q, width)
+        return h + silu(self.mix(heads.flatten(-2)))
 
 
 class FilmField(VectorField):
@@ -269,13 +277,38 @@ class FilmField(VectorField):
         """The token of the time, `(…, d_f)`."""
         return self.time((log_time(t) if self.log_time else t)[..., None])
 
-    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
-        """v, `(…, d)`."""
+    def films(self, code: Tensor | None, clock: Tensor) -> list[Film]:
+        """What all blocks read in contexts and times."""
         beside = [clock] if code is None else [code, clock]
         lead = torch.broadcast_shapes(*(part.shape[:-1] for part in beside))
-        parts = [part.expand(*lead, -1).unflatten(-1, (-1, self.width)) for part in beside]
-        context = torch.cat(parts, -2)
-        h = self.embed(x.unflatten(-1, (-1, self.step))) + self.place
+        context = torch.cat([part.expand(*lead, -1).unflatten(-1, (-1, self.width)) for part in beside], -2)
+        films = []
         for block in self.blocks:
-            h, context = block(h, context)
+            films.append(block.films(context))  # pyright: ignore
+            context = block.block(context)  # pyright: ignore
+        return films
+
+    def filmed(self, x: Tensor, films: Sequence[Film]) -> Tensor:
+        """v of events, `(…, d)`, for what was read."""
+        h = self.embed(x.unflatten(-1, (-1, self.step))) + self.place
+        for block, film in zip(self.blocks, films, strict=True):
+            h = block(h, film)
         return self.head(silu(self.dense(h.flatten(-2))))
+
+    def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
+        """v, `(…, d)`."""
+        return self.filmed(x, self.films(code, clock))
+
+    def velocities(self, code: Tensor | None, times: Tensor) -> Iterator[Velocity]:
+        """As of all fields; contexts are read at all times at once, so that a step of an ODE is convolutions."""
+        lead = () if code is None else code.shape[:-1]
+        if len(times) * math.prod(lead) * (self.tokens + 1) * self.width > FOLDED:
+            return super().velocities(code, times)
+        clock = self.clock(times)
+        if times.dim() == 1:
+            clock = clock.view(len(times), *[1] * len(lead), self.width)
+        films = self.films(code, clock)
+        return (
+            functools.partial(self.filmed, films=[(gain[i], shift[i]) for gain, shift in films])
+            for i in range(len(times))
+        )

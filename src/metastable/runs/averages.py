@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from metastable.core.protocols import provides
+from metastable.core.protocols import is_normalised, provides
 from metastable.methods.draw_pool import OnDensity
 from metastable.proposals.encoders import Borrowed
 
@@ -28,3 +29,16 @@ def averaged_players(
     if provides(made["energy"], OnDensity) and "proposal" in made:
         made["energy"].attach(made["proposal"])  # pyright: ignore
     return made
+
+
+def averaged_run(run: Any) -> Any:
+    """A run with averaged weights.
+
+    log Z, walkers and scores belong to the weights as training left them; only a density's log Z, which is known,
+    stays.
+    """
+    players = averaged_players(run.inside or run.players, run.averages)
+    log_z = run.log_partition if is_normalised(players["energy"]) else None
+    unknown = {"walkers": None, "scores": {}, "modes": None, "contexts": None, "ema": None, "averages": {}}
+    kept = {"inside": {}, "coordinates": None, "log_partition": log_z}
+    return replace(run, energy=players["energy"], players=players, **unknown, **kept).outward(run.coordinates)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError
 from metastable.core.parts import home_of
 from metastable.core.powered import powered
-from metastable.core.protocols import Classifier, is_normalised, provides
+from metastable.core.protocols import Classifier, provides
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates, Units
 from metastable.energies.in_units import in_data_units
@@ -25,7 +25,7 @@ from metastable.training.config import TrainerConfig
 from metastable.training.records import Row
 from metastable.walkers.space import space_of
 
-from .averages import averaged_players
+from .averages import averaged_run
 from .model import Model, in_units
 from .restoring import events_of, restored
 from .row_scores import RowScores, row_scores
@@ -91,26 +91,8 @@ class Run:
     averages: dict[str, Any] = field(default_factory=dict)
 
     def averaged(self) -> Run:
-        """The run with the averages of its weights in every player (`ema=…`), the same run where there are none.
-
-        log Z, walkers and scores belong to the weights as training left them; only a density's log Z, which is
-        known, stays.
-        """
-        if not self.averages:
-            return self
-        players = averaged_players(self.inside or self.players, self.averages)
-        log_z = self.log_partition if is_normalised(players["energy"]) else None
-        unknown = {
-            "walkers": None,
-            "scores": {},
-            "modes": None,
-            "contexts": None,
-            "ema": None,
-            "averages": {},
-        }
-        kept = {"inside": {}, "coordinates": None, "log_partition": log_z}
-        energy: Any = players["energy"]
-        return replace(self, energy=energy, players=players, **unknown, **kept).outward(self.coordinates)
+        """The run with the averages of its weights in every player (`ema=…`); the same run where there are none."""
+        return averaged_run(self) if self.averages else self
 
     def outward(self, coordinates: Coordinates | None) -> Run:
         """A run in the units of its training as one in the data's own; log Z is the same number in both."""

@@ -27,7 +27,7 @@ from metastable.core.errors import InputError
 from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_lasa
 from metastable.data.demonstrations import STATE, Demonstrations
-from metastable.policies.intervals import mean_over_starts
+from metastable.policies.intervals import t_interval
 from metastable.policies.models import PATHS
 from metastable.policies.policy import PolicyConfig
 from metastable.policies.rollouts import Acting
@@ -177,7 +177,7 @@ def means(bench: Bench, rows: list[Row]) -> list[Row]:
             found.append(Row(f"distance_over_{other}/{arm}", share, "<=", bench.nearer))
         if len(own) > 1:
             apart = np.array(by_name["distance/straight"]) - np.array(own)
-            found.append(Row(f"nearer_than_straight/{arm}/low", mean_over_starts(apart).low))
+            found.append(Row(f"nearer_than_straight/{arm}/low", t_interval(apart).low))
     return found
 
 

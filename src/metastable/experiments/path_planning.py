@@ -115,10 +115,11 @@ class Wandering:
     def select_action(self, observation: Any) -> Tensor:
         """The next point, `(B, 2)`."""
         place, goal = observation["place"], observation["goal"]
-        if self.length is None:
-            self.length = (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1)
-        step = torch.randn(place.shape, generator=self.rng)
-        return place + self.length * step / step.norm(dim=1, keepdim=True)
+        length = (
+            (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1) if self.length is None else self.length
+        )
+        step, self.length = torch.randn(place.shape, generator=self.rng), length
+        return place + length * step / step.norm(dim=1, keepdim=True)
 
 
 BASELINES: dict[str, type] = {"straight": Straight, "random": Wandering}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from metastable.experiments import lasa, path_planning, push_t
 from metastable.experiments.base import Bench, changed
 from metastable.experiments.pieces import Piece
 from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of, updates
+from metastable.policies import PolicyConfig
 from metastable.policies.intervals import mean_over_starts
 from metastable.policies.path_world import PathWorlds, rollout_paths
 
@@ -153,6 +156,19 @@ def test_arms_are_compared_start_by_start(tmp_path):
     clear = rows["clear_of_random/on-flow"]
     assert clear.relation == ">="
     assert clear.value == pytest.approx(rows["maximum/on-flow/best/300/low"].value, abs=1e-6)
+
+
+def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch):
+    kernel = {"name": "hmc", "step_size": 1e-3, "leapfrog": 50}
+    config = PolicyConfig(sampling={"evaluations": 1000, "t_low": 0.5, "kernel": kernel})
+    asked = {}
+    monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
+    own = bench(push_t, tmp_path, gradients=())
+    push_t.acting(own, SimpleNamespace(config=config), "i-r-nce", "g100")
+    changed_to = {"evaluations": 100, "t_low": 0.5, "kernel": {**kernel, "leapfrog": 25}}
+    assert asked["sampling"] == changed_to
+    assert asked["folder"] == tmp_path / "training" / "i-r-nce"
+    assert config.sampling["kernel"]["leapfrog"] == 50
 
 
 def test_without_demonstrations_push_t_is_skipped_with_a_reason(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from metastable.policies.environments import PushT, pusht_starts
 from metastable.policies.films import film_pusht
 from metastable.policies.intervals import Interval, mean_over_starts, paired_difference
 from metastable.policies.models import PUSH_T
-from metastable.policies.policy import Policy, PolicyConfig
+from metastable.policies.policy import Policy, PolicyConfig, load_policy
 from metastable.policies.rollouts import HORIZONS, Acting, Rollouts, rollout_pusht
 from metastable.report.figures import picture
 
@@ -107,10 +107,26 @@ def rolled(bench: Bench, policy: Acting) -> tuple[dict[str, Any], dict[str, np.n
 
 
 def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
-    """How an arm acts: by the best of ℓ draws, by one, or both. Ranking by the density of an ODE costs most."""
+    """How an arm acts: by the best of ℓ draws, by one, or both. Ranking by the density of an ODE costs most.
+
+    I-R-NCE also acts with fewer gradients: what a score costs in milliseconds.
+    """
     if arm in (*BASELINES, "cloning") or (arm in DENSITIES and not bench.ranked_densities):
         return ("one",)
-    return ("best", "one")
+    shorter = [f"g{n}" for n in bench.gradients] if arm == "i-r-nce" else []
+    return ("best", "one", *shorter)
+
+
+def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
+    """A policy as it acts: with all its draws, with one, or with fewer gradients for a chunk (`g100`)."""
+    if not kind.startswith("g"):
+        return acting_with(policy, candidates=1) if kind == "one" else policy
+    gradients, sampling = int(kind[1:]), dict(policy.config.sampling)
+    if "leapfrog" in sampling.get("kernel", {}):  # so that a move still fits
+        few = max(1, min(sampling["kernel"]["leapfrog"], gradients // 4))
+        sampling["kernel"] = {**sampling["kernel"], "leapfrog": few}
+    sampling["evaluations"] = gradients
+    return load_policy(bench.folder / "training" / arm, device=bench.device, sampling=sampling)
 
 
 def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> None:
@@ -125,8 +141,7 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
     learned = arm not in BASELINES
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
-        acts = acting_with(policy, candidates=1) if learned and kind == "one" else policy
-        numbers, arrays = rolled(bench, acts)
+        numbers, arrays = rolled(bench, acting(bench, policy, arm, kind) if learned else policy)
         pieces.keep(f"{arm}-{kind}", numbers | own, arrays)
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
@@ -279,6 +294,7 @@ EXPERIMENT = Experiment(
         required=(("flow",), ("flow", "on-flow"), ("i-r-nce", "flow")),
         least=({}, {"flow": 0.75}, {"i-r-nce": 0.85}),
         ahead=((), ("on-flow/one_draw_of_flow/300",), ()),
+        gradients=((), (), (500, 250, 100, 50)),
         starts=(32, 64, 256),
         rollouts=(1, 2, 4),
         horizon=(200, 300, 300),

@@ -193,7 +193,7 @@ def test_without_the_simulator_push_t_trains_and_says_what_is_missing(tmp_path, 
         raise MissingDependencyError("Push-T needs gymnasium: pip install 'metastable[policies]'")
 
     monkeypatch.setattr(push_t, "PushT", missing)
-    own, seen = bench(push_t, tmp_path / "out"), []
+    own, seen = bench(push_t, tmp_path / "out", arms="flow"), []
     own.say = seen.append
     assert push_t.body(own) == []
     assert "pip install 'metastable[policies]'" in seen[0]

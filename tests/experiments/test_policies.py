@@ -19,7 +19,7 @@ from metastable.policies.path_world import PathWorlds, rollout_paths
 
 SMALL = {
     **{"width": 8, "layers": 3, "ode": (2, 2), "batch": 8, "candidates": 2, "pool": 16, "negatives": 2},
-    **{"density_updates": 3, "energy_updates": 2, "pretrain": 2},
+    **{"density_updates": 3, "energy_updates": 2, "pretrain": 2, "units": "none"},
 }
 
 

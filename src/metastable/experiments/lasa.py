@@ -217,6 +217,7 @@ EXPERIMENT = Experiment(
         width=(64, 128, 256),
         layers=(4, 4, 6),
         ode=((8, 5), (12, 5), (32, 9)),
+        units=("whiten", "none", "none"),
         negatives=(7, 15, 31),
         density_updates=(600, 3000, 10_000),
         energy_updates=(100, 1500, 5000),

@@ -337,6 +337,7 @@ EXPERIMENT = Experiment(
         width=(128, 192, 0),
         layers=(4, 5, 0),
         ode=((8, 5), (16, 9), (64, 17)),
+        units=("whiten", "none", "none"),
         negatives=(7, 31, 63),
         reuse=(20, 50, 1),
         pool=(1024, 8192, 4096),

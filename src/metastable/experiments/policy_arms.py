@@ -80,7 +80,7 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
     (steps, scored), size = bench.ode, {"width": bench.width, "layers": bench.layers}
     ode = {"steps": steps, "scored": scored}
     options = {"optimiser": Adam(bench.rate), "schedule": Schedule("cosine", warmup=bench.warmup)}
-    options |= {"batch_size": bench.batch, "units": "none", "ema": bench.ema}
+    options |= {"batch_size": bench.batch, "units": bench.units, "ema": bench.ema}
     acting: dict[str, Any] = {"steps": 0, "warm": 0}
     if name not in RANKED:
         network = {"field": "residual", **ode} if name == "flow" else ode

@@ -303,6 +303,7 @@ EXPERIMENT = Experiment(
         width=(128, 256, 0),
         layers=(4, 6, 0),
         ode=((8, 5), (16, 9), (64, 17)),
+        units=("none", "none", "none"),
         negatives=(7, 31, 31),
         reuse=(20, 50, 50),
         pool=(1024, 8192, 8192),

@@ -69,6 +69,7 @@ def test_listing_the_suites_imports_neither_torch_nor_a_suite():
         "laws",
         "scoring",
         "interpolant",
+        "policy",
         "False",
         "False",
     ]

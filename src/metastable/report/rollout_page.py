@@ -73,6 +73,8 @@ def scene_png(background: np.ndarray | None, chunks: np.ndarray) -> bytes:
         axes.plot(*chunk.T, color=MODEL, lw=0.8, alpha=0.3)
     axes.scatter(*chunks[:DRAWN, -1].T, color=MODEL, s=4, alpha=0.6, edgecolors=MUTED, linewidths=0.2)
     axes.set(xticks=[], yticks=[], aspect="equal")
+    if background is not None:
+        axes.set(xlim=(0, 512), ylim=(512, 0))
     axes.grid(False)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=120)

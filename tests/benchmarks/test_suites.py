@@ -69,6 +69,7 @@ def test_listing_the_suites_imports_neither_torch_nor_a_suite():
         "laws",
         "scoring",
         "interpolant",
+        "policy",
         "False",
         "False",
     ]
@@ -77,7 +78,7 @@ def test_listing_the_suites_imports_neither_torch_nor_a_suite():
 def test_an_unknown_suite_is_named():
     with pytest.raises(ConfigError, match="did you mean 'sampler'"):
         run_suite("sampeler")
-    assert set(SUITES) == {"step-cost", "sampler", "update", "laws", "scoring", "interpolant"}
+    assert set(SUITES) == {"step-cost", "sampler", "update", "laws", "scoring", "interpolant", "policy"}
 
 
 def test_scoring_gives_the_claim_with_its_target_and_says_what_was_timed():

@@ -310,3 +310,27 @@ def test_an_energy_on_its_proposal_ranks_by_either():
 def inside(run, x, given):
     """Events and contexts in the units of training."""
     return run.coordinates.events.forward(x).float(), run.model.as_contexts(given)
+
+
+FLOW = {"name": "interpolant", "field": "residual", "width": 8, "layers": 3, "steps": 4, "scored": 3}
+RANKED = {"name": "ranking-nce", "negatives_per_datum": 2, "reuse": 4, "pool": 16}
+
+
+def test_an_energy_stands_on_a_flow_that_was_trained_before_and_is_read_back_with_it(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, config = Demonstrations.of(x, x[:, :1], [20, 40]), PolicyConfig(1, 2, 1, 3, 0, 0)
+    options = {"steps": 3, "batch_size": 8, "units": "none", "ema": 0.5}
+    flow = fit_policy(shown, FLOW, "density", config, out=tmp_path / "flow", **options)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2}
+    policy = fit_policy(shown, energy, RANKED, config, on=flow, out=tmp_path / "energy", **options)
+    weights = flow.model.model.energy.proposal.state_dict()  # those of the average, by which the flow acts
+    stands = policy.model.run.players["proposal"].state_dict()
+    assert weights.keys() == stands.keys()
+    assert all(torch.equal(stands[key], value) for key, value in weights.items())
+    again, seen = load_policy(tmp_path / "energy"), torch.zeros(2, 1, 2)
+    assert torch.equal(again.predict_action_chunk(seen), policy.predict_action_chunk(seen))
+    with pytest.raises(InputError, match="on: must be the policy of a run of flow or interpolant"):
+        fit_policy(shown, energy, RANKED, config, on=policy, **options)
+    scaled = fit_policy(shown, FLOW, "density", config, **{**options, "units": "scale"})
+    with pytest.raises(InputError, match="on: must be trained in the demonstrations' own units"):
+        fit_policy(shown, energy, RANKED, config, on=scaled, **options)

@@ -31,11 +31,12 @@ SUITES: dict[str, Suite] = {
     "laws": _suite("laws"),
     "scoring": _suite("scoring"),
     "interpolant": _suite("interpolant"),
+    "policy": _suite("policy"),
 }
 """`step-cost`: what a Jarzynski update costs beside a PCD update. `sampler`: Langevin steps per second. `update`: a
 whole training update, step by step and recorded. `laws`: every engine held to eager on this device. `scoring`:
 candidates scored by an energy beside the ODE of a diffusion. `interpolant`: log-densities of a continuous flow on
-two time scales and on one."""
+two time scales and on one. `policy`: milliseconds of one chunk of actions, by model."""
 
 
 def run_suite(name: str, **options: Any) -> list[Row]:

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from metastable.policies import Policy
     from metastable.policies.rollouts import Rollouts
 
-PATHS = "path-planning"
+PATHS, PUSHT = "path-planning", "pusht"
 
 
 def rollout(
     run: RunFolder,
     env: Annotated[
         str, typer.Option(help="pusht, path-planning, or the name of an environment of Gymnasium.")
-    ] = "pusht",
+    ] = PUSHT,
     starts: Annotated[int, typer.Option(help="Starts; path-planning has its 25 worlds instead.")] = 32,
     rollouts: Annotated[int, typer.Option(help="Episodes from each start.")] = 1,
     steps: Annotated[
@@ -33,15 +33,16 @@ def rollout(
         Path | None,
         typer.Option(help="Another run's folder: its policy from the same starts, and the difference."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for rollouts.json and rollouts.npz.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for rollouts.json, rollouts.npz and rollouts.html.")
+    ] = None,
+    films: Annotated[int, typer.Option(help="Push-T: GIFs of the first so many starts, in --out.")] = 0,
     seed: Seed = 0,
     device: Device = "cpu",
 ) -> None:
     """Roll a policy out, and say what it scores: means over starts with 95 % intervals."""
     from metastable.core.errors import InputError
     from metastable.policies import load_policy
-    from metastable.policies.path_world import roll_paths
-    from metastable.runs.folder import write_json
 
     from .console import note, say
 
@@ -49,16 +50,12 @@ def rollout(
     changed = {key: value for key, value in asked.items() if value is not None}
     if env != PATHS and against is not None and starts < 2:
         raise InputError(f"starts: a difference needs at least 2, got {starts}")
+    if films and (out is None or env != PUSHT):
+        raise InputError("films: are of pusht, and lie in a folder: give --out")
     policies = [load_policy(r, device=device, **changed) for r in (run, against) if r is not None]
+    names = [str(r) for r in (run, against) if r is not None]
     if env == PATHS:
-        if against is not None:
-            raise InputError("against: is for environments; roll the two runs out one after the other")
-        found = roll_paths(policies[0], rollouts, seed)
-        say(*(f"{name}: {value}" for name, value in found.items()))
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            write_json(out / "rollouts.json", {name: value._asdict() for name, value in found.items()})
-            note(f"wrote {out / 'rollouts.json'}")
+        _walk(policies, names, rollouts, seed, out)
         return
     episodes = [_episodes(policy, env, starts, rollouts, steps, seed) for policy in policies]
     _say_scores(episodes[0])
@@ -67,6 +64,50 @@ def rollout(
             say(f"maximum at {h}, {run} − {against}: {episodes[0].ahead_of(episodes[1], h)}")
     if out is not None:
         note(f"wrote {episodes[0].write(out)}")
+        note(f"wrote {_page(policies[0], episodes[0], names[0], out, env == PUSHT, films, steps, seed)}")
+
+
+def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: Path | None) -> None:
+    """Paths in the test worlds; of two policies, how far they are apart, world by world."""
+    from metastable.policies.intervals import paired_difference
+    from metastable.policies.path_frames import walk_test_worlds
+    from metastable.policies.path_world import path_intervals
+    from metastable.runs.folder import write_json
+
+    from .console import note, say
+
+    judged = [walk_test_worlds(policy, paths, seed) for policy in policies]
+    found = path_intervals(judged[0])
+    say(*(f"{name}: {value}" for name, value in found.items()))
+    for other in judged[1:]:
+        apart = {name: paired_difference(judged[0][name], other[name]) for name in other}
+        say(*(f"{name}, {names[0]} − {names[1]}: {value}" for name, value in apart.items()))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "rollouts.json", {name: value._asdict() for name, value in found.items()})
+        note(f"wrote {out / 'rollouts.json'}")
+
+
+def _page(
+    policy: Policy, episodes: Rollouts, name: str, out: Path, pusht: bool, films: int, steps: int, seed: int
+) -> Path:
+    """`rollouts.html`; of Push-T with scenes, and films of episodes of their own, at the first starts."""
+    from metastable.policies.environments import PushT, pusht_starts
+    from metastable.policies.films import film_pusht
+    from metastable.policies.scenes import first_chunks
+    from metastable.report.rollout_page import write_rollout_page
+
+    scenes, played = [], []
+    if pusht:
+        worlds = PushT(pusht_starts(min(3, len(episodes.progress))), 256)
+        chunks = first_chunks(policy, worlds.reset(), seed=seed)
+        scenes = [(worlds.picture(i), chunk) for i, chunk in enumerate(chunks)]
+        for i, start in enumerate(pusht_starts(films) if films else ()):
+            played.append(
+                film_pusht(policy, start.tolist(), steps, seed).write(out / f"start-{i}.gif", 2).name
+            )
+    scores: dict[str, Any] = dict(episodes.scores()) if len(episodes.progress) > 1 else {}
+    return write_rollout_page(out, f"{name} in {episodes.name}", scores, episodes.table(), scenes, played)
 
 
 def _episodes(policy: Policy, env: str, starts: int, rollouts: int, steps: int, seed: int) -> Rollouts:
@@ -83,7 +124,7 @@ def _episodes(policy: Policy, env: str, starts: int, rollouts: int, steps: int, 
         task = progress.add_task(env, total=steps)
         options: dict[str, Any] = {"rollouts": rollouts, "steps": steps, "seed": seed}
         options["on_step"] = lambda done: progress.update(task, completed=done)
-        if env == "pusht":
+        if env == PUSHT:
             return rollout_pusht(policy, pusht_starts(starts), **options)
         return roll(policy, lambda seeds: gym_environments(env, seeds), list(range(starts)), **options)
 

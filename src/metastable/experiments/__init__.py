@@ -62,6 +62,18 @@ _INDEX: dict[str, tuple[str, str]] = {
         "rnce_2d",
         "Conditional densities in the plane: R-NCE beside flows, diffusions and IBC (Tables 1 and 2)",
     ),
+    "path-planning": (
+        "path_planning",
+        "Policies that walk around discs: R-NCE beside flows, diffusions and IBC (Fig. 4, Tables 3-5)",
+    ),
+    "push-t": (
+        "push_t",
+        "Policies that push a T to its place: energies and diffusions from human demonstrations (Tables 6, 7)",
+    ),
+    "lasa": (
+        "lasa",
+        "Policies that write: human motions continued from their start, and two ways kept apart (LASA)",
+    ),
     "febm-1d": (
         "febm_1d",
         "A Gaussian for data that are not: nine divergences and their density ratios (Fig. 1-4, Table 5)",

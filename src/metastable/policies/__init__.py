@@ -4,9 +4,11 @@ from metastable.methods.conditional_sampling import Best, best_of
 
 from .actions import ActionModel, RunActions
 from .environments import Environments, PushT, gym_environments, pusht_starts
+from .films import Film, film, film_pusht
 from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference, t_interval
 from .models import MODELS, PATHS, PUSH_T, Layout, PolicyModel, Sizes, layout_of, policy_model
-from .path_world import PathWorlds, path_demonstrations, plan_paths, roll_paths, rollout_paths
+from .path_frames import CentredPolicy, centred, roll_paths
+from .path_world import PathWorlds, path_demonstrations, plan_paths, rollout_paths
 from .planner import PathPrior, Planner
 from .policy import Policy, PolicyConfig, fit_policy, load_policy, policy_of
 from .rollouts import Rollouts, rollout, rollout_pusht
@@ -17,7 +19,9 @@ __all__ = [
     "PUSH_T",
     "ActionModel",
     "Best",
+    "CentredPolicy",
     "Environments",
+    "Film",
     "Interval",
     "Layout",
     "PathPrior",
@@ -31,7 +35,10 @@ __all__ = [
     "RunActions",
     "Sizes",
     "best_of",
+    "centred",
     "clopper_pearson",
+    "film",
+    "film_pusht",
     "fit_policy",
     "gym_environments",
     "layout_of",

@@ -16,6 +16,7 @@ So ratios between models can be compared with the paper's, costs themselves cann
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,7 +28,7 @@ from metastable.data.demonstrations import Demonstrations
 
 from .intervals import Interval, clopper_pearson, mean_over_starts
 from .planner import PathPrior, Planner
-from .policy import Policy
+from .rollouts import Acting
 
 DISCS, SPREAD, RADII = 10, 0.8, (0.1, 0.2)
 EDGE, APART, CLEAR = 0.95, 1.2, 0.1
@@ -40,6 +41,8 @@ POINTS, CONTEXT, PREDICTION = 50, 3, 10
 TEST_WORLDS, TEST_SEED = 25, 2024
 BLOCK = 32
 """Paths that are planned together: more would leave the processor's cache."""
+GPU_BLOCK = 4096
+"""The same on a GPU, whose memory is the limit: about 0.5 GB for each array of all segments and discs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,10 @@ class PathWorlds:
     def some(self, worlds: Tensor | slice) -> PathWorlds:
         """Some of them, or one several times."""
         return PathWorlds(self.centres[worlds], self.radii[worlds], self.start[worlds], self.goal[worlds])
+
+    def to(self, device: str | torch.device) -> PathWorlds:
+        """The same on a device."""
+        return PathWorlds(*(part.to(device) for part in (self.centres, self.radii, self.start, self.goal)))
 
     def obstacle_cost(self, paths: Tensor) -> Tensor:
         """c_obs of paths `(W, …, N, 2)`, `(W, …)`: half of the chord that a segment's line cuts out of a disc.
@@ -153,16 +160,18 @@ def plan_paths(
 ) -> Tensor:
     """`paths` ways from start to goal in each world, each from a start of its own, `(W, paths, N, 2)`, float64.
 
-    A path that ends in a collision is planned again from another start, up to `attempts` times in all.
+    A path that ends in a collision is planned again from another start, up to `attempts` times in all. Worlds on
+    another device are planned there, by other random numbers.
     """
     require_count("paths", paths)
     require_count("attempts", attempts)
-    planner, rng = planner or Planner(), generator(derive(seed, "plan"))
-    each = worlds.some(torch.arange(len(worlds)).repeat_interleave(paths))
-    found = torch.empty(len(each), planner.prior.points, 2, dtype=torch.float64)
-    left = torch.arange(len(each))
+    place = worlds.start.device
+    planner, rng = planner or Planner(), generator(derive(seed, "plan"), place)
+    each = worlds.some(torch.arange(len(worlds), device=place).repeat_interleave(paths))
+    found = torch.empty(len(each), planner.prior.points, 2, dtype=torch.float64, device=place)
+    left = torch.arange(len(each), device=place)
     for _ in range(attempts):
-        for rows in left.split(BLOCK):
+        for rows in left.split(BLOCK if place.type == "cpu" else GPU_BLOCK):
             at = each.some(rows)
             wider = replace(at, radii=at.radii + MARGIN)
             found[rows] = planner.plan(at.start, at.goal, wider.obstacle_cost, rng)
@@ -180,12 +189,23 @@ def refine_snippets(worlds: PathWorlds, snippets: Tensor, seed: int = 0) -> Tens
     share = (snippets.shape[1] - 1) / (POINTS - 1)
     prior = PathPrior(snippets.shape[1], acceleration=PathPrior().acceleration * share**1.5)
     planner = Planner(prior, iterations=30, wide=0.1, narrow=0.03)
-    wider, rng = replace(worlds, radii=worlds.radii + MARGIN), generator(derive(seed, "refine"))
-    return planner.plan(snippets[:, 0], snippets[:, -1], wider.obstacle_cost, rng, first=snippets)
+    wider, place = replace(worlds, radii=worlds.radii + MARGIN), worlds.start.device
+    rng, size = generator(derive(seed, "refine"), place), len(snippets) if place.type == "cpu" else GPU_BLOCK
+    found = torch.empty_like(snippets)
+    for rows in torch.arange(len(snippets), device=place).split(size):
+        first, cost = snippets[rows], wider.some(rows).obstacle_cost
+        found[rows] = planner.plan(first[:, 0], first[:, -1], cost, rng, first=first)
+    return found
 
 
 def path_demonstrations(
-    worlds: int = 200, paths: int = 4, seed: int = 0, *, every: int = 5, refine: bool = True
+    worlds: int = 200,
+    paths: int = 4,
+    seed: int = 0,
+    *,
+    every: int = 5,
+    refine: bool = True,
+    device: str = "cpu",
 ) -> Demonstrations:
     """Snippets of planned paths, of N_ctx + N_pred points: `windows(3, 10, padded=False)` is one for each.
 
@@ -197,8 +217,9 @@ def path_demonstrations(
         seed: of worlds and planner.
         every: points from one snippet of a path to the next.
         refine: plan each snippet again between its ends.
+        device: where they are planned; another one has other random numbers.
     """
-    made = PathWorlds.draw(worlds, derive(seed, "train worlds"))
+    made = PathWorlds.draw(worlds, derive(seed, "train worlds")).to(device)
     planned = plan_paths(made, paths, seed)
     world, path = (~made.collides(planned)).nonzero().T
     whole, length = planned[world, path], CONTEXT + PREDICTION
@@ -206,12 +227,12 @@ def path_demonstrations(
         raise InputError(f"worlds: no path of {worlds} worlds is free of collisions; draw more")
     last = whole.shape[1] - length  # the one that ends at the goal is always among them
     begin = torch.tensor(sorted({*range(0, last + 1, every), last}))
-    snippets = whole[:, begin[:, None] + torch.arange(length)]  # (P, S, n, 2)
+    snippets = whole[:, (begin[:, None] + torch.arange(length)).to(device)]  # (P, S, n, 2)
     at, rows = world.repeat_interleave(snippets.shape[1]), snippets.flatten(0, 1)
     if refine:
         rows = refine_snippets(made.some(at), rows, seed)
     first = torch.cat([whole[:, :1].expand(-1, CONTEXT - 1, -1), whole[:, : length - CONTEXT + 1]], 1)
-    return _episodes(made.some(torch.cat([world, at])), torch.cat([first, rows]))
+    return _episodes(made.some(torch.cat([world, at])).to("cpu"), torch.cat([first, rows]).cpu())
 
 
 def _episodes(worlds: PathWorlds, snippets: Tensor) -> Demonstrations:
@@ -229,7 +250,7 @@ def scene(worlds: PathWorlds) -> dict[str, Tensor]:
     return {"goal": worlds.goal.float(), "discs": discs.float()}
 
 
-def rollout_paths(policy: Policy, worlds: PathWorlds, paths: int = 1, seed: int = 0) -> Tensor:
+def rollout_paths(policy: Acting, worlds: PathWorlds, paths: int = 1, seed: int = 0) -> Tensor:
     """Paths of a policy, chunk after chunk, `(W, paths, N, 2)`: the start and N − 1 actions, as the planner's are.
 
     Args:
@@ -248,21 +269,23 @@ def rollout_paths(policy: Policy, worlds: PathWorlds, paths: int = 1, seed: int 
     return torch.stack(taken, 1).double().unflatten(0, (len(worlds), paths))
 
 
-def roll_paths(policy: Policy, paths: int = 16, seed: int = 0) -> dict[str, Interval]:
-    """Collision rate and cost (7.2) of a policy in the test worlds, `paths` in each, with 95 % intervals.
+def judge_paths(worlds: PathWorlds, taken: Tensor) -> dict[str, Tensor]:
+    """What paths `(W, P, N, 2)` are worth, `(W, P)` each: collisions (0 or 1), cost (7.2), distance to the goal."""
+    return {
+        "collisions": worlds.collides(taken).double(),
+        "cost": worlds.objective(taken),
+        "goal missed by": (taken[:, :, -1] - worlds.goal[:, None]).norm(dim=-1),
+    }
+
+
+def path_intervals(judged: Mapping[str, Tensor]) -> dict[str, Interval]:
+    """Means of what `judge_paths` says, with 95 % intervals.
 
     Paths of a world are not independent of one another: intervals are over worlds. Of one path in each, which
     collides or does not, the rate has Clopper and Pearson's.
     """
-    worlds = PathWorlds.test()
-    taken = rollout_paths(policy, worlds, paths, seed)
-    missed = (taken[:, :, -1] - worlds.goal[:, None]).norm(dim=-1)
-    found = {
-        "collisions": worlds.collides(taken).double(),
-        "cost": worlds.objective(taken),
-        "goal missed by": missed,
-    }
-    said = {name: mean_over_starts(values) for name, values in found.items()}
-    if paths == 1:
-        said["collisions"] = clopper_pearson(int(found["collisions"].sum()), len(worlds))
+    said = {name: mean_over_starts(values) for name, values in judged.items()}
+    hits = judged["collisions"]
+    if hits.shape[1] == 1:
+        said["collisions"] = clopper_pearson(int(hits.sum()), len(hits))
     return said

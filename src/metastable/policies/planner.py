@@ -79,7 +79,8 @@ class PathPrior:
     def noise(self, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
         """Draws of N(0, K) for both coordinates, `(*shape, N, 2)`."""
         drawn = torch.randn(*shape, self.points, 2, generator=rng, dtype=torch.float64, device=rng.device)
-        return self.root.to(drawn.device) @ drawn
+        flat = drawn.mT.reshape(-1, self.points)  # one product for all of them, not one for each path
+        return (flat @ self.root.to(drawn.device).T).view(*shape, 2, self.points).mT.contiguous()
 
 
 @dataclass(frozen=True)

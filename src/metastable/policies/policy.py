@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.api import fit, load_run
@@ -17,8 +18,11 @@ from metastable.core.configure import build
 from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
+from metastable.methods import Method
 from metastable.methods.conditional_sampling import best_of
+from metastable.proposals.choose import LEARNED
 from metastable.runs.folder import read_table, write_json
+from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
 
 from .actions import ActionModel, RunActions
@@ -99,6 +103,9 @@ class Policy:
         self, model: ActionModel, scaling: Scaling, config: PolicyConfig | None = None, seed: int = 0
     ):
         self.model, self.scaling, self.config = model, scaling, config or PolicyConfig()
+        self.proposal: dict[str, Any] | None = (
+            None  # what that of the run was built from, where it was learned before
+        )
         self.reset(seed)
 
     def reset(self, seed: int | None = None) -> None:
@@ -174,6 +181,7 @@ class Policy:
             )
         covariance = None if model.covariance is None else model.covariance.tolist()
         kept = {"covariance": covariance, "step_size": model.step_size, "scaling": self.scaling.as_json()}
+        kept |= {} if self.proposal is None else {"proposal": self.proposal}
         path = model.run.folder / FILE
         write_json(path, {"version": __version__, "seed": self.seed, "policy": asdict(self.config), **kept})
         return path
@@ -188,20 +196,31 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
         changed: settings of `PolicyConfig` to act by instead of those that were saved.
     """
     path = Path(folder) / FILE
-    run = load_run(folder, device=device)
     if not path.is_file():
+        load_run(folder, device=device)  # what is no run at all says so itself
         raise InputError(
             f"run: {folder} holds no {FILE}; make one with metastable.policies.fit_policy(…, out=…)"
         )
     kinds = {key: ("a table", lambda value: isinstance(value, dict)) for key in ("policy", "scaling")}
     kept = read_table(path, kinds, needed=("policy", "covariance", "step_size", "scaling", "seed"))
-    config = build(PolicyConfig, {**kept["policy"], **changed}, "policy")
+    config, proposal = build(PolicyConfig, {**kept["policy"], **changed}, "policy"), kept.get("proposal")
+    method = None if proposal is None else _method_with(Path(folder), proposal)
+    run = load_run(folder, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
     how = (config.algorithm, covariance, kept["step_size"], config.rank)
     model = RunActions(
         run.averaged() if config.averaged else run, *how, **{"kernel": config.kernel, **config.sampling}
     )
-    return Policy(model, Scaling.from_json(kept["scaling"]), config, kept["seed"])
+    policy = Policy(model, Scaling.from_json(kept["scaling"]), config, kept["seed"])
+    policy.proposal = proposal
+    return policy
+
+
+def _method_with(folder: Path, proposal: dict[str, Any]) -> Method:
+    """The method of a run whose proposal was a module, which is built again; its weights are those of the run."""
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))["method"]
+    settings = {key: value for key, value in described.items() if value is not None}
+    return resolve_method({**settings, "proposal": proposal})
 
 
 def fit_policy(
@@ -212,6 +231,7 @@ def fit_policy(
     *,
     padded: bool = True,
     noise: tuple[float, float] | None = (0.01, 0.005),
+    on: Policy | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Policy:
@@ -225,6 +245,8 @@ def fit_policy(
         padded: whether windows reach beyond the ends of their episode, see `Demonstrations.windows`.
         noise: σ_pert at first, and from half of the training on, on chunks and on what of the contexts may be
             noised; None trains on the demonstrations as they are.
+        on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
+            `density` with `units="none"`.
         seed: of everything random.
         options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
     """
@@ -233,13 +255,34 @@ def fit_policy(
     if noise is not None:
         schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_over": 0.5}
         options = {**schedule, "given_noise": scaling.noise_mask(config.context), **options}
+    table = None
+    if on is not None:
+        flow, table = _flow_of(on)
+        method = {**method, "proposal": flow, "train_proposal": False, "pretrain": 0}
+        options |= {"units": "none"}
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
     assert data.given is not None
-    return policy_of(run, scaling, data.given, config, seed)
+    return policy_of(run, scaling, data.given, config, seed, table)
+
+
+def _flow_of(policy: Policy) -> tuple[nn.Module, dict[str, Any]]:
+    """The flow that a policy was trained as, and what it was built from."""
+    model = policy.model
+    if not isinstance(model, RunActions) or model.run.config["energy"]["name"] not in LEARNED:
+        raise InputError(f"on: must be the policy of a run of {' or '.join(LEARNED)}")
+    if model.units is not None:
+        raise InputError("on: must be trained in the demonstrations' own units; give fit_policy units='none'")
+    learned: Any = model.model.energy
+    return learned.proposal, dict(model.run.config["energy"])
 
 
 def policy_of(
-    run: Run, scaling: Scaling, contexts: Tensor, config: PolicyConfig | None = None, seed: int = 0
+    run: Run,
+    scaling: Scaling,
+    contexts: Tensor,
+    config: PolicyConfig | None = None,
+    seed: int = 0,
+    proposal: dict[str, Any] | None = None,
 ) -> Policy:
     """A run as a policy, settled on some of its contexts `(n, c)`, and saved where the run has a folder."""
     config = config or PolicyConfig()
@@ -247,6 +290,7 @@ def policy_of(
     run = run.averaged() if config.averaged else run
     acting = RunActions(run, config.algorithm, **options)
     policy = Policy(acting.settle(contexts, seed), scaling, config, seed)
+    policy.proposal = proposal
     if run.folder is not None:
         policy.save()
     return policy

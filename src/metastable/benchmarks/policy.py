@@ -1,0 +1,130 @@
+"""What one chunk of actions costs: every model of `policies.models` at Push-T's sizes, for one robot and for many.
+
+Eight executed steps at ten a second leave 800 ms for a chunk. Times do not depend on what the weights have learned:
+every model is new, a single update makes it a run, and its policy then acts on random observations. On a GPU the
+networks and settings are the paper's; on a CPU they are smaller, which the rows' names say, and the ratios between
+models are what can be compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from metastable.api import fit
+from metastable.core.random import generator
+from metastable.data.demonstrations import Demonstrations, Scaling
+from metastable.experiments.base import Row
+from metastable.policies.actions import RunActions
+from metastable.policies.models import PUSH_T, Sizes, layout_of, policy_model
+from metastable.policies.policy import Policy, PolicyConfig
+
+from .timing import machine, on_cores
+
+SMALL = Sizes(
+    width=32,
+    layers=2,
+    field_width=32,
+    field_layers=2,
+    reads="future",
+    proposal="film",
+    proposal_width=16,
+    proposal_layers=2,
+    encoder_owner="proposal",
+    negatives=3,
+    ode=(16, 5),
+    training_ode=(4, 3),
+    chain={"name": "hmc", "step_size": 1e-3, "leapfrog": 10},
+    evaluations=40,
+)
+"""For a CPU: about a hundredth of the paper's work for a chunk."""
+BAR = 400.0
+"""Milliseconds that a chunk of I-R-NCE may cost on a GPU, at the paper's settings."""
+NAMES = ("i-r-nce", "i-r-nce-2", "r-nce", "flow", "diffusion", "diffusion-phi", "cloning")
+BATCHES, EVALUATIONS = (1, 64), (1000, 500, 250, 100, 50)
+
+
+def run(
+    *,
+    models: Sequence[str] = NAMES,
+    batches: Sequence[int] = BATCHES,
+    evaluations: Sequence[int] = EVALUATIONS,
+    rounds: int = 3,
+    cores: int | None = 2,
+    sizes: Sizes | None = None,
+    seed: int = 0,
+) -> list[Row]:
+    """Milliseconds of a chunk, by model and number of environments, and of I-R-NCE by gradients.
+
+    Args:
+        models: of `policies.models`.
+        batches: environments at once.
+        evaluations: gradients of the energy that I-R-NCE may take; not on a CPU.
+        rounds: timings of each, after one that is not counted; the median is taken.
+        cores: CPUs to use.
+        sizes: of the networks, with how they are sampled; by default the paper's on a GPU, smaller ones on a CPU.
+        seed: of weights, observations and draws.
+    """
+    gpu = torch.cuda.is_available()
+    sizes = sizes or (PUSH_T if gpu else SMALL)
+    kind, rows = "paper" if sizes == PUSH_T else "small", []
+    with on_cores(None if gpu else cores):
+        for name in models:
+            policy = new_policy(name, sizes, "cuda" if gpu else "cpu", seed)
+            for B in batches:
+                asked = ("<=", BAR) if (gpu, kind, name, B) == (True, "paper", "i-r-nce", 1) else (None, None)
+                rows.append(
+                    Row(f"ms_a_chunk/{name}/{kind}/batch={B}", milliseconds(policy, B, rounds, seed), *asked)
+                )
+            if name == "i-r-nce" and gpu:
+                rows += [shorter(policy, count, rounds, seed) for count in evaluations]
+    return [*rows, *machine()]
+
+
+def shorter(policy: Policy, evaluations: int, rounds: int, seed: int) -> Row:
+    """The same policy with fewer gradients for a chunk."""
+    model = policy.model
+    assert isinstance(model, RunActions)
+    options = {**model.options, "evaluations": evaluations}
+    kernel = options.pop("kernel")
+    made = RunActions(model.run, 4, **options)
+    made.options["kernel"] = replace(kernel, leapfrog=min(kernel.leapfrog, max(1, evaluations // 4)))
+    found = milliseconds(Policy(made, policy.scaling, policy.config, seed), 1, rounds, seed)
+    return Row(f"ms_a_chunk/i-r-nce/evaluations={evaluations}", found)
+
+
+def observed(B: int, seed: int) -> dict[str, torch.Tensor]:
+    """Random observations of Push-T's shapes, `(B, 2, …)`."""
+    rng = generator(seed)
+    return {"agent": torch.rand(B, 2, 2, generator=rng), "block": torch.rand(B, 2, 16, generator=rng)}
+
+
+def new_policy(name: str, sizes: Sizes, device: str, seed: int) -> Policy:
+    """A policy of a model after one update on random numbers."""
+    seen = {key: value[:, 0] for key, value in observed(64, seed).items()}
+    shown = Demonstrations.of(
+        seen, torch.rand(64, 2, generator=generator(seed + 1)), [32, 64], noisy=("agent",)
+    )
+    scaling, config = Scaling.fit(shown), PolicyConfig()
+    model = policy_model(name, layout_of(scaling, config.context), sizes)
+    options = {"steps": 1, "batch_size": 4, "units": "none", "engine": "eager", "device": device}
+    run = fit(
+        model.energy, shown.windows().dataset(scaling), model.method, seed=seed, evaluate=False, **options
+    )
+    config = replace(config, **model.acting)
+    how: dict[str, Any] = {"kernel": config.kernel, **config.sampling}
+    return Policy(RunActions(run, config.algorithm, **how), scaling, config, seed)
+
+
+def milliseconds(policy: Policy, B: int, rounds: int, seed: int) -> float:
+    """Of one chunk for each of B environments: the median of `rounds`, after one that prepares what is kept."""
+    seen, times = observed(B, seed), []
+    for _ in range(rounds + 1):
+        begun = time.perf_counter()
+        policy.predict_action_chunk(seen)  # comes back to the CPU, so that it is done
+        times.append(time.perf_counter() - begun)
+    return 1e3 * sorted(times[1:])[rounds // 2]

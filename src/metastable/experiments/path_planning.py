@@ -1,0 +1,352 @@
+"""Section 7.3 of the R-NCE paper: paths around ten discs (Figure 4, Tables 3 to 5).
+
+Demonstrations are planned by StochGPMP (`policies.planner`), cut into snippets of 3 + 10 points and learned by
+every arm. A policy then walks from start to goal in test worlds, chunk after chunk, the likeliest of ℓ draws each.
+What counts is how many of its paths collide and what they cost, (7.2). The paper publishes neither the size of its
+world nor its weights: ratios between models can be compared with its numbers, and costs cannot.
+
+Deviations, which trainings of minutes gain from: demonstrations are seen from where one stands
+(`policies.path_frames`; `centred=false` is the paper's frame) and mirrored, too (`mirrored=false`).
+
+Every arm is trained in `training/` and judged in `pieces/`, so that a command makes what is missing and gathers all
+that is there. `straight` walks straight to the goal, `random` anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.core.errors import require_choice
+from metastable.core.random import derive, generator
+from metastable.data.demonstration_files import load_episodes
+from metastable.data.demonstrations import Demonstrations
+from metastable.policies.intervals import Interval, paired_difference
+from metastable.policies.models import PATHS
+from metastable.policies.path_frames import PLACE, SETS, centred, walking
+from metastable.policies.path_world import (
+    CONTEXT,
+    POINTS,
+    PREDICTION,
+    TEST_SEED,
+    PathWorlds,
+    judge_paths,
+    path_demonstrations,
+    path_intervals,
+    plan_paths,
+    rollout_paths,
+)
+from metastable.policies.policy import PolicyConfig
+from metastable.policies.rollouts import Acting
+
+from .base import Bench, Experiment, Row
+from .path_planning_figures import SHOWN, draw
+from .pieces import Piece, Pieces
+from .policy_arms import ARMS, Task, acting_with, parameters, trained
+from .trials import by_scale
+
+PAPER_COLLISIONS = {
+    ("r-nce", "best"): 0.030,
+    ("r-nce", "one"): 0.116,
+    ("flow", "best"): 0.054,
+    ("flow", "one"): 0.101,
+    ("diffusion", "best"): 0.056,
+    ("diffusion", "one"): 0.099,
+    ("diffusion-phi", "best"): 0.039,
+    ("diffusion-phi", "one"): 0.087,
+    ("ibc", "best"): 0.107,
+    ("ibc", "one"): 0.203,
+    ("r-nce-7", "best"): 0.061,
+    ("r-nce-31", "best"): 0.052,
+    ("r-nce-pretrained", "best"): 0.058,
+}
+PAPER_COSTS = {
+    ("r-nce", "best"): 0.194,
+    ("r-nce", "one"): 2.287,
+    ("flow", "best"): 0.220,
+    ("flow", "one"): 0.500,
+    ("diffusion", "best"): 0.286,
+    ("diffusion", "one"): 0.569,
+    ("diffusion-phi", "best"): 0.237,
+    ("diffusion-phi", "one"): 0.489,
+    ("ibc", "best"): 0.855,
+    ("ibc", "one"): 8.734,
+    ("r-nce-7", "best"): 0.20,
+    ("r-nce-31", "best"): 0.212,
+    ("r-nce-pretrained", "best"): 0.24,
+}
+"""Tables 4 and 5, and Section 7.3 for the proposal that is learned before; costs are in the paper's own units."""
+CHOICES = ("arms", "required", "worlds", "paths", "seconds", "most_collisions", "block")
+"""Settings that say which pieces are made and what is asked of them."""
+Found = dict[tuple[str, str], Piece]
+"""By arm, and whether it takes the `best` of ℓ draws or `one`."""
+
+
+# ---- those that learn nothing
+
+
+class Straight:
+    """Walks straight to the goal, in the steps that are left."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """All steps are left."""
+        self.left = POINTS - 1
+
+    def select_action(self, observation: Any) -> Tensor:
+        """The next point, `(B, 2)`."""
+        place, goal = observation["place"], observation["goal"]
+        self.left -= 1
+        return place + (goal - place) / (self.left + 1)
+
+
+class Wandering:
+    """Takes steps of the length of a straight walk, each in a direction of its own."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """From the first random number."""
+        self.rng = generator(derive(seed or 0, "wandering"))
+        self.length: Tensor | None = None
+
+    def select_action(self, observation: Any) -> Tensor:
+        """The next point, `(B, 2)`."""
+        place, goal = observation["place"], observation["goal"]
+        length = (
+            (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1) if self.length is None else self.length
+        )
+        step, self.length = torch.randn(place.shape, generator=self.rng), length
+        return place + length * step / step.norm(dim=1, keepdim=True)
+
+
+BASELINES: dict[str, type] = {"straight": Straight, "random": Wandering}
+
+
+# ---- demonstrations
+
+
+def demonstrations(bench: Bench) -> Demonstrations:
+    """Planned once and kept in `demonstrations.npz`."""
+    path = bench.folder / "demonstrations.npz"
+    if path.is_file():
+        return replace(load_episodes(path), noisy=(PLACE if bench.centred else "place",))
+    seed = derive(bench.seed, "demonstrations") % 2**31
+    settings = {"every": bench.every, "refine": bench.refine, "device": bench.device}
+    shown = path_demonstrations(bench.train_worlds, bench.planned, seed, **settings)
+    if bench.mirrored:
+        shown = with_mirrored(shown)
+    if bench.centred:
+        shown = centred(shown)
+    ends, arrays = shown.ends.numpy(), {key: x.numpy() for key, x in shown.observations.items()}
+    np.savez_compressed(path, actions=shown.actions.numpy(), episode_ends=ends, **arrays)  # pyright: ignore
+    return shown
+
+
+def with_mirrored(shown: Demonstrations) -> Demonstrations:
+    """Demonstrations, and their mirror images, which are as likely: worlds know no up and down."""
+    flip = torch.tensor([1.0, -1.0])
+    discs = torch.cat([flip, torch.ones(1)]).repeat(shown.observations["discs"].shape[1] // 3)
+    signs = {"place": flip, "goal": flip, "discs": discs}
+    seen = {key: torch.cat([x, x * signs[key].to(x)]) for key, x in shown.observations.items()}
+    actions = torch.cat([shown.actions, shown.actions * flip.to(shown.actions)])
+    ends = torch.cat([shown.ends, shown.ends + len(shown.actions)])
+    return Demonstrations.of(seen, actions, ends, shown.name, noisy=shown.noisy)
+
+
+def planner_rows(bench: Bench, pieces: Pieces) -> list[Row]:
+    """What the planner's own paths are worth in the test worlds: a piece of its own."""
+    piece = pieces.find("planner")
+    if piece is None:
+        worlds = PathWorlds.test().to(bench.device)
+        planned = plan_paths(worlds, bench.planned_test, derive(bench.seed, "test plans") % 2**31)
+        found, sides = judge_paths(worlds, planned), worlds.turning(planned).sign()
+        both = (sides.amax(1) > sides.amin(1)) & worlds.in_the_way()  # paths on either side of a disc
+        numbers = {
+            "free_of_collisions": 1 - float(found["collisions"].mean()),
+            "within_0.05_of_the_goal": float((found["goal missed by"] < 0.05).double().mean()),
+            "blocked_worlds_with_both_sides": float(both.any(1)[worlds.in_the_way().any(1)].double().mean()),
+            "cost": float(found["cost"].mean()),
+        }
+        piece = pieces.keep("planner", numbers, {"paths": planned[:SHOWN].float().cpu().numpy()})
+    least = {"free_of_collisions": 0.95, "within_0.05_of_the_goal": 0.95}
+    least["blocked_worlds_with_both_sides"] = bench.both_sides
+    asked = {name: (">=", limit) for name, limit in least.items()}
+    return [
+        Row(f"planner/{name}", value, *asked.get(name, (None, None))) for name, value in piece.numbers.items()
+    ]
+
+
+# ---- walking
+
+
+def walked(bench: Bench, policy: Acting, worlds: PathWorlds, name: str) -> Tensor:
+    """Paths of a policy in every world, `(W, P, N, 2)`, some in each world at a time."""
+    parts, left = [], bench.paths
+    while left:
+        seed = derive(bench.seed, "walk", name, left) % 2**31
+        parts.append(rollout_paths(policy, worlds, min(left, bench.block), seed))
+        left -= parts[-1].shape[1]
+    return torch.cat(parts, 1)
+
+
+def judged(worlds: PathWorlds, taken: Tensor) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Numbers of one policy, and arrays: every path's own, and the paths of a few worlds."""
+    found = judge_paths(worlds, taken)
+    numbers = {key: list(value) for key, value in path_intervals(found).items()}
+    arrays = {key: value.float().numpy() for key, value in found.items()}
+    return numbers, arrays | {"paths": taken[:SHOWN].float().numpy()}
+
+
+def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], arm: str) -> None:
+    """Pieces of one arm that are missing."""
+    kinds = ("one",) if arm in BASELINES else ("best",) if arm == "cloning" else ("best", "one")
+    missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
+    if not missing:
+        return
+    policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task, arm)
+    if policy is None:
+        return
+    learned = arm not in BASELINES
+    own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
+    for kind in missing:
+        acts = acting_with(policy, candidates=1) if learned and kind == "one" else policy
+        numbers, arrays = judged(worlds, walked(bench, walking(acts) if learned else acts, worlds, arm))
+        pieces.keep(f"{arm}-{kind}", numbers | own, arrays)
+        rate, cost = (Interval(*numbers[key]) for key in ("collisions", "cost"))
+        bench.say(f"{arm}, {kind}: collisions {rate}, cost {cost}")
+
+
+def body(bench: Bench) -> list[Row]:
+    """The pieces that were asked for, then rows and figures of all that are there."""
+    for arm in bench.arms:
+        require_choice("arms", arm, ARMS)
+    worlds = PathWorlds.draw(bench.worlds, TEST_SEED)
+    how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
+    how |= {"worlds": bench.worlds, "paths": bench.paths}
+    pieces, sizes = Pieces(bench.folder / "pieces", how), replace(PATHS, **bench.sizes)
+    config = PolicyConfig(CONTEXT, PREDICTION, PREDICTION, bench.candidates, 0, 0)
+
+    @cache
+    def shown() -> Demonstrations:
+        found = demonstrations(bench)
+        bench.say(f"{len(found)} snippets of planned paths")
+        return found
+
+    def task() -> Task:
+        return Task(shown(), config, sizes, padded=False, sets=SETS)
+
+    planned = planner_rows(bench, pieces)
+    for arm in (*BASELINES, *bench.arms):
+        make(bench, pieces, worlds, partial(task), arm)
+    found: Found = {}
+    for name in pieces.names():
+        if name == "planner":
+            continue
+        piece, (arm, _, kind) = pieces.find(name), name.rpartition("-")
+        found |= {} if piece is None else {(arm, kind): piece}
+    draw(bench, worlds, found)
+    return [*planned, *rows_of(bench, found)]
+
+
+# ---- rows
+
+
+def interval_rows(
+    name: str, at: tuple[float, float, float], judged: tuple[Any, Any], paper: Any
+) -> list[Row]:
+    """A number with the ends of its interval."""
+    value, low, high = at
+    return [Row(name, value, *judged, paper), Row(f"{name}/low", low), Row(f"{name}/high", high)]
+
+
+def rows_of(bench: Bench, found: Found) -> list[Row]:
+    """Collisions and costs of every arm, what ranking gains, how far from walking straight, and comparisons."""
+    rows = []
+    for (arm, kind), piece in found.items():
+        n, limit = piece.numbers, bench.most_collisions.get(arm) if kind == "best" else None
+        judged = (None, None) if limit is None else ("<=", limit)
+        paper = PAPER_COLLISIONS.get((arm, kind)), PAPER_COSTS.get((arm, kind))
+        rows += interval_rows(f"collisions/{arm}/{kind}", n["collisions"], judged, paper[0])
+        rows += interval_rows(f"cost/{arm}/{kind}", n["cost"], (None, None), paper[1])
+        rows.append(Row(f"goal_missed_by/{arm}/{kind}", n["goal missed by"][0]))
+        if kind == "best":
+            rows += best_rows(bench, found, arm)
+    return rows
+
+
+def best_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
+    """Of an arm that takes the best of ℓ: against one draw, against walking straight or anywhere, against r-nce."""
+    best, one = found[arm, "best"], found.get((arm, "one"))
+    rows = [Row(f"parameters/{arm}", best.numbers["parameters"], "<=", bench.most_parameters)]
+    rows.append(Row(f"seconds/{arm}", best.numbers["seconds"]))
+    if one is not None:
+        share = best.numbers["collisions"][0] / max(one.numbers["collisions"][0], 1e-9)
+        asked = ("<=", 0.5) if arm in bench.halved else (None, None)
+        rows.append(Row(f"best_over_one/{arm}", share, *asked))
+    for other in BASELINES:
+        simple = found.get((other, "one"))
+        if simple is not None:
+            measure = "collisions" if other == "straight" else "goal missed by"
+            gap = simple.numbers[measure][1] - best.numbers[measure][2]  # its low end above our high one
+            asked = (">=", 0.0) if f"{other}/{arm}" in bench.required else (None, None)
+            rows.append(Row(f"clear_of_{other}/{arm}", gap, *asked))
+    first = found.get(("r-nce", "best"))
+    if first is not None and arm != "r-nce":
+        apart = paired_difference(best.arrays["collisions"], first.arrays["collisions"])
+        asked = (">=", 0.0) if arm in bench.behind else (None, None)
+        name = f"collisions_above_r-nce/{arm}"
+        rows += [Row(name, apart.value), Row(f"{name}/high", apart.high, *asked)]
+    return rows
+
+
+EXPERIMENT = Experiment(
+    name="path-planning",
+    title="Policies that walk around discs: R-NCE beside flows, diffusions and IBC (Fig. 4, Tables 3-5)",
+    paper="Singh, Tu, Sindhwani, TMLR 2024, Section 7.3 and Appendix B.3",
+    scales=by_scale(
+        {"most_parameters": 510_000, "warmup": 100, "ema": 0.999, "rate": 1e-3, "options": {}, "sizes": {}},
+        networks=("dense", "dense", "paper"),
+        arms=(
+            ("flow",),
+            ("flow", "diffusion", "cloning", "on-flow", "r-nce", "ibc"),
+            ("r-nce", "flow", "diffusion", "diffusion-phi", "ibc"),
+        ),
+        required=(
+            ("random/flow",),
+            ("random/flow", "straight/flow", "straight/on-flow"),
+            ("random/r-nce", "straight/r-nce", "straight/flow", "straight/diffusion"),
+        ),
+        halved=((), (), ("r-nce",)),
+        behind=((), (), ("flow", "diffusion", "ibc")),
+        most_collisions=({}, {}, {"r-nce": 0.05}),
+        train_worlds=(40, 300, 4000),
+        planned=(2, 4, 4),
+        planned_test=(4, 8, 8),
+        both_sides=(0.5, 0.5, 0.5),
+        every=(2, 5, 5),
+        refine=(False, True, True),
+        mirrored=(True, True, True),
+        centred=(True, True, True),
+        worlds=(50, 25, 25),
+        paths=(2, 64, 384),
+        block=(2, 16, 16),
+        candidates=(4, 48, 48),
+        width=(128, 192, 0),
+        layers=(4, 5, 0),
+        ode=((8, 5), (16, 9), (64, 17)),
+        units=("whiten", "none", "none"),
+        negatives=(7, 31, 63),
+        reuse=(20, 50, 1),
+        pool=(1024, 8192, 4096),
+        chain=(0, 20, 0),
+        batch=(128, 256, 128),
+        pretrain=(400, 6000, 10_000),
+        density_updates=(800, 10_000, 500_000),
+        energy_updates=(300, 5000, 1_000_000),
+        seconds=(None, None, 600.0),
+    ),
+    body=body,
+)

@@ -1,0 +1,194 @@
+"""Policies that are compared on a task: what each is made of, and its training in a folder, from where it was left.
+
+Networks are `paper`, the transformers of `policies.models`, or `dense`: the same models from plain dense layers,
+which a processor trains in minutes. An arm is a model, or one with other settings: `r-nce-7` has 7 negatives; the
+proposal of `r-nce-pretrained` is learned first and then stays, at the noise that the others only end with; and the
+energy of `on-flow` stands on the flow of the arm `flow`, which stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from metastable.core.errors import DivergenceError, require_choice
+from metastable.core.random import derive
+from metastable.data.demonstrations import Demonstrations, Scaling
+from metastable.policies.actions import RunActions
+from metastable.policies.models import MODELS, PolicyModel, Sizes, layout_of, policy_model
+from metastable.policies.policy import FILE, Policy, PolicyConfig, fit_policy, load_policy
+from metastable.training.config import Adam, Schedule
+
+from .base import Bench
+
+NOISE, LEAST_NOISE = (0.01, 0.005), (0.005, 0.005)
+"""σ_pert at first and from half of the training on; that of a proposal which is learned before."""
+SPENT = 0.95
+"""Share of its seconds after which a training is over: what was read back knows those of its last line."""
+LINES, CHECKPOINTS = 200, 8
+"""Lines of the log and checkpoints of a training."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the policies that are compared.
+
+    Attributes:
+        model: of `policies.models`.
+        method: settings of its method in the place of the model's own.
+        noise: σ_pert, at first and at last.
+        early: whether its proposal learns before the energy, and then stays.
+    """
+
+    model: str
+    method: Mapping[str, Any] = field(default_factory=dict)
+    noise: tuple[float, float] = NOISE
+    early: bool = False
+
+
+ARMS = {name: Arm(name) for name in MODELS} | {
+    **{f"r-nce-{K}": Arm("r-nce", {"negatives_per_datum": K}) for K in (7, 31)},
+    "r-nce-pretrained": Arm("r-nce", noise=LEAST_NOISE, early=True),
+}
+RANKED = ("r-nce", "i-r-nce", "i-r-nce-2", "ibc", "on-flow")
+"""Models of two players."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned from, and how a policy acts.
+
+    Attributes:
+        shown: the demonstrations.
+        config: windows, and how chunks are carried out.
+        sizes: of the paper's networks.
+        padded: see `Demonstrations.windows`.
+        sets: observations that stay the same in an episode, see `layout_of`.
+    """
+
+    shown: Demonstrations
+    config: PolicyConfig
+    sizes: Sizes
+    padded: bool = True
+    sets: Mapping[str, int] = field(default_factory=dict)
+
+
+def dense_model(bench: Bench, name: str) -> PolicyModel:
+    """A model of plain dense layers, at the sizes of the scale."""
+    (steps, scored), size = bench.ode, {"width": bench.width, "layers": bench.layers}
+    ode = {"steps": steps, "scored": scored}
+    options = {"optimiser": Adam(bench.rate), "schedule": Schedule("cosine", warmup=bench.warmup)}
+    options |= {"batch_size": bench.batch, "units": bench.units, "ema": bench.ema}
+    acting: dict[str, Any] = {"steps": 0, "warm": 0}
+    if name not in RANKED:
+        network = {"field": "residual", **ode} if name == "flow" else ode
+        energy = {"flow": {"name": "interpolant", **network}, "cloning": {"name": "regression"}}
+        return PolicyModel(
+            energy.get(name, {"name": name, **ode}) | size, {"name": "density"}, acting, options
+        )
+    timed = name.startswith("i-r-nce")
+    proposal = {"name": "interpolant", "field": "residual", **size, **ode}
+    method = {
+        "name": {"ibc": "ibc"}.get(name, "interpolating-nce" if timed else "ranking-nce"),
+        "negatives_per_datum": bench.negatives,
+        "proposal": proposal,
+    }
+    energy = {"name": "conditional", "width": bench.width, "depth": bench.layers, "time": timed}
+    if timed:
+        method["times"] = 1
+        if name == "i-r-nce":
+            acting |= {"algorithm": 4, "sampling": {"evaluations": bench.chain}}
+    elif name != "ibc":
+        method |= {"reuse": bench.reuse, "pool": bench.pool}
+    if name == "on-flow":
+        energy = {"name": "on-proposal", "width": bench.width, "depth": bench.layers}
+        return PolicyModel(energy, method, {**acting, "rank": "network"}, options)
+    return PolicyModel(energy, method, {**acting, "steps": 0 if timed else bench.chain}, options)
+
+
+def model_of(bench: Bench, task: Task, arm: Arm) -> PolicyModel:
+    """What is trained for an arm."""
+    if bench.networks == "dense":
+        made = dense_model(bench, arm.model)
+    else:
+        layout = layout_of(Scaling.fit(task.shown), task.config.context, task.sets)
+        made = policy_model(arm.model, layout, task.sizes)
+        made = replace(made, options={**made.options, **bench.options})
+    own = {"train_proposal": False, "pretrain": bench.pretrain} if arm.early else {}
+    return replace(made, method={**made.method, **arm.method, **own})
+
+
+def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | None:
+    """The policy of an arm, trained to its end; None where it diverged, or was interrupted.
+
+    What lies finished in `training/` is read, wherever it was trained; the task is then not needed, and may be
+    something that makes it.
+    """
+    require_choice("arms", name, ARMS)
+    folder, arm = bench.folder / "training" / name, ARMS[name]
+    if (folder / FILE).is_file():
+        policy = load_policy(folder, device=bench.device)
+        if finished(bench, policy, arm):
+            return policy
+    flow = trained(bench, task, "flow") if arm.model == "on-flow" else None
+    if arm.model == "on-flow" and flow is None:
+        return None
+    task = task if isinstance(task, Task) else task()
+    model, steps = model_of(bench, task, arm), updates(bench, arm)
+    config = replace(task.config, **{"candidates": bench.candidates, **model.acting})
+    lines = {"log_every": max(1, steps // LINES), "checkpoint_every": max(1, steps // CHECKPOINTS), "keep": 1}
+    budget = {"steps": steps, "max_seconds": bench.seconds, "device": bench.device, **lines}
+    seed = derive(bench.seed, "policy") % 2**31
+    try:
+        policy = fit_policy(
+            task.shown,
+            model.energy,
+            model.method,
+            config,
+            padded=task.padded,
+            noise=arm.noise,
+            on=flow,
+            seed=seed,
+            out=folder,
+            resume=True,
+            **{**model.options, **budget},
+        )
+    except DivergenceError as error:
+        bench.say(f"{name}: {error}")
+        return None
+    run = run_of(policy)
+    bench.say(f"{name}: {run.steps} updates in {run.seconds:.0f} s, {parameters(policy)} parameters")
+    return policy if finished(bench, policy, arm) else None
+
+
+def updates(bench: Bench, arm: Arm) -> int:
+    """How many an arm has at most: those of energies cost more."""
+    early = bench.pretrain if arm.early else 0
+    return early + (bench.energy_updates if arm.model in RANKED else bench.density_updates)
+
+
+def run_of(policy: Policy) -> Any:
+    """The training behind a policy."""
+    assert isinstance(policy.model, RunActions)
+    return policy.model.run
+
+
+def finished(bench: Bench, policy: Policy, arm: Arm) -> bool:
+    """Whether its updates or its seconds are spent."""
+    run = run_of(policy)
+    return run.steps >= updates(bench, arm) or (
+        bench.seconds is not None and run.seconds >= SPENT * bench.seconds
+    )
+
+
+def parameters(policy: Policy) -> int:
+    """Numbers that its players have, those they share once."""
+    each = {id(p): p.numel() for player in run_of(policy).players.values() for p in player.parameters()}
+    return sum(each.values())
+
+
+def acting_with(policy: Policy, **changes: Any) -> Policy:
+    """The same policy, acting by other settings."""
+    return Policy(policy.model, policy.scaling, replace(policy.config, **changes), policy.seed)

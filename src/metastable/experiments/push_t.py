@@ -1,0 +1,317 @@
+"""Section 7.4 of the R-NCE paper: a block in the shape of a T is pushed to its place (Tables 6 and 7), from states.
+
+Every arm learns from the 206 human demonstrations (`METASTABLE_PUSHT` names their folder; the paper has 136) and
+is rolled out from stored starts, which no training and no choice of settings sees: maximum and final coverage at
+200 and 300 steps, means over starts with their intervals, and differences from the flow start by start. An episode
+ends at score 1. Nothing is picked: the weights are those at the end of a training.
+
+Training needs no simulator and rollouts need no GPU. An arm that lies finished in `training/` is rolled out
+wherever `gym-pusht` is installed; where it is not, the command trains and says what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.core.errors import MissingDependencyError, require_choice
+from metastable.core.random import derive, generator
+from metastable.data.demonstration_files import load_pusht
+from metastable.policies.environments import PushT, pusht_starts
+from metastable.policies.films import film_pusht
+from metastable.policies.intervals import Interval, mean_over_starts, paired_difference
+from metastable.policies.models import PUSH_T
+from metastable.policies.policy import Policy, PolicyConfig, load_policy
+from metastable.policies.rollouts import HORIZONS, Acting, Rollouts, rollout_pusht
+from metastable.report.figures import picture
+
+from .base import Bench, Experiment, Row
+from .pieces import Piece, Pieces
+from .policy_arms import ARMS, Task, acting_with, parameters, trained
+from .trials import by_scale
+
+FOLDER = "METASTABLE_PUSHT"
+DENSITIES = ("flow", "diffusion", "diffusion-phi")
+PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "diffusion": 0.864}
+PAPER |= {"diffusion-phi": 0.860}
+"""Table 7: maximum within 200 steps, from pictures."""
+CHOICES = ("arms", "required", "seconds", "least", "ahead")
+START_SEED = 16
+"""Of the stored starts."""
+SHOWN = 4
+"""Starts that are drawn."""
+Found = dict[tuple[str, str], Piece]
+"""By arm, and whether it takes the `best` of ℓ draws or `one`."""
+
+
+class Going:
+    """Goes straight to the middle of the goal, and stays."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """Nothing is remembered."""
+
+    def select_action(self, observation: Any) -> Tensor:
+        """The middle, `(B, 2)`."""
+        return torch.full((len(observation["agent"]), 2), 256.0)
+
+
+class Anywhere:
+    """Is told another point of the window every eight steps."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """From the first random number."""
+        self.rng, self.step = generator(derive(seed or 0, "anywhere")), 0
+
+    def select_action(self, observation: Any) -> Tensor:
+        """A point, `(B, 2)`."""
+        if self.step % 8 == 0:
+            self.target = 512 * torch.rand(len(observation["agent"]), 2, generator=self.rng)
+        self.step += 1
+        return self.target
+
+
+BASELINES: dict[str, type] = {"straight": Going, "random": Anywhere}
+
+
+def simulator(bench: Bench) -> bool:
+    """Whether Push-T is there; what is missing is said."""
+    try:
+        PushT(pusht_starts(1))
+    except MissingDependencyError as error:
+        bench.say(
+            f"no rollouts: {error}. Trainings are kept in {bench.folder / 'training'}: the same command goes on"
+        )
+        return False
+    return True
+
+
+def numbers_of(found: Rollouts) -> dict[str, Any]:
+    """Scores at both horizons with their intervals, and what an action cost."""
+    numbers: dict[str, Any] = {}
+    for h in found.horizons:
+        numbers[f"maximum/{h}"] = list(mean_over_starts(found.best(h)))
+        numbers[f"final/{h}"] = list(mean_over_starts(found.final(h)))
+    return numbers | {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
+
+
+def rolled(bench: Bench, policy: Acting) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Rollouts of one policy from all starts; numbers, and progress of every episode."""
+    starts, seed = pusht_starts(bench.starts, START_SEED), derive(bench.seed, "rollouts") % 2**31
+    found = rollout_pusht(policy, starts, rollouts=bench.rollouts, steps=bench.horizon, seed=seed)
+    return numbers_of(found), {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy()}
+
+
+def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
+    """How an arm acts: by the best of ℓ draws, by one, or both. Ranking by the density of an ODE costs most.
+
+    I-R-NCE also acts with fewer gradients: what a score costs in milliseconds.
+    """
+    if arm in (*BASELINES, "cloning") or (arm in DENSITIES and not bench.ranked_densities):
+        return ("one",)
+    shorter = [f"g{n}" for n in bench.gradients] if arm == "i-r-nce" else []
+    return ("best", "one", *shorter)
+
+
+def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
+    """A policy as it acts: with all its draws, with one, or with fewer gradients for a chunk (`g100`)."""
+    if not kind.startswith("g"):
+        return acting_with(policy, candidates=1) if kind == "one" else policy
+    gradients, sampling = int(kind[1:]), dict(policy.config.sampling)
+    if "leapfrog" in sampling.get("kernel", {}):  # so that a move still fits
+        few = max(1, min(sampling["kernel"]["leapfrog"], gradients // 4))
+        sampling["kernel"] = {**sampling["kernel"], "leapfrog": few}
+    sampling["evaluations"] = gradients
+    return load_policy(bench.folder / "training" / arm, device=bench.device, sampling=sampling)
+
+
+def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> None:
+    """The training of one arm, and its rollouts where they can be made."""
+    kinds = kinds_of(bench, arm)
+    missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
+    if not missing or (arm in BASELINES and not rolls):
+        return
+    policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task, arm)
+    if policy is None or not rolls:
+        return
+    learned = arm not in BASELINES
+    own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
+    for kind in missing:
+        numbers, arrays = rolled(bench, acting(bench, policy, arm, kind) if learned else policy)
+        pieces.keep(f"{arm}-{kind}", numbers | own, arrays)
+        said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
+        bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
+    if learned:
+        shown(bench, arm, policy)
+
+
+def shown(bench: Bench, arm: str, policy: Policy) -> None:
+    """Table 6: a few episodes, the last frame with the commanded points from light to dark; the first as a GIF."""
+    starts = pusht_starts(SHOWN, START_SEED)
+    films = [
+        film_pusht(policy, start.tolist(), bench.horizon, derive(bench.seed, "film") % 2**31)
+        for start in starts
+    ]
+    films[0].write(bench.folder / f"{arm}.gif", every=4)
+    with picture(bench.folder / f"table-6-{arm}.png", 2.2 * SHOWN, 2.3, columns=SHOWN) as grid:
+        for axes, each in zip(grid, films, strict=True):
+            axes.imshow(each.frames[-1], extent=(0, 512, 512, 0))
+            axes.scatter(*each.actions.T, c=np.arange(len(each.actions)), cmap="Blues", s=3)
+            score = min(each.progress.max() / 0.95, 1)
+            axes.set(xticks=[], yticks=[], title=f"{arm}: {score:.2f}")
+            axes.grid(False)
+
+
+def body(bench: Bench) -> list[Row]:
+    """The pieces that were asked for, then rows of all that are there."""
+    for arm in bench.arms:
+        require_choice("arms", arm, ARMS)
+    if FOLDER not in os.environ:
+        bench.say(
+            f"skipped: {FOLDER} names no folder with the demonstrations of Push-T (action, state, episode_ends)"
+        )
+        return []
+    how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
+    pieces, rolls = Pieces(bench.folder / "pieces", how), simulator(bench)
+
+    @cache
+    def task() -> Task:
+        return Task(load_pusht(os.environ[FOLDER]), PolicyConfig(candidates=bench.candidates), PUSH_T)
+
+    for arm in (*BASELINES, *bench.arms):
+        make(bench, pieces, partial(task), arm, rolls)
+    found: Found = {}
+    for name in pieces.names():
+        piece, (arm, _, kind) = pieces.find(name), name.rpartition("-")
+        found |= {} if piece is None else {(arm, kind): piece}
+    draw(bench, found)
+    return rows_of(bench, found)
+
+
+def draw(bench: Bench, found: Found) -> None:
+    """Mean score over steps of every arm."""
+    with picture(bench.folder / "scores.png", 6, 3.6) as axes:
+        for (arm, kind), piece in found.items():
+            score = np.maximum.accumulate(piece.arrays["progress"] / 0.95, -1).clip(max=1).mean((0, 1))
+            axes.plot(np.arange(1, len(score) + 1), score, lw=1.2, label=f"{arm}, {kind}")
+        axes.set(xlabel="step", ylabel="maximum of coverage/0.95 so far", ylim=(0, 1))
+        if found:
+            axes.legend(fontsize=7)
+
+
+# ---- rows
+
+
+def best_so_far(piece: Piece, steps: int) -> Tensor:
+    """The score of every start within `steps`, `(starts,)`."""
+    progress = torch.from_numpy(piece.arrays["progress"]).double()
+    return (progress[..., :steps].amax(-1) / 0.95).clamp(max=1).mean(1)
+
+
+def rows_of(bench: Bench, found: Found) -> list[Row]:
+    """Scores of every arm, then differences start by start."""
+    rows = []
+    for (arm, kind), piece in found.items():
+        first = kind == first_kind(found, arm)
+        least = {f"maximum/{bench.horizon}": bench.least.get(arm)} if first else {}
+        table = {"maximum/200": PAPER.get(arm)} if first else {}
+        for name, value in piece.numbers.items():
+            if isinstance(value, list):
+                measure, _, steps = name.partition("/")
+                at, asked = f"{measure}/{arm}/{kind}/{steps}", (">=", least.get(name))
+                rows.append(Row(at, value[0], *(asked if asked[1] else (None, None)), table.get(name)))
+                rows += [Row(f"{at}/low", value[1]), Row(f"{at}/high", value[2])]
+        rows.append(Row(f"ms_a_step/{arm}/{kind}", piece.numbers["acting_ms"]))
+        if first and arm not in BASELINES:
+            rows += compared_rows(bench, found, arm)
+    return rows
+
+
+def first_kind(found: Found, arm: str) -> str:
+    """`best`, where the arm has it."""
+    return "best" if (arm, "best") in found else "one"
+
+
+def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
+    """Of an arm: clear of those that learn nothing, ahead of one draw and of the flow."""
+    best = found[arm, first_kind(found, arm)]
+    rows = [Row(f"parameters/{arm}", best.numbers["parameters"], "<=", bench.most_parameters)]
+    rows.append(Row(f"seconds/{arm}", best.numbers["seconds"]))
+    own = mean_over_starts(best_so_far(best, bench.horizon))
+    for other in BASELINES:
+        if (other, "one") in found:
+            gap = own.low - mean_over_starts(best_so_far(found[other, "one"], bench.horizon)).high
+            asked = (">=", 0.0) if arm in bench.required else (None, None)
+            rows.append(Row(f"clear_of_{other}/{arm}", gap, *asked))
+    for name, key in (
+        ("one_draw", (arm, "one")),
+        ("flow", ("flow", "best")),
+        ("one_draw_of_flow", ("flow", "one")),
+    ):
+        if key in found and key != (arm, first_kind(found, arm)):
+            for steps in HORIZONS:
+                rows += ahead_rows(
+                    bench, f"{arm}/{name}/{steps}", *(best_so_far(p, steps) for p in (best, found[key]))
+                )
+    return rows
+
+
+def ahead_rows(bench: Bench, name: str, first: Tensor, second: Tensor) -> list[Row]:
+    """A paired difference, with its interval and in its own standard errors."""
+    apart, off = paired_difference(first, second), first - second
+    error = float(off.std()) / len(off) ** 0.5
+    asked = (">=", 2.0) if name in bench.ahead else (None, None)
+    return [
+        Row(f"ahead_of/{name}", apart.value),
+        Row(f"ahead_of/{name}/low", apart.low),
+        Row(f"ahead_in_se/{name}", apart.value / max(error, 1e-12), *asked),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="push-t",
+    title="Policies that push a T to its place: energies and diffusions from human demonstrations (Tables 6, 7)",
+    paper="Singh, Tu, Sindhwani, TMLR 2024, Section 7.4 and Appendix B.4",
+    scales=by_scale(
+        {
+            "most_parameters": 3_400_000,
+            "warmup": 200,
+            "ema": 0.999,
+            "rate": 1e-3,
+            "options": {},
+            "pretrain": 10_000,
+        },
+        networks=("dense", "dense", "paper"),
+        arms=(
+            ("cloning",),
+            ("flow", "on-flow", "cloning", "diffusion"),
+            ("i-r-nce", "i-r-nce-2", "r-nce", "flow", "diffusion", "diffusion-phi", "on-flow"),
+        ),
+        required=(("cloning",), ("flow", "on-flow"), ("i-r-nce", "flow")),
+        least=({}, {"flow": 0.75}, {"i-r-nce": 0.85}),
+        ahead=((), ("on-flow/one_draw_of_flow/300",), ()),
+        gradients=((), (), (500, 250, 100, 50)),
+        starts=(32, 64, 256),
+        rollouts=(1, 2, 4),
+        horizon=(200, 300, 300),
+        candidates=(4, 8, 8),
+        ranked_densities=(False, False, True),
+        width=(128, 256, 0),
+        layers=(4, 6, 0),
+        ode=((8, 5), (16, 9), (64, 17)),
+        units=("none", "none", "none"),
+        negatives=(7, 31, 31),
+        reuse=(20, 50, 50),
+        pool=(1024, 8192, 8192),
+        chain=(0, 20, 0),
+        batch=(128, 256, 128),
+        density_updates=(4000, 16_000, 300_000),
+        energy_updates=(200, 12_000, 600_000),
+        seconds=(None, None, 1200.0),
+    ),
+    body=body,
+)

@@ -1,0 +1,126 @@
+"""Path planning seen from where one stands: the present point is 0, the goal lies ahead, the nearest disc is first.
+
+A world that is moved or turned is the same world, and its discs have no order. A network that is told so has less
+to learn. The paper's models see a fixed frame instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metastable.core.errors import require
+from metastable.data.demonstrations import Demonstrations
+
+from .intervals import Interval
+from .path_world import CONTEXT, PathWorlds, judge_paths, path_intervals, rollout_paths
+from .policy import Policy
+from .rollouts import Acting
+
+PLACE, GOAL, DISCS = "place ahead", "goal ahead", "discs ahead"
+"""Observations in a frame."""
+SETS = {"goal": 2, GOAL: 2, "discs": 3, DISCS: 3}
+"""Those that stay the same while a chunk is walked, with the numbers of one thing; see `layout_of`."""
+
+
+class Frame(NamedTuple):
+    """Where P walkers stand and look.
+
+    Attributes:
+        at: the present point, `(P, 2)`.
+        turn: columns are ahead (to the goal) and left, `(P, 2, 2)`.
+    """
+
+    at: Tensor
+    turn: Tensor
+
+    @classmethod
+    def of(cls, observations: Mapping[str, Tensor]) -> Frame:
+        """At the last point of context of windows `(P, T, …)`."""
+        at, goal = (observations[key][:, CONTEXT - 1] for key in ("place", "goal"))
+        ahead = torch.nn.functional.normalize(goal - at, dim=1, eps=1e-9)
+        left = torch.stack([-ahead[:, 1], ahead[:, 0]], 1)
+        return cls(at, torch.stack([ahead, left], 2))
+
+    def inside(self, points: Tensor) -> Tensor:
+        """Points `(P, …, 2)` in the frame."""
+        flat = points.flatten(1, -2) - self.at[:, None]
+        return (flat @ self.turn).view(points.shape)
+
+    def outside(self, points: Tensor) -> Tensor:
+        """The inverse of `inside`, for `(P, n, 2)`."""
+        return points @ self.turn.mT + self.at[:, None]
+
+    def seen(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Windows `(P, T, …)` in the frame, discs by how near their edge is."""
+        discs = observations["discs"].unflatten(2, (-1, 3))
+        centres = self.inside(discs[..., :2])
+        order = (centres.norm(dim=-1) - discs[..., 2]).argsort(-1)[..., None]
+        nearest = torch.cat([centres, discs[..., 2:]], -1).take_along_dim(order, 2).flatten(2)
+        return {
+            PLACE: self.inside(observations["place"]),
+            GOAL: self.inside(observations["goal"]),
+            DISCS: nearest,
+        }
+
+
+def centred(shown: Demonstrations) -> Demonstrations:
+    """Snippets of `path_demonstrations`, each in the frame of its last point of context."""
+    steps = int(shown.lengths[0])
+    seen = {key: value.float().unflatten(0, (-1, steps)) for key, value in shown.observations.items()}
+    frame = Frame.of(seen)
+    actions = frame.inside(shown.actions.float().unflatten(0, (-1, steps)))
+    observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen).items()}
+    return Demonstrations.of(observations, actions.flatten(0, 1), shown.ends, shown.name, noisy=(PLACE,))
+
+
+class CentredPolicy:
+    """A policy that was trained on `centred` demonstrations, acting on observations as they are.
+
+    Args:
+        policy: of chunks in the frame; it neither goes on from its last chunk nor freezes a part of it, since each
+            has a frame of its own.
+    """
+
+    def __init__(self, policy: Policy):
+        carried = policy.config.warmed + policy.config.freeze
+        require(carried == 0, "policy.warm", "0, as freeze, in frames that move", carried)
+        self.policy = policy
+        self.reset()
+
+    def reset(self, seed: int | None = None) -> None:
+        """A new path in every world."""
+        self.policy.reset(seed)
+        self.seen: deque[dict[str, Tensor]] = deque(maxlen=CONTEXT)
+        self.planned: deque[Tensor] = deque()
+
+    def select_action(self, observation: Any) -> Tensor:
+        """The next point of each path, `(B, 2)`."""
+        self.seen.append(dict(observation))
+        if not self.planned:
+            window = [self.seen[0]] * (CONTEXT - len(self.seen)) + list(self.seen)
+            stacked = {key: torch.stack([step[key] for step in window], 1) for key in observation}
+            frame = Frame.of(stacked)
+            chunk = frame.outside(self.policy.predict_action_chunk(frame.seen(stacked)))
+            self.planned.extend(chunk[:, : self.policy.config.execute].unbind(1))
+        return self.planned.popleft()
+
+
+def walking(policy: Policy) -> Acting:
+    """The policy as it walks, in the frame that its demonstrations were seen in."""
+    return CentredPolicy(policy) if PLACE in policy.scaling.names else policy
+
+
+def walk_test_worlds(policy: Policy, paths: int = 16, seed: int = 0) -> dict[str, Tensor]:
+    """What `paths` paths of a policy in each of the test worlds are worth, see `judge_paths`."""
+    worlds = PathWorlds.test()
+    return judge_paths(worlds, rollout_paths(walking(policy), worlds, paths, seed))
+
+
+def roll_paths(policy: Policy, paths: int = 16, seed: int = 0) -> dict[str, Interval]:
+    """Collision rate and cost (7.2) of a policy in the test worlds, `paths` in each, with 95 % intervals."""
+    return path_intervals(walk_test_worlds(policy, paths, seed))

@@ -1,0 +1,250 @@
+"""The experiments of policies by their pieces: who learns nothing, what is made once, and what the rows say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from metastable.core.errors import ConfigError, MissingDependencyError
+from metastable.experiments import lasa, path_planning, push_t
+from metastable.experiments.base import Bench, changed
+from metastable.experiments.pieces import Piece
+from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of, updates
+from metastable.policies import PolicyConfig
+from metastable.policies.intervals import mean_over_starts
+from metastable.policies.path_world import PathWorlds, rollout_paths
+
+SMALL = {
+    **{"width": 8, "layers": 3, "ode": (2, 2), "batch": 8, "candidates": 2, "pool": 16, "negatives": 2},
+    **{"density_updates": 3, "energy_updates": 2, "pretrain": 2, "units": "none"},
+}
+
+
+def bench(room, folder, **changes) -> Bench:
+    settings = changed({**room.EXPERIMENT.scales["smoke"], **SMALL}, changes)
+    return Bench(settings, "smoke", 0, "cpu", folder)
+
+
+# ---- path planning
+
+
+def test_who_walks_straight_collides_where_a_disc_is_in_the_way():
+    worlds = PathWorlds.test()
+    taken = rollout_paths(path_planning.Straight(), worlds, 2)
+    assert torch.allclose(taken[:, :, -1].float(), worlds.goal[:, None].float(), atol=1e-6)
+    blocked = worlds.in_the_way().any(1)
+    assert torch.equal(worlds.collides(taken), blocked[:, None].expand(-1, 2))
+
+
+def test_who_wanders_goes_as_far_in_a_step():
+    worlds = PathWorlds.test().some(slice(3))
+    steps = rollout_paths(path_planning.Wandering(), worlds).diff(dim=2).norm(dim=-1)
+    length = (worlds.goal - worlds.start).norm(dim=1) / 49
+    assert torch.allclose(steps[:, 0], length[:, None].expand(-1, 49), atol=1e-6)
+
+
+PATHS = {"train_worlds": 1, "planned": 2, "every": 20, "worlds": 3, "paths": 2, "block": 1}
+
+
+def test_the_planner_is_judged_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(path_planning.PathWorlds, "test", lambda: PathWorlds.draw(2, 2024))
+    own = bench(path_planning, tmp_path, planned_test=2)
+    pieces = path_planning.Pieces(tmp_path, {})
+    rows = {row.metric: row for row in path_planning.planner_rows(own, pieces)}
+    assert rows["planner/free_of_collisions"].value >= 0.95
+    assert rows["planner/within_0.05_of_the_goal"].ok
+    monkeypatch.setattr(path_planning, "plan_paths", None)
+    assert [row.value for row in path_planning.planner_rows(own, pieces)] == [
+        row.value for row in rows.values()
+    ]
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """Two arms, made by two commands into one folder, and by one command into another."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("twice", "once")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(path_planning, "draw", lambda *_: None)
+        patch.setattr(path_planning, "planner_rows", lambda *_: [])
+        path_planning.body(bench(path_planning, folders[0], arms="flow", **PATHS))
+        seen, again = [], bench(path_planning, folders[0], arms=("flow", "on-flow"), **PATHS)
+        again.say = seen.append
+        rows = path_planning.body(again)
+        path_planning.body(bench(path_planning, folders[1], arms=("flow", "on-flow"), **PATHS))
+    return folders, rows, seen
+
+
+def test_paths_that_are_there_are_not_walked_again(walked):
+    _, rows, seen = walked
+    assert [line.split(":")[0].split(",")[0] for line in seen[1:]] == 3 * ["on-flow"]  # trained, best, one
+    assert seen[0].endswith("snippets of planned paths")
+    found = {row.metric for row in rows}
+    for arm in ("flow", "on-flow"):
+        assert {f"collisions/{arm}/best", f"collisions/{arm}/one", f"clear_of_straight/{arm}"} <= found
+
+
+def test_the_same_seed_walks_the_same_paths(walked):
+    (twice, once), *_ = walked
+    for name in ("flow-best", "on-flow-best", "random-one"):
+        ours, theirs = (np.load(folder / "pieces" / f"{name}.npz")["paths"] for folder in (twice, once))
+        assert np.array_equal(ours, theirs), name
+
+
+def test_an_unknown_arm_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="arms: unknown value 'flw'"):
+        path_planning.body(bench(path_planning, tmp_path, arms="flw", **PATHS))
+
+
+def test_mirror_images_are_of_the_same_world():
+    shown = path_planning.path_demonstrations(2, 1, refine=False)
+    both = path_planning.with_mirrored(shown)
+    assert len(both) == 2 * len(shown)
+    near = [(x["place"] - x["goal"]).norm(dim=1) for x in (shown.observations, both.observations)]
+    assert torch.allclose(near[1], near[0].repeat(2))
+    n, discs = len(shown.actions), both.observations["discs"].unflatten(1, (-1, 3))
+    assert torch.equal(discs[n:, :, 1], -discs[:n, :, 1])
+    assert torch.equal(discs[n:, :, ::2], discs[:n, :, ::2])
+    assert torch.equal(both.actions[n:], both.actions[:n] * torch.tensor([1.0, -1.0]))
+
+
+def test_an_arm_is_its_model_with_other_settings(tmp_path):
+    own = bench(path_planning, tmp_path)
+    task = Task(None, None, None)  # of which dense networks need nothing
+    assert model_of(own, task, ARMS["r-nce-7"]).method["negatives_per_datum"] == 7
+    early = model_of(own, task, ARMS["r-nce-pretrained"]).method
+    assert (early["train_proposal"], early["pretrain"]) == (False, 2)
+    assert updates(own, ARMS["r-nce-pretrained"]) == 4
+    assert (updates(own, ARMS["flow"]), updates(own, ARMS["ibc"])) == (3, 2)
+    assert dense_model(own, "on-flow").acting["rank"] == "network"
+
+
+# ---- Push-T
+
+
+def piece(progress) -> Piece:
+    values = torch.as_tensor(progress, dtype=torch.float32)[:, None]
+    numbers = {"acting_ms": 1.0, "parameters": 5, "seconds": 1.0}
+    for steps in (200, 300):
+        numbers[f"maximum/{steps}"] = list(
+            mean_over_starts((values[..., :steps].amax(-1) / 0.95).clamp(max=1))
+        )
+    return Piece("any", numbers, {"progress": values.numpy()})
+
+
+def test_arms_are_compared_start_by_start(tmp_path):
+    settings = {"horizon": 300, "ahead": ("on-flow/flow/300",), "least": {"flow": 0.4}}
+    own = bench(push_t, tmp_path)
+    own.settings = {**own.settings, **settings, "required": ("on-flow",)}
+    level = torch.tensor([0.19, 0.38, 0.57, 0.76])[:, None].expand(-1, 300)
+    better = level + torch.tensor([0.095, 0.095, 0.095, 0.19])[:, None]
+    found = {
+        ("flow", "one"): piece(level),
+        ("on-flow", "best"): piece(better),
+        ("random", "one"): piece(0.0 * level),
+    }
+    found["flow", "best"] = found["flow", "one"]
+    rows = {row.metric: row for row in push_t.rows_of(own, found)}
+    gains = np.array([0.1, 0.1, 0.1, 0.2])
+    assert rows["ahead_of/on-flow/flow/300"].value == pytest.approx(gains.mean(), abs=1e-6)
+    error = gains.std(ddof=1) / 2
+    assert rows["ahead_in_se/on-flow/flow/300"].value == pytest.approx(gains.mean() / error, abs=1e-3)
+    assert rows["ahead_in_se/on-flow/flow/300"].ok
+    assert rows["maximum/flow/best/300"].target == 0.4
+    clear = rows["clear_of_random/on-flow"]
+    assert clear.relation == ">="
+    assert clear.value == pytest.approx(rows["maximum/on-flow/best/300/low"].value, abs=1e-6)
+
+
+def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch):
+    kernel = {"name": "hmc", "step_size": 1e-3, "leapfrog": 50}
+    config = PolicyConfig(sampling={"evaluations": 1000, "t_low": 0.5, "kernel": kernel})
+    asked = {}
+    monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
+    own = bench(push_t, tmp_path, gradients=())
+    push_t.acting(own, SimpleNamespace(config=config), "i-r-nce", "g100")
+    changed_to = {"evaluations": 100, "t_low": 0.5, "kernel": {**kernel, "leapfrog": 25}}
+    assert asked["sampling"] == changed_to
+    assert asked["folder"] == tmp_path / "training" / "i-r-nce"
+    assert config.sampling["kernel"]["leapfrog"] == 50
+
+
+def test_without_demonstrations_push_t_is_skipped_with_a_reason(tmp_path, monkeypatch):
+    monkeypatch.delenv(push_t.FOLDER, raising=False)
+    own, seen = bench(push_t, tmp_path), []
+    own.say = seen.append
+    assert push_t.body(own) == []
+    assert "METASTABLE_PUSHT names no folder" in seen[0]
+
+
+def test_without_the_simulator_push_t_trains_and_says_what_is_missing(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    shown = {
+        "action": 100 * rng.random((40, 2)),
+        "state": 100 * rng.random((40, 5)),
+        "episode_ends": [20, 40],
+    }
+    np.savez(tmp_path / "pusht.npz", **shown)
+    monkeypatch.setenv(push_t.FOLDER, str(tmp_path))
+
+    def missing(starts, size=96):
+        raise MissingDependencyError("Push-T needs gymnasium: pip install 'metastable[policies]'")
+
+    monkeypatch.setattr(push_t, "PushT", missing)
+    own, seen = bench(push_t, tmp_path / "out", arms="flow"), []
+    own.say = seen.append
+    assert push_t.body(own) == []
+    assert "pip install 'metastable[policies]'" in seen[0]
+    assert (tmp_path / "out" / "training" / "flow" / "policy.json").is_file()
+
+
+# ---- handwriting
+
+
+def test_a_mirror_image_keeps_its_ends_and_its_lengths():
+    path = torch.randn(9, 2, generator=torch.Generator().manual_seed(0)).cumsum(0)
+    image = lasa.mirrored(path)
+    assert torch.allclose(image[[0, -1]], path[[0, -1]], atol=1e-5)
+    assert torch.allclose(image.diff(dim=0).norm(dim=1), path.diff(dim=0).norm(dim=1), atol=1e-5)
+    assert torch.allclose(lasa.mirrored(image), path, atol=1e-5)
+    off = path - path[0]
+    along = off[-1] / off[-1].norm()
+    assert torch.allclose((image - path[0]) @ along, off @ along, atol=1e-5)
+    assert not torch.allclose(image[1:-1], path[1:-1], atol=1e-2)
+
+
+def test_motions_survive_as_demonstrations():
+    paths = torch.randn(3, 6, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(lasa.paths_of(lasa.demonstrations_of(paths, "x")), paths)
+
+
+def test_without_motions_lasa_is_skipped_with_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv(lasa.FOLDER, str(tmp_path))
+    own, seen = bench(lasa, tmp_path / "out"), []
+    own.say = seen.append
+    assert lasa.body(own) == []
+    assert seen[0].startswith("skipped: lasa: ")
+    assert "GShape" in seen[0]
+
+
+def test_both_ways_are_counted(tmp_path, monkeypatch):
+    way = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]])
+
+    class Split:
+        """Takes the motion's own way in a quarter of the rollouts."""
+
+        def reset(self, seed=None):
+            self.step = 0
+
+        def select_action(self, observation):
+            self.step += 1
+            own = torch.arange(32) < 8
+            return torch.where(own[:, None], way[self.step], lasa.mirrored(way)[self.step])
+
+    monkeypatch.setattr(lasa, "learned", lambda *_: Split())
+    rows, _ = lasa.two_ways(bench(lasa, tmp_path), "x", way.expand(2, -1, -1))
+    found = {row.metric: row for row in rows}
+    assert found["uneven/flow/x"].value == pytest.approx(0.25)
+    assert found["distance_of_the_nearer_way/flow/x"].value == pytest.approx(0.0, abs=1e-6)

@@ -1,0 +1,71 @@
+"""Films of an environment that draws itself."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from metastable.core import InputError
+from metastable.policies import Environments, Film, film
+
+
+class Box:
+    low, high, shape = -np.ones(1), np.ones(1), (1,)
+
+
+class Shade:
+    """A number that is its own picture."""
+
+    action_space = Box()
+
+    def reset(self, seed=None):
+        self.at = 0.0
+        return np.array([self.at]), {}
+
+    def step(self, action):
+        self.at += float(action[0])
+        return np.array([self.at]), float(action[0]), self.at >= 3, False, {}
+
+    def render(self):
+        return np.full((4, 5, 3), int(50 * self.at), dtype=np.uint8)
+
+
+class Onwards:
+    def reset(self, seed=None):
+        pass
+
+    def select_action(self, observation):
+        return torch.full((1, 1), 5.0)
+
+
+def test_a_film_has_every_step_and_ends_with_its_episode(tmp_path):
+    found = film(Onwards(), Environments(Shade, [0]), steps=10)
+    assert [int(frame[0, 0, 0]) for frame in found.frames] == [
+        0,
+        50,
+        100,
+        150,
+    ]  # actions brought into the box
+    assert found.progress.tolist() == [0, 1, 2, 3]
+    with Image.open(found.write(tmp_path / "films" / "one.gif", every=2)) as gif:
+        assert gif.n_frames == 3  # the first, the third, and the last
+        gif.seek(2)
+        assert gif.convert("RGB").getpixel((0, 0)) == (150, 150, 150)
+
+
+def test_a_film_is_of_one_environment_that_draws():
+    with pytest.raises(InputError, match="a film is of one environment, got 2"):
+        film(Onwards(), Environments(Shade, [0, 1]))
+
+    class Blind(Shade):
+        def render(self):
+            return None
+
+    with pytest.raises(InputError, match="draws no pictures"):
+        film(Onwards(), Environments(Blind, [0]))
+
+
+def test_a_film_of_nothing_every_is_refused(tmp_path):
+    still = Film([np.zeros((2, 2, 3), np.uint8)], np.zeros((0, 1)), np.zeros(1))
+    with pytest.raises(ValueError, match="every"):
+        still.write(tmp_path / "no.gif", every=0)

@@ -1,0 +1,101 @@
+"""Frames of path planning: a world that is moved and turned looks the same, and what is planned turns with it."""
+
+import math
+
+import pytest
+import torch
+
+from metastable.core import ConfigError
+from metastable.data import Scaling
+from metastable.policies import CentredPolicy, PathWorlds, Policy, PolicyConfig, centred, path_demonstrations
+from metastable.policies.path_frames import DISCS, GOAL, PLACE, Frame, walking
+from metastable.policies.path_world import CONTEXT, PREDICTION, scene
+
+
+def window(worlds: PathWorlds) -> dict[str, torch.Tensor]:
+    """Three points each, the last at the start of the world."""
+    seen = {"place": worlds.start.float(), **scene(worlds)}
+    windows = {key: value[:, None].expand(-1, CONTEXT, -1).clone() for key, value in seen.items()}
+    windows["place"][:, :-1] += torch.tensor([[0.1, 0.2], [0.05, 0.1]])
+    return windows
+
+
+def moved(seen: dict[str, torch.Tensor], angle: float) -> dict[str, torch.Tensor]:
+    turn = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    shift = torch.tensor([0.3, -0.7])
+    discs = seen["discs"].unflatten(2, (-1, 3)).flip(2)  # in another order, too
+    discs = torch.cat([discs[..., :2] @ turn + shift, discs[..., 2:]], -1).flatten(2)
+    return {key: seen[key] @ turn + shift for key in ("place", "goal")} | {"discs": discs}
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return window(PathWorlds.draw(5))
+
+
+def test_the_goal_lies_ahead_and_the_nearest_disc_is_first(seen):
+    found = Frame.of(seen).seen(seen)
+    away = (seen["goal"][:, -1] - seen["place"][:, -1]).norm(dim=1)
+    assert torch.allclose(found[GOAL][:, -1], torch.stack([away, torch.zeros(5)], 1), atol=1e-6)
+    assert torch.allclose(found[PLACE][:, -1], torch.zeros(5, 2), atol=1e-6)
+    discs = found[DISCS].unflatten(2, (-1, 3))
+    edge = discs[..., :2].norm(dim=-1) - discs[..., 2]
+    assert bool((edge.diff(dim=-1) >= 0).all())
+    before = seen["discs"].unflatten(2, (-1, 3))[..., :2] - seen["place"][:, -1:, None]
+    assert torch.allclose(discs[..., :2].norm(dim=-1).sort(-1)[0], before.norm(dim=-1).sort(-1)[0], atol=1e-5)
+
+
+def test_a_world_that_is_moved_and_turned_looks_the_same(seen):
+    ours, theirs = (Frame.of(x).seen(x) for x in (seen, moved(seen, 1.1)))
+    for key, value in ours.items():
+        assert torch.allclose(value, theirs[key], atol=1e-5), key
+
+
+def test_outside_is_the_inverse_of_inside(seen):
+    frame, points = Frame.of(seen), torch.randn(5, 4, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(frame.outside(frame.inside(points)), points, atol=1e-6)
+
+
+class AlongTheGoal:
+    """A model whose chunk is ten points ahead and a little to the left."""
+
+    has_chains = False
+
+    def draw(self, contexts, n, seed):
+        steps = torch.arange(1, PREDICTION + 1) / PREDICTION
+        return torch.stack([steps, 0.2 * steps], 1).flatten().expand(len(contexts), n, -1)
+
+    def energy(self, x, contexts):
+        return x.sum(-1)
+
+    def move(self, x, contexts, steps, seed, frozen=None):
+        return x
+
+
+def test_what_is_planned_turns_with_the_world(seen):
+    shown = centred(path_demonstrations(2, 1, refine=False))
+    made = Policy(
+        AlongTheGoal(), Scaling.fit(shown), PolicyConfig(CONTEXT, PREDICTION, PREDICTION, 1, warm=0)
+    )
+    policy, chunks = walking(made), []
+    assert isinstance(policy, CentredPolicy)
+    for world in (seen, moved(seen, 0.7)):
+        policy.reset(0)
+        now = {key: value[:, -1] for key, value in world.items()}
+        chunks.append(torch.stack([policy.select_action(now) for _ in range(PREDICTION)], 1))
+    as_one = {"place": chunks[0], "goal": chunks[0], "discs": seen["discs"][:, :1]}
+    assert torch.allclose(moved(as_one, 0.7)["place"], chunks[1], atol=1e-5)
+
+
+def test_a_frame_that_moves_carries_nothing_over():
+    shown = centred(path_demonstrations(2, 1, refine=False))
+    config = PolicyConfig(CONTEXT, PREDICTION, PREDICTION - 1, 1, warm=0, freeze=1)
+    with pytest.raises(ConfigError, match=r"policy\.warm: must be 0"):
+        CentredPolicy(Policy(AlongTheGoal(), Scaling.fit(shown), config))
+
+
+def test_centred_chunks_are_the_demonstrated_ones():
+    shown = path_demonstrations(2, 1, refine=False)
+    ours, theirs = (x.windows(CONTEXT, PREDICTION, padded=False) for x in (centred(shown), shown))
+    frame = Frame.of({key: value.float() for key, value in theirs.contexts().items()})
+    assert torch.allclose(frame.outside(ours.chunks()), theirs.chunks().float(), atol=1e-6)

@@ -34,6 +34,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "rnce_variance",
         "The variance of ranking NCE, and the χ² law of its divergence (Theorems 4.10, 4.12)",
     ),
+    "rnce-learned": (
+        "rnce_learned",
+        "R-NCE whose proposal learns: its law, its Fisher distance and the adversary (Theorems 4.10, 4.17-4.21)",
+    ),
     "rnce-profiles": (
         "rnce_profiles",
         "Who learns faster, energy or proposal: five courses of the R-NCE objective (Fig. 2)",
@@ -49,6 +53,10 @@ _INDEX: dict[str, tuple[str, str]] = {
     "robust-toy": (
         "robust_toy",
         "Eight modes and four circles from chains that do not arrive: β and its variants (Fig. 2, 5-11)",
+    ),
+    "robust-readings": (
+        "robust_readings",
+        "What the β paper leaves open: readings of Figure 6, and ring masses at the fixed point (App. I)",
     ),
     "jem-stability": (
         "jem_stability",

@@ -13,7 +13,7 @@ likelihood or as the adversary of the energy. `rnce-variance` holds it fixed.
 | I, J | `fisher`, and `fisher_distance` for FI itself |
 
 **Proposition 4.21.** For a normal law the paper prints tr(I⁻¹J) = 3/σ² + 4μ²/σ⁴. It is 3/σ²: with
-J = [[1, 2μ], [2μ, 4(μ² + σ²)]] and det I = 2σ⁶ the terms in μ cancel, as they must, since moving all y by a constant
+J = [[1, 2μ], [2μ, 4(μ² + σ²)]] and det I = 2σ⁶ the terms in μ cancel, as they must: moving all y by a constant
 changes neither the family nor the distance. Rows have both numbers beside what was measured.
 """
 
@@ -299,7 +299,7 @@ def fisher_distance(theta: Tensor, law: Mixture) -> Tensor:
 
 
 def fisher_rows(bench: Bench, K: int = 4) -> Iterator[Row]:
-    """Proposition 4.21: n·FI of R-NCE with a learned proposal, tr(I⁻¹J) by quadrature, and what the paper prints."""
+    """Proposition 4.21: n·FI with a learned proposal, tr(I⁻¹J) by quadrature, and what the paper prints."""
     for mu, sigma in FISHER_CASES:
         law, where = Mixture(means=(mu,), sds=(sigma,)), f"mu={mu:g}/sigma={sigma:g}"
 

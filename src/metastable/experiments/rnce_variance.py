@@ -171,7 +171,7 @@ def asymptotic_variance(
 def ranking_curvature(
     psi: Tensor, log_p: Tensor, log_q: Tensor, cell: float, counts: Sequence[int], nodes: int = 400
 ) -> Tensor:
-    """−∇²L(θ*, ξ) of an energy −θ·ψ(y) for each K of `counts`, `(len(counts), d, d)`, as `asymptotic_variance` says.
+    """−∇²L(θ*, ξ) of an energy −θ·ψ(y) for each K, `(len(counts), d, d)`, as `asymptotic_variance` says.
 
     Args:
         psi: ψ on a grid, `(points, d)`.

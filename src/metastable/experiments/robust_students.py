@@ -143,7 +143,7 @@ class Setup:
         times: how many times as many updates as the others.
         epsilon: ε, the noise of a step of size 1.
         shift: where a shifted start lies, in standard deviations of the default start along each axis.
-        quiet: whether the longer steps from a shifted start have the noise of a step of size 1; all are shifted then.
+        quiet: whether longer steps have the noise of a step of size 1; all students are shifted then.
         falls: whether the learning rate does.
         tempered: whether β weighs f/T, so that it means what it says, or f itself.
     """

@@ -77,8 +77,8 @@ def jobs(bench: Bench) -> list[Job]:
 def rows_of(bench: Bench, name: str, own: Mapping[str, Outcome], ceiling: float) -> Iterator[Row]:
     """Overlaps and likelihoods of every arm; R-NCE's are required, and IBC's is required to be the least."""
     for arm, outcome in own.items():
-        judged = (">=", bench.least_bc) if outcome.job.model == RNCE and bench.least_bc else ()
-        yield Row(f"bc/{arm}/{name}", outcome.overlap, *judged)
+        least = bench.least_bc if outcome.job.model == RNCE else None
+        yield Row(f"bc/{arm}/{name}", outcome.overlap, ">=" if least else None, least)
     yield Row(f"bc/{TRUTH}/{name}", ceiling)
     if IBC in own and bench.least_bc:
         best = min(o.overlap for arm, o in own.items() if arm != IBC)

@@ -19,9 +19,7 @@ changes neither the family nor the distance. Rows have both numbers beside what 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -29,48 +27,16 @@ from torch.func import grad, hessian, vmap
 
 from metastable.core.errors import MetastableError
 from metastable.core.random import derive, generator
-from metastable.report.figures import draw_level, palette, picture
 
 from .base import Bench, Experiment, Row
+from .rnce_game import PLAYS, draw, play, play_rows
+from .rnce_line import Mixture, fisher, grid_of, log_normal, points, slopes, statistics
 from .rnce_variance import KS_LEVEL, estimate, ks_p_value, ranking_curvature
 from .trials import by_scale
 
 ORIGIN = torch.zeros(2, dtype=torch.float64)
 POINTS_AT_ONCE = 100_000
 """Data and negatives of all repeats that are in memory together."""
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The law of the data, Σ w N(mean, sd²)."""
-
-    weights: tuple[float, ...] = (1.0,)
-    means: tuple[float, ...] = (0.0,)
-    sds: tuple[float, ...] = (1.0,)
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights, means and standard deviations."""
-        weights, means, sds = (
-            torch.tensor(v, dtype=torch.float64) for v in (self.weights, self.means, self.sds)
-        )
-        return weights, means, sds
-
-    def sample(self, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-        """Draws."""
-        weights, means, sds = self.tensors()
-        k = torch.multinomial(weights, math.prod(shape), replacement=True, generator=rng).view(shape)
-        return means[k] + sds[k] * torch.randn(shape, generator=rng, dtype=torch.float64)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """log p, of any shape."""
-        weights, means, sds = self.tensors()
-        return torch.logsumexp(weights.log() + log_normal(y[..., None], means, sds.log()), -1)
-
-    def moments(self) -> Tensor:
-        """(m, log s) of the normal law with the same moments: where likelihood ends."""
-        weights, means, sds = self.tensors()
-        mean = (weights * means).sum()
-        return torch.stack([mean, 0.5 * ((weights * (sds**2 + means**2)).sum() - mean**2).log()])
 
 
 LAWS = {
@@ -80,38 +46,6 @@ LAWS = {
 """Laws that no normal proposal is: in one the adversary helps, in the other it looks away from the rare mode."""
 FISHER_CASES = ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5))
 """(μ, σ) of Proposition 4.21."""
-
-
-def log_normal(y: Tensor, mean: Tensor, log_sd: Tensor) -> Tensor:
-    """log N(y; mean, sd²)."""
-    return -0.5 * ((y - mean) * torch.exp(-log_sd)).square() - log_sd - 0.5 * math.log(2 * math.pi)
-
-
-def statistics(y: Tensor) -> Tensor:
-    """ψ(y) = (y, y²), `(…, 2)`."""
-    return torch.stack([y, y.square()], -1)
-
-
-def grid_of(law: Mixture, side: int = 1601) -> tuple[Tensor, float]:
-    """Points around the law, and what each stands for."""
-    mean, log_sd = law.moments()
-    y = mean + torch.exp(log_sd) * torch.linspace(-10.0, 10.0, side, dtype=torch.float64)
-    return y, float(y[1] - y[0])
-
-
-def fisher(law: Mixture) -> Tensor:
-    """I = Cov(ψ), by quadrature."""
-    y, cell = grid_of(law)
-    mass, psi = cell * law.log_prob(y).exp(), statistics(y)
-    mean = mass @ psi
-    return (psi * mass[:, None]).T @ psi - torch.outer(mean, mean)
-
-
-def slopes(law: Mixture) -> Tensor:
-    """J = 𝔼[ψ′ψ′ᵀ], by quadrature."""
-    y, cell = grid_of(law)
-    slope = torch.stack([torch.ones_like(y), 2 * y], -1)
-    return (slope * (cell * law.log_prob(y).exp())[:, None]).T @ slope
 
 
 def curvature_at(law: Mixture, xi: Tensor, K: int) -> Tensor:
@@ -127,13 +61,6 @@ def likelihood(y: Tensor, both: bool = True, log_sd: Tensor | None = None) -> Te
     """ξ̂ of data `(R, n)` by likelihood, `(R, 2)`; with `both` off, log s stays."""
     found = y.std(1, correction=0).log() if both or log_sd is None else log_sd.expand(len(y))
     return torch.stack([y.mean(1), found], 1)
-
-
-def points(law: Mixture, y: Tensor, z: Tensor, xi: Tensor) -> tuple[Tensor, Tensor]:
-    """Data with their negatives, `(R, n, K + 1)`, and log p − log p_ξ of each."""
-    mean, log_sd = xi[:, 0, None, None], xi[:, 1, None, None]
-    every = torch.cat([y[..., None], mean + torch.exp(log_sd) * z], 2)
-    return every, law.log_prob(every) - log_normal(every, mean, log_sd)
 
 
 def against(law: Mixture, y: Tensor, z: Tensor, xi: Tensor) -> Tensor:
@@ -163,6 +90,7 @@ def respond(
         return log_w[: len(y)].mean() + both_sides.sum() * (log_u[1, 0] - log_u[0, 0])
 
     part = start[:free].expand(len(y), free).clone()
+    slope = part
     for _ in range(limit):
         slope = vmap(grad(objective))(part, y, theta)
         if float(slope.abs().max()) < 1e-8:
@@ -200,6 +128,7 @@ def adversary(law: Mixture, K: int, both: bool = True) -> Tensor:
     def objective(part: Tensor) -> Tensor:
         return population(law, torch.cat([part, start[free:]]), K)
 
+    slope = value
     for _ in range(50):
         slope = grad(objective)(value)
         if float(slope.abs().max()) < 1e-10:
@@ -314,83 +243,6 @@ def fisher_rows(bench: Bench, K: int = 4) -> Iterator[Row]:
         yield Row(f"fisher_trace_error/{where}", abs(trace * sigma**2 / 3 - 1), "<=", 1e-6)
         yield Row(f"n_fisher/{where}", found, paper=printed)
         yield Row(f"n_fisher_error/{where}", abs(found / trace - 1), "<=", bench.tolerance)
-
-
-# ---- the game, played
-
-
-@dataclass(frozen=True)
-class Play:
-    """How energy and proposal learn from fresh draws: by whose loss the proposal goes, and where both begin."""
-
-    adversarial: bool
-    ratio: float = 1.0
-    theta: tuple[float, float] = (0.0, 0.0)
-    xi: tuple[float, float] = (-0.45, 0.5572)
-
-
-PLAYS = {
-    f"{where}/{who}": Play(who != "likelihood", 10.0 if who.endswith("10") else 1.0, **start)
-    for where, start in {
-        "near": {},
-        "far proposal": {"theta": (0.5, 0.0), "xi": (12.0, 0.0)},
-        "wrong energy": {"theta": (0.0, 0.25)},
-    }.items()
-    for who in ("likelihood", "adversary", "adversary x10")
-}
-"""`x10`: the adversary takes steps ten times as long as the energy's."""
-
-
-def play(
-    law: Mixture, how: Play, updates: int, seed: int, runs: int = 8, batch: int = 128, K: int = 4
-) -> Tensor:
-    """(θ, ξ) after every update of `runs` games by Adam, `(updates, runs, 4)`; infinite from where one ran away."""
-    rng = generator(seed)
-    theta, xi = (
-        torch.tensor([v] * runs, dtype=torch.float64, requires_grad=True) for v in (how.theta, how.xi)
-    )
-    adam = torch.optim.Adam([{"params": [theta], "lr": 0.01}, {"params": [xi], "lr": 0.01 * how.ratio}])
-    course = torch.full((updates, runs, 4), math.inf, dtype=torch.float64)
-    for k in range(updates):
-        y = law.sample((runs, batch), rng)
-        z = torch.randn((runs, batch, K), generator=rng, dtype=torch.float64)
-        every, offset = points(law, y, z, xi)
-        score = (statistics(every) @ theta[:, None, :, None])[..., 0] + offset
-        objective = torch.log_softmax(score, 2)[..., 0].mean(1).sum()
-        theta.grad, rival = torch.autograd.grad(-objective, [theta, xi])
-        own = log_normal(y, xi[:, :1], xi[:, 1:]).mean(1).sum()
-        xi.grad = -rival if how.adversarial else torch.autograd.grad(-own, xi)[0]
-        adam.step()
-        course[k] = torch.cat([theta.detach(), xi.detach()], 1)
-        if not bool(torch.isfinite(course[k]).all()):
-            break
-    return course
-
-
-def play_rows(name: str, course: Tensor, rival: Tensor) -> Iterator[Row]:
-    """Over the last quarter: how far θ is from θ*, and ξ from ξ̄; the worst of the runs."""
-    tail = course[-len(course) // 4 :].mean(0)
-    yield Row(f"theta_error/{name}", float(tail[:, :2].abs().amax().nan_to_num(math.inf)), paper=0.0)
-    yield Row(f"adversary_distance/{name}", float((tail[:, 2:] - rival).abs().amax().nan_to_num(math.inf)))
-
-
-def draw(bench: Bench, courses: Mapping[str, Tensor], rival: Tensor) -> None:
-    """θ₂ and m of every game over its updates."""
-    with picture(bench.folder / "game.png", 10, 5.6, rows=2, columns=3, sharex=True) as axes:
-        for (name, course), i in zip(courses.items(), range(len(courses)), strict=True):
-            where, who = name.split("/")
-            colour = (palette.blue, palette.vermillion, palette.purple)[i % 3]
-            for row, part in ((0, 1), (1, 2)):
-                values = course[:, 0, part].numpy()
-                axes[row, i // 3].plot(values, color=colour, lw=0.8, label=who)
-            axes[0, i // 3].set_title(where)
-        for i in range(3):
-            draw_level(axes[0, i], 0.0, lw=0.8)
-            draw_level(axes[1, i], float(rival[0]), lw=0.8)
-            axes[1, i].set_xlabel("update")
-        axes[0, 0].set_ylabel("θ₂, truth 0")
-        axes[1, 0].set_ylabel("m; dashed: the adversary of the truth")
-        axes[0, 0].legend(fontsize=7.5)
 
 
 def body(bench: Bench) -> list[Row]:

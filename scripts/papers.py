@@ -32,7 +32,10 @@ PLANNED = (
     "lasa",
 )
 """Experiments that a row may name with a question mark before they are there."""
-NUMBER = re.compile(r"\{([\w-]+)/(\w+) ([^}]+)\}")
+SCALES = ("gpu", "cpu", "smoke")
+"""From the largest."""
+UNMEASURED = "not measured yet"
+NUMBER = re.compile(r"\{([\w-]+) ([^}]+)\}")
 INTRODUCTION = """# Paper by paper
 
 Every figure, table, theorem and algorithm of the five papers, and where it is. *Shown* is a number or a figure of
@@ -65,13 +68,21 @@ def stored(experiment: str, root: Path = ROOT) -> bool:
     return any((root / "results" / experiment).glob("*/result.json"))
 
 
-def number(experiment: str, scale: str, metric: str, root: Path = ROOT) -> float | None:
-    """One number of a stored result; None where there is none."""
-    path = root / "results" / experiment / scale / "result.json"
-    if not path.is_file():
-        return None
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return next((row["value"] for row in rows if row["metric"] == metric), None)
+def number(experiment: str, metric: str, root: Path = ROOT) -> float | None:
+    """One number of the largest stored scale that has it; None where none has."""
+    for scale in SCALES:
+        path = root / "results" / experiment / scale / "result.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+        for row in rows:
+            if row["metric"] == metric:
+                return row["value"]
+    return None
+
+
+def standing(item: Item, root: Path = ROOT) -> str:
+    """How it stands; what would be shown and has no stored result is not measured yet."""
+    experiments = [name for name in item.where if name in TITLES]
+    return item.state if item.state != "shown" or any(stored(e, root) for e in experiments) else UNMEASURED
 
 
 def problems(root: Path = ROOT) -> list[str]:
@@ -94,7 +105,7 @@ def wrong_with(item: Item, root: Path) -> list[str]:
     experiments = [name for name in item.where if name in TITLES]
     rules = {
         f"unknown state {item.state!r}": item.state not in STATES,
-        "shown by no stored result": item.state == "shown" and not any(stored(e, root) for e in experiments),
+        "shown by no experiment": item.state == "shown" and not experiments,
         "a law without a test": item.state == "law" and not any("::" in name for name in item.where),
         "says neither why nor where": item.state in ("not yet", "cannot", "in part")
         and not (item.note or item.where),
@@ -107,7 +118,8 @@ def wrong_with(item: Item, root: Path) -> list[str]:
 
 
 def _missing(item: Item, root: Path) -> list[tuple[str, ...]]:
-    return [(e, s, m) for e, s, m in NUMBER.findall(item.note) if number(e, s, m, root) is None]
+    named = NUMBER.findall(item.note)
+    return [(e, m) for e, m in named if e not in TITLES or (stored(e, root) and number(e, m, root) is None)]
 
 
 def exists(name: str, root: Path = ROOT) -> bool:
@@ -150,15 +162,14 @@ def rendered(root: Path = ROOT) -> str:
     """The page."""
     parts = [INTRODUCTION]
     for paper, items in read(root):
-        counts = Counter(item.state for item in items)
-        said = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+        counts = Counter(standing(item, root) for item in items)
+        said = ", ".join(f"{counts[state]} {state}" for state in (*STATES, UNMEASURED) if counts[state])
         head = ["| in the paper | what | stands | where | |", "| --- | --- | --- | --- | --- |"]
         lines = [
-            " | ".join(
-                ["", item.name, item.what, _bold(item.state), "<br>".join(map(linked, item.where)), note, ""]
-            )
+            " | ".join(["", item.name, item.what, _bold(standing(item, root)), where, note, ""])
             for item in items
-            for note in [NUMBER.sub(lambda m: _shown(number(m[1], m[2], m[3], root)), item.note)]
+            for where in ["<br>".join(map(linked, item.where))]
+            for note in [NUMBER.sub(lambda m: _shown(number(m[1], m[2], root)), item.note)]
         ]
         title = f"## {paper['title']}\n\n{paper['cite']}; [page of the method](../{paper['page']}). {said}."
         parts.append("\n".join([title, "", *head, *(line.strip() for line in lines), ""]))
@@ -170,7 +181,7 @@ def _bold(state: str) -> str:
 
 
 def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+    return UNMEASURED if value is None else f"{value:.3g}"
 
 
 def main() -> int:

@@ -40,9 +40,10 @@ def test_every_paper_and_every_experiment_on_one_is_there(papers):
         ({"where": ["laws/test_ranking_laws.py::test_of_nothing"]}, "no laws"),
         ({"where": ["methods/ranking.md#nowhere"]}, "no methods"),
         ({"where": ["methods/nothing.md"]}, "no methods"),
-        ({"note": "{nce-bias/cpu no such number}"}, "no number no such number"),
+        ({"note": "{nce-bias no such number}"}, "no number no such number"),
+        ({"note": "{nce-bios optimum}"}, "no number optimum"),
         ({"state": "perhaps"}, "unknown state"),
-        ({"where": ["methods/ranking.md"]}, "no stored result"),
+        ({"where": ["methods/ranking.md"]}, "shown by no experiment"),
         ({"state": "law"}, "a law without a test"),
         ({"state": "cannot", "note": ""}, "does not say why"),
         ({"state": "does not hold", "note": "tried all"}, "without a number"),
@@ -53,3 +54,10 @@ def test_what_does_not_exist_is_said(papers, change, said):
     assert papers.wrong_with(papers.Item(**right), ROOT) == []
     with pytest.raises(AssertionError, match=said):
         assert papers.wrong_with(papers.Item(**{**right, **change}), ROOT) == []
+
+
+def test_what_has_no_stored_result_is_not_measured_yet(papers, tmp_path):
+    item = papers.Item("Figure 1", "-", "shown", ["nce-bias"], "")
+    assert papers.standing(item, ROOT) == "shown"
+    assert papers.standing(item, tmp_path) == "not measured yet"
+    assert papers.number("nce-bias", "anything", tmp_path) is None

@@ -152,7 +152,7 @@ def draw(bench: Bench, found: Sequence[Ranked]) -> None:
         middle.set(xscale="log", ylim=(0, 1.05), xlabel="probes", title="the best of ten is the right one")
         middle.legend(fontsize=8)
         draw_level(right, -math.log(K + 1), lw=0.8)
-        right.set(xscale="log", xlabel="probes", title="R-NCE objective at the truth; dashed: −log(K + 1)")
+        right.set(xscale="log", xlabel="probes", title="R-NCE objective at the truth")
 
 
 def body(bench: Bench) -> list[Row]:

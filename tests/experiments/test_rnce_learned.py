@@ -89,7 +89,9 @@ def test_a_proposal_far_away_leaves_an_adversary_where_it_is():
 
 def test_a_small_run_gives_every_row_and_the_figure(tmp_path):
     small = {"repeats": 20, "n": 100, "repeats_game": 2, "n_game": 100, "counts": (4,), "updates": 8}
-    experiment = dataclasses.replace(learned.EXPERIMENT, scales={"tiny": {**small, "tolerance": 1.0}})
+    experiment = dataclasses.replace(
+        learned.EXPERIMENT, scales={"tiny": {**small, "tolerance": 1.0, "tolerance_game": 2.0}}
+    )
     rows = {row.metric: row for row in reproduce(experiment, "tiny", 0, tmp_path, device="cpu").rows}
     assert rows["n_variance/learned/K=4"].paper == pytest.approx(1.25)
     assert rows["fisher_trace/mu=1/sigma=1"].paper == 7

@@ -54,6 +54,14 @@ _INDEX: dict[str, tuple[str, str]] = {
         "rnce_variance",
         "The variance of ranking NCE, and the χ² law of its divergence (Theorems 4.10, 4.12)",
     ),
+    "rnce-learned": (
+        "rnce_learned",
+        "R-NCE whose proposal learns: its law, its Fisher distance and the adversary (Theorems 4.10, 4.17-4.21)",
+    ),
+    "rnce-hutchinson": (
+        "rnce_hutchinson",
+        "A Hutchinson estimate of the divergence breaks the ranking (footnote 6)",
+    ),
     "rnce-profiles": (
         "rnce_profiles",
         "Who learns faster, energy or proposal: five courses of the R-NCE objective (Fig. 2)",
@@ -61,6 +69,10 @@ _INDEX: dict[str, tuple[str, str]] = {
     "rnce-2d": (
         "rnce_2d",
         "Conditional densities in the plane: R-NCE beside flows, diffusions and IBC (Tables 1 and 2)",
+    ),
+    "rnce-2d-paper": (
+        "rnce_2d_paper",
+        "Conditional densities in the plane with the paper's turns, rates and sizes beside ours (Tables 2 and 8)",
     ),
     "path-planning": (
         "path_planning",
@@ -86,9 +98,17 @@ _INDEX: dict[str, tuple[str, str]] = {
         "robust_toy",
         "Eight modes and four circles from chains that do not arrive: β and its variants (Fig. 2, 5-11)",
     ),
+    "robust-readings": (
+        "robust_readings",
+        "What the β paper leaves open: readings of Figure 6, and ring masses at the fixed point (App. I)",
+    ),
     "jem-stability": (
         "jem_stability",
         "A classifier that is a density: plain training diverges, with β it does not (Fig. 3, 16, 20, 24)",
+    ),
+    "jem-scale": (
+        "jem_scale",
+        "Where a JEM's output scale belongs: nowhere, on the energy, or on the logits (App. M.2)",
     ),
     "jem-ood": (
         "jem_ood",

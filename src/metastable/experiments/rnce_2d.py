@@ -101,7 +101,7 @@ def build(job: Job, pairs: Batch) -> tuple[nn.Module, Method]:
     energy = ConditionalNet(shape, context, width, data=pairs, **settings)
     if job.model == IBC:
         return energy, ImplicitBC(negatives_per_datum=job.ibc_negatives)
-    proposal = {"name": "interpolant", "width": job.proposal_width, "layers": 3}
+    proposal = {"name": "interpolant", "width": job.proposal_width, "layers": job.proposal_layers}
     proposal |= {"alpha": job.alpha, "times": job.times, **job.ode}
     turns = {"proposal_steps": job.turns[0], "energy_steps": job.turns[1]}
     settings = {"proposal": proposal, "negatives_per_datum": job.negatives, **turns}
@@ -254,9 +254,8 @@ def jobs(bench: Bench) -> list[Job]:
     return todo
 
 
-def learn_all(bench: Bench) -> list[Outcome]:
+def learn_all(bench: Bench, todo: Sequence[Job]) -> list[Outcome]:
     """Every job, `workers` at a time: small networks keep one core busy, and no more than that."""
-    todo = jobs(bench)
     if bench.workers == 1:
         return [_told(bench, learn(job)) for job in todo]
     with ProcessPoolExecutor(
@@ -329,7 +328,7 @@ def true_likelihood(toy: ConditionalToySet, seed: int, n: int = 4096) -> float:
 
 def body(bench: Bench) -> list[Row]:
     """Every model on both sets."""
-    outcomes = learn_all(bench)
+    outcomes = learn_all(bench, jobs(bench))
     seed = outcomes[0].job.truth
     rows: list[Row] = []
     others: list[Row] = []
@@ -385,6 +384,7 @@ SHARED = {
     "width": 56,
     "energy_width": 48,
     "proposal_width": 64,
+    "proposal_layers": 3,
     "inflate": 1.0,
     "alpha": 4.0,
     "negatives": 9,

@@ -162,21 +162,38 @@ def asymptotic_variance(
     """
     axis = torch.linspace(-10.0, 11.0, side, dtype=torch.float64)
     y = torch.cartesian_prod(axis, axis)
-    cell = (axis[1] - axis[0]) ** DIM
-    log_w = MATCHED.log_prob(y) - proposal.log_prob(y)
-    mass, mass_w = (cell * log_p.exp() for log_p in (proposal.log_prob(y), MATCHED.log_prob(y)))  # p_ξ, w p_ξ
+    cell = float((axis[1] - axis[0]) ** DIM)
+    return torch.linalg.inv(
+        ranking_curvature(y, MATCHED.log_prob(y), proposal.log_prob(y), cell, counts, nodes)
+    )
+
+
+def ranking_curvature(
+    psi: Tensor, log_p: Tensor, log_q: Tensor, cell: float, counts: Sequence[int], nodes: int = 400
+) -> Tensor:
+    """−∇²L(θ*, ξ) of an energy −θ·ψ(y) for each K, `(len(counts), d, d)`, as `asymptotic_variance` says.
+
+    Args:
+        psi: ψ on a grid, `(points, d)`.
+        log_p: log p there, `(points,)`.
+        log_q: log p_ξ there.
+        cell: what a point stands for.
+        counts: K.
+        nodes: of the integral over u.
+    """
+    log_w = log_p - log_q
+    mass, mass_w = cell * log_q.exp(), cell * log_p.exp()  # p_ξ, w p_ξ
     log_u = torch.linspace(-60.0, 25.0, nodes, dtype=torch.float64)
     K = torch.tensor(counts, dtype=torch.float64)[:, None, None]
-    shared = torch.zeros(len(counts), DIM, DIM, dtype=torch.float64)
+    shared = torch.zeros(len(counts), psi.shape[1], psi.shape[1], dtype=torch.float64)
     for s in log_u:
         uw = torch.exp(s + log_w)
         decay = torch.exp(-uw)
         phi = mass @ decay
-        a1 = (mass_w * decay) @ y
-        A2 = (y * (mass_w * uw * decay)[:, None]).T @ y  # u·A₂: du = u ds
+        a1 = (mass_w * decay) @ psi
+        A2 = (psi * (mass_w * uw * decay)[:, None]).T @ psi  # u·A₂: du = u ds
         shared += A2 * phi**K + K * torch.exp(s) * torch.outer(a1, a1) * phi ** (K - 1)
-    curvature = (y * mass_w[:, None]).T @ y - (log_u[1] - log_u[0]) * shared
-    return torch.linalg.inv(curvature)
+    return (psi * mass_w[:, None]).T @ psi - (log_u[1] - log_u[0]) * shared
 
 
 def kl_to_truth(theta: Tensor) -> Tensor:

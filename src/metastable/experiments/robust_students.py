@@ -34,6 +34,9 @@ VARIANTS = ("default", "no-positive", "batch-corrected", "true-objective")
 
 STEPS, DEFAULT = 20, "default"
 
+LONGER = 10
+"""Size of a step from a shifted start."""
+
 POINTS = 401
 """Of the grid, along each axis."""
 
@@ -138,6 +141,11 @@ class Setup:
         negatives: M, chains in a batch.
         steps: of each chain.
         times: how many times as many updates as the others.
+        epsilon: ε, the noise of a step of size 1.
+        shift: where a shifted start lies, in standard deviations of the default start along each axis.
+        quiet: whether longer steps have the noise of a step of size 1; all students are shifted then.
+        falls: whether the learning rate does.
+        tempered: whether β weighs f/T, so that it means what it says, or f itself.
     """
 
     name: str
@@ -146,11 +154,25 @@ class Setup:
     negatives: int
     steps: int = STEPS
     times: int = 1
+    epsilon: float = EPSILON
+    shift: float = 1.0
+    quiet: bool = False
+    falls: bool = True
+    tempered: bool = True
 
     @property
     def positives(self) -> int:
         """N, data in a batch."""
         return self.toy.positives
+
+    @property
+    def temperature(self) -> float:
+        """T of its chains, noise²/(2·step)."""
+        return self.epsilon**2 / 2 / (LONGER if self.quiet else 1)
+
+    def power(self, beta: float) -> float:
+        """P of the density exp(−P·f) that is learned: what chains sample and what β weighs, together."""
+        return 1 / self.temperature if self.tempered else (1 - beta) / self.temperature + beta
 
 
 def _all_variants(betas: Iterable[float]) -> tuple[Student, ...]:
@@ -195,9 +217,9 @@ class Students:
         self.seeds = self._tensor([i for _, i in self.each])
         self.beta = self._column([s.beta for s, _ in self.each])
         shifted = self._column([float(s.shifted) for s, _ in self.each])
-        self.step_size = 1 + 9 * shifted
-        self.noise = EPSILON * self.step_size.sqrt()
-        self.start_mean = setup.toy.start * shifted * self._tensor([1.0, -1.0])
+        self.step_size = 1 + (LONGER - 1) * shifted
+        self.noise = setup.epsilon * (self.step_size.sqrt() if not setup.quiet else shifted**0)
+        self.start_mean = setup.shift * setup.toy.start * shifted * self._tensor([1.0, -1.0])
         self.start_scale = setup.toy.start * (1 - 0.5 * shifted)
         self.objectives: list[tuple[slice, float | Tensor, str]] = []
         for (robust, variant), group in itertools.groupby(self.each, key=lambda e: e[0].objective):
@@ -205,7 +227,8 @@ class Students:
             own = slice(
                 begin, begin + len(list(group))
             )  # neighbours with the same objective, and β/T of each
-            beta = self.beta[own, 0, 0] / TEMPERATURE if robust else 0.0
+            unit = setup.temperature if setup.tempered else 1.0
+            beta = self.beta[own, 0, 0] / unit if robust else 0.0
             self.objectives.append((own, beta, variant))
         self.rng = generator(derive(seeds[0], "toy", setup.toy.name, setup.name), self.device)
         self.learning_rate = learning_rate
@@ -252,7 +275,8 @@ class Students:
     def advance(self, done: int, updates: int) -> None:
         """Update `done` of `updates`; on a GPU nearly all replay one that was recorded, on a stream of its own."""
         with torch.cuda.stream(self.stream):
-            self.adam.param_groups[0]["lr"].fill_(cosine(done / updates) * self.learning_rate)
+            share = cosine(done / updates) if self.setup.falls else 1.0
+            self.adam.param_groups[0]["lr"].fill_(share * self.learning_rate)
             if self.stream is not None and done == WARM_UP:
                 self.step = captured(self.update, self.rng, self.stream)
             self.step()
@@ -324,7 +348,7 @@ def score(students: Students, samples: int, seed: int) -> dict[tuple[str, str, S
     data = setup.toy.draw((samples,), rng).cpu()
     scores: dict[tuple[str, str, Student], list[Score]] = {}
     for k, (student, _) in enumerate(students.each):
-        energy = OneNet(students.nets, k, 1 / TEMPERATURE)
+        energy = OneNet(students.nets, k, setup.power(student.beta))
         kl = kl_on_grid(setup.toy.log_density, energy, setup.toy.box, POINTS)
         own = Score(kl, float(energy_distance(x[k], data)), energy, x[k])
         scores.setdefault((setup.name, setup.toy.name, student), []).append(own)

@@ -12,6 +12,7 @@ from test_one_writer import DATA, ENERGY, METHOD
 
 import metastable as ms
 from metastable.core.errors import DivergenceError
+from metastable.experiments.base import Experiment, reproduce
 from metastable.training.checkpoints import CheckpointStore
 
 SETTINGS = {"steps": 12, "batch_size": 16, "log_every": 5, "evaluate": False, "learning_rate": 1e-3}
@@ -91,3 +92,24 @@ def test_sigterm_ends_without_judging(tmp_path, monkeypatch):
     again = train(tmp_path / "run", resume=True, evaluate=True)
     assert again.status == "finished"
     assert "log_likelihood" in again.scores
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_experiment_and_not_only_the_training_that_it_meets(tmp_path, number):
+    trained = []
+
+    def body(bench):
+        for name in ("first", "second"):
+            trained.append(name)
+            train(bench.folder / name, progress=lambda row: row["step"] == 5 and os.kill(os.getpid(), number))
+        return []
+
+    own = Experiment("own", "An experiment", "nobody", {"smoke": {}}, body)
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(own, "smoke", 0, tmp_path, device="cpu")
+    assert signal.getsignal(number) is before
+    assert trained == ["first"]
+    assert not (tmp_path / "result.json").exists()
+    assert CheckpointStore(tmp_path / "first" / "checkpoints").latest_step() == 5
+    assert train(tmp_path / "again").status == "finished"  # outside, a training ends by itself

@@ -71,7 +71,6 @@ def evaluate(
     run is scored on pairs, an .npz file with the arrays x and given.
     """
     from metastable.core import processes
-    from metastable.core.errors import require
     from metastable.summary import judge_again, judged_step, judged_words
 
     from .bars import work_bar
@@ -83,9 +82,8 @@ def evaluate(
         inception, images, samples, log_weight, reference, fid_statistics, class_shares, denoise
     )
     if run is None:
-        for option, given in (("ood", ood), ("log-z", log_z), ("energy", energy), ("denoise", denoise)):
-            require(not given, option, "left out where pictures are judged without a run", given)
-        judge_pictures(asked, data, out, seed, device)
+        of_runs = {"ood": ood, "log-z": log_z, "energy": energy, "denoise": denoise}
+        judge_pictures(asked, of_runs, data, out, seed, device)
         return
     processes.join()
     found = open_run(run, device, energy)
@@ -98,15 +96,12 @@ def evaluate(
         )
     if not processes.is_first():
         return
-    if "classifier" in result:
-        result["classifier"] = {"data": name, **result["classifier"]}
+    result |= {"classifier": {"data": name, **result["classifier"]}} if "classifier" in result else {}
     say(f"{run} on {name}, {result['rows']} {'pairs' if found.conditional else 'rows'}")
-    if judged_words(found):
-        say(judged_words(found))
+    say(*filter(None, [judged_words(found)]))
     if found.conditional:
         console().print(pair_table(result))
-        for warning in result["warnings"]:
-            say(warning)
+        say(*result["warnings"])
     else:
         say_scores(found, dataset, result)
     say_images(result.get("images"))
@@ -122,13 +117,18 @@ def evaluate(
     say(f"wrote {target}")
 
 
-def judge_pictures(asked: ImageOptions, data: str | None, out: Path | None, seed: int, device: str) -> None:
-    """Two sets of pictures, neither of them a run's."""
+def judge_pictures(
+    asked: ImageOptions, of_runs: dict[str, Any], data: str | None, out: Path | None, seed: int, device: str
+) -> None:
+    """Two sets of pictures, neither of them a run's; options that are asked of runs are refused."""
+    from metastable.core.errors import require
     from metastable.evaluation.image_measures import image_measures
 
     from .console import say
     from .images import batch_bar, say_images, set_question
 
+    for option, given in of_runs.items():
+        require(not given, option, "left out where pictures are judged without a run", given)
     with batch_bar() as bar:
         result, arrays = image_measures(set_question(asked, data, device, bar), seed)
     say(f"{asked.samples} against {asked.reference or asked.fid_statistics}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from metastable._version import __version__
+from metastable.core.ending import ending_all
 from metastable.core.errors import InputError, nearest, require_choice, require_options
 from metastable.runs.folder import write_json
 
@@ -160,7 +161,8 @@ def reproduce(
     settings = changed(experiment.scales[scale], changes or {})
     bench = Bench(settings, scale, seed, place, out, say or (lambda text: None))
     began = time.perf_counter()
-    rows = experiment.body(bench)
+    with ending_all():
+        rows = experiment.body(bench)
     result = Result(experiment.name, scale, seed, place, time.perf_counter() - began, rows)
     write_json(out / "result.json", result.as_json())
     write_report(out)

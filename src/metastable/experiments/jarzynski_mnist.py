@@ -21,7 +21,6 @@ is not; the result has all pieces that are there, and of one that diverged the u
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from metastable.core.errors import DivergenceError, require_choice
 from metastable.core.parts import energies_of
 from metastable.core.precision import ROUNDED, precision
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.types import LogPartition, Walkers
+from metastable.core.types import Walkers
 from metastable.energies import Tilted
 from metastable.energies.build import ConvConfig, MLPConfig
 from metastable.energies.network_configs import EnergyConfig
@@ -48,6 +47,7 @@ from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
 from .jarzynski_mnist_figures import SHOWN, Found, draw
+from .jarzynski_mnist_rows import rows_of
 from .pieces import Pieces
 from .three_digits import CLASSES, TRUE, Digits, Sharpened, digits, sharpening
 from .trials import by_scale
@@ -310,64 +310,6 @@ def split_name(name: str) -> tuple[float, str]:
     """Noise and arm of a piece."""
     arm, _, noise = name.rpartition("-")
     return float(noise), arm
-
-
-def rows_of(bench: Bench, found: Found) -> list[Row]:
-    """Errors of the weights first, then log Z, likelihood, what was restored, and what it cost."""
-    wanted = {(arm, noise) for arm in bench.required for noise in bench.noises if arm in bench.arms}
-    rows = [  # what is required and is not there does not hold
-        Row(f"weight_error/{arm}/noise={noise:g}", math.nan, "<=", bench.error_target)
-        for arm, noise in sorted(wanted - found.keys())
-    ]
-    for (arm, noise), piece in found.items():
-        n, at = piece.numbers, f"{arm}/noise={noise:g}"
-        judged = ("<=", bench.error_target) if arm in bench.required else (None, None)
-        rows += [Row(f"weight_error/{at}", n["error"], *judged), Row(f"weight_error_se/{at}", n["error_se"])]
-        rows += [
-            Row(f"share_of_{digit}/{at}", share) for digit, share in zip(CLASSES, n["shares"], strict=True)
-        ]
-        plain = found.get(("jarzynski", noise))
-        if plain is not None and arm.startswith("pcd"):
-            rows.append(Row(f"error_over_jarzynski/{at}", n["error"] / max(plain.numbers["error"], 1e-9)))
-        rows += [*log_z_rows(n, at), *restored_rows(bench, n, at, arm in bench.required)]
-        names = (
-            "ten_error",
-            "other",
-            "smc_error",
-            "smc_ten_error",
-            "ess",
-            "ancestors",
-            "cross_entropy",
-            "smc_cross_entropy",
-            "seconds",
-        )
-        rows += [Row(f"{name}/{at}", n[name]) for name in names if n.get(name) is not None]
-    return rows
-
-
-def log_z_rows(numbers: dict[str, Any], at: str) -> list[Row]:
-    """log Z of training beside that of sequential Monte Carlo: they agree, or one of them is not trusted."""
-    estimates = {name: numbers[name] for name in ("log_z", "smc_log_z") if numbers[name] is not None}
-    read = {name: LogPartition.from_json(kept) for name, kept in estimates.items()}
-    rows = [Row(f"{name}/{at}", z.value) for name, z in read.items()]
-    rows += [Row(f"{name}_se/{at}", z.std_error) for name, z in read.items()]
-    rows += [Row(f"{name}_trusted/{at}", float(z.trusted)) for name, z in read.items()]
-    if len(read) == 2:
-        own, smc = read.values()
-        apart = abs(own.value - smc.value) / max((own.std_error**2 + smc.std_error**2) ** 0.5, 1e-12)
-        judged = ("<=", 3.0) if own.trusted and smc.trusted else (None, None)
-        rows.append(Row(f"log_z_apart_in_joint_se/{at}", apart, *judged))
-    return rows
-
-
-def restored_rows(bench: Bench, numbers: dict[str, Any], at: str, required: bool) -> list[Row]:
-    """Squared error of the filled-in half, as a share of that of the noise it was and of the mean digit's."""
-    error = numbers["restored_mean"]
-    targets = (("<=", 0.5), ("<=", 1.0)) if required and bench.restore_required else ((None, None),) * 2
-    return [
-        Row(f"restored_over_start/{at}", error / numbers["restored_given"], *targets[0]),
-        Row(f"restored_over_class_mean/{at}", error / numbers["restored_class_mean"], *targets[1]),
-    ]
 
 
 EXPERIMENT = Experiment(

@@ -21,9 +21,9 @@ from metastable.core import processes
 from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
+from metastable.core.ending import ends_all
 from metastable.core.errors import ConfigError, OutOfMemoryError, UnsupportedError
-from metastable.core.memory import rows_in_words, within_memory
-from metastable.core.method import Method
+from metastable.core.memory import within_memory
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import generator
 from metastable.core.types import Proposal
@@ -37,6 +37,7 @@ from .checkpoints import CheckpointStore
 from .config import Schedule, TrainerConfig
 from .contract import Outcome, TrainableMethod
 from .engine import Choice, Engine, choose_engine
+from .foreign import held_at_once, sizes_of, why_alone
 from .guard import Guard
 from .interrupts import stop_on_interrupt
 from .kept import KeptTraining
@@ -108,7 +109,7 @@ class Trainer(KeptTraining):
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
         steps = config.steps or 0
-        if processes.is_many() and (why := _why_alone(method)):
+        if processes.is_many() and (why := why_alone(method)):
             raise UnsupportedError(f"{method.name}: trains in one process only: {why}")
         self.choice = choose_engine(config.engine, x.device, method, steps, energy, x, engine.precision)
         units = None if coordinates is None else coordinates.events
@@ -211,10 +212,15 @@ class Trainer(KeptTraining):
 
     def run(self, resume: bool = False) -> Outcome:
         """Train until the configured steps or seconds are spent, or a Ctrl-C; a guard error propagates."""
-        with within_memory(lambda: self.update.moment, self._held_at_once, self._sizes()):
-            return self._run(resume)
+        held = lambda: held_at_once(self.method, self.context.data, self.config.batch_size)  # noqa: E731
+        sizes = sizes_of(self.method, len(self.context.data), self.config.batch_size)
+        with within_memory(lambda: self.update.moment, held, sizes):
+            self._run(resume)
+            if self._interrupted and ends_all():
+                raise KeyboardInterrupt
+            return self._outcome("interrupted" if self._interrupted else "finished")
 
-    def _run(self, resume: bool) -> Outcome:
+    def _run(self, resume: bool) -> None:
         if not (resume and self._resume()):
             self._begin()
         began = time.perf_counter() - self.seconds
@@ -228,28 +234,13 @@ class Trainer(KeptTraining):
         if self.asked is not None:
             self._log()
         self.update.moment = "log Z"
-        went_back = (
-            not self._interrupted and self._keep_best()
-        )  # one that was stopped goes on from where it is
+        # one that was stopped goes on from where it is
+        went_back = not self._interrupted and self._keep_best()
         if self.store is not None:
             latest = processes.by_first(self.store.latest_step)
             if went_back or latest != self.context.step:
                 self._checkpoint()
         self.recorder.close()
-        return self._outcome("interrupted" if self._interrupted else "finished")
-
-    def _sizes(self) -> dict[str, Any]:
-        """Settings that the memory of an update grows with."""
-        rows = len(self.context.data)
-        batch = min(self.config.batch_size or rows, rows)
-        own = self.method.sizes(batch, rows) if isinstance(self.method, Method) else {}
-        return {f"method.{name}": value for name, value in own.items()} | {"trainer.batch_size": batch}
-
-    def _held_at_once(self) -> str:
-        data = self.context.data
-        rows = data[: self.config.batch_size]
-        own = self.method.moving(len(rows), len(data)) if isinstance(self.method, Method) else 0
-        return rows_in_words(rows, f"rows of data{f' and {own} negatives' if own else ''}")
 
     def _stop(self, number: int = signal.SIGINT) -> None:
         self._stopping = True
@@ -500,10 +491,3 @@ class Trainer(KeptTraining):
             engine=self.choice,
             hurried=self.hurried,
         )
-
-
-def _why_alone(method: Any) -> str:
-    """Why several processes cannot train with a method, in words; nothing where they can."""
-    if isinstance(method, Method):
-        return method.why_not_shared()
-    return "it is no `Method`, and does not say which of its state each process has a part of"

@@ -219,8 +219,24 @@ def differs() -> str:
     return ""
 
 
-def test_processes_with_other_data_are_refused():
-    assert all("process 1 has another than 0" in words for words in on(2, differs))
+def by_the_clock() -> str:
+    timed: dict[str, Any] = {"follows": "seconds", "max_seconds": 60.0, "evaluate": False}
+    try:
+        ms.fit("mlp", two_modes(60), M.PersistentCD(walkers=20), 2, **timed)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def refusals() -> tuple[str, str]:
+    """Of rows that differ, and of rates that would."""
+    return differs(), by_the_clock()
+
+
+def test_processes_with_other_data_or_clocks_are_refused():
+    for data, clock in on(2, refusals):
+        assert "process 1 has another than 0" in data
+        assert "trainer.follows: must be 'steps' in several processes" in clock
 
 
 # ---- log Z

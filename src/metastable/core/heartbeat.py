@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Self
 
 import torch.distributed as dist
@@ -55,9 +56,12 @@ class Heartbeat:
         self.done.set()
 
     def leave(self, why: str) -> None:
-        """Say that this process ends by an error of its own."""
-        if not self.store.check([DEAD]):
-            self.store.set(DEAD, f"{self.rank} {why}")
+        """Say that this process ends by an error of its own, unless nobody is there to hear it."""
+        with suppress(
+            RuntimeError
+        ):  # whoever held the store has ended, and the error of this process is what counts
+            if not self.store.check([DEAD]):
+                self.store.set(DEAD, f"{self.rank} {why}")
 
     def _run(self) -> None:
         beat, heard, since = 0, b"", time.monotonic()

@@ -22,7 +22,7 @@ from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
 from metastable.core.ending import ends_all
-from metastable.core.errors import ConfigError, OutOfMemoryError, UnsupportedError
+from metastable.core.errors import ConfigError, OutOfMemoryError, UnsupportedError, require
 from metastable.core.memory import within_memory
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import generator
@@ -111,6 +111,10 @@ class Trainer(KeptTraining):
         steps = config.steps or 0
         if processes.is_many() and (why := why_alone(method)):
             raise UnsupportedError(f"{method.name}: trains in one process only: {why}")
+        together = not processes.is_many() or config.follows == "steps"
+        require(
+            together, "trainer.follows", "'steps' in several processes, whose clocks differ", config.follows
+        )
         self.choice = choose_engine(config.engine, x.device, method, steps, energy, x, engine.precision)
         units = None if coordinates is None else coordinates.events
         self.batches = Batches(data, config.batch_size, seed, coordinates, config.augment, config.given_noise)

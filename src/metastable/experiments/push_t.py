@@ -41,8 +41,6 @@ PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "d
 PAPER |= {"diffusion-phi": 0.860}
 """Table 7: maximum within 200 steps, from pictures."""
 CHOICES = ("arms", "required", "seconds", "least", "ahead")
-START_SEED = 16
-"""Of the stored starts."""
 SHOWN = 4
 """Starts that are drawn."""
 Found = dict[tuple[str, str], Piece]
@@ -101,7 +99,7 @@ def numbers_of(found: Rollouts) -> dict[str, Any]:
 
 def rolled(bench: Bench, policy: Acting) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Rollouts of one policy from all starts; numbers, and progress of every episode."""
-    starts, seed = pusht_starts(bench.starts, START_SEED), derive(bench.seed, "rollouts") % 2**31
+    starts, seed = pusht_starts(bench.starts, bench.start_seed), derive(bench.seed, "rollouts") % 2**31
     found = rollout_pusht(policy, starts, rollouts=bench.rollouts, steps=bench.horizon, seed=seed)
     return numbers_of(found), {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy()}
 
@@ -151,7 +149,7 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
 
 def shown(bench: Bench, arm: str, policy: Policy) -> None:
     """Table 6: a few episodes, the last frame with the commanded points from light to dark; the first as a GIF."""
-    starts = pusht_starts(SHOWN, START_SEED)
+    starts = pusht_starts(SHOWN, bench.start_seed)
     films = [
         film_pusht(policy, start.tolist(), bench.horizon, derive(bench.seed, "film") % 2**31)
         for start in starts
@@ -285,6 +283,7 @@ EXPERIMENT = Experiment(
             "options": {},
             "pretrain": 10_000,
         },
+        start_seed=(16, 17, 17),  # what smoke trains was chosen on its starts; nothing else looks at them
         networks=("dense", "dense", "paper"),
         arms=(
             ("cloning",),

@@ -27,6 +27,7 @@ from metastable.evaluation.log_partition import log_partition as estimate_log_pa
 from metastable.kernels import Kernel
 from metastable.methods import Method
 from metastable.report import write_report
+from metastable.runs.averages import averaged_players
 from metastable.runs.chains import Chains
 from metastable.runs.folder import opened, seal_files, write_json
 from metastable.runs.load import read_run
@@ -239,7 +240,7 @@ def _run_of(
         config=settings,
         status=outcome.status,
         folder=folder,
-        ema=outcome.ema,
+        ema=averaged_players(players, outcome.averages)["energy"] if outcome.averages else outcome.ema,
         averages=outcome.averages,
         seconds=outcome.seconds,
         power=power_of(method, outcome.step),

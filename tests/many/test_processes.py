@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import metastable as ms
 from metastable.cli.main import app
 from metastable.core import processes
-from metastable.core.errors import ConfigError, InputError, UnsupportedError
+from metastable.core.errors import ConfigError, InputError, ProcessError, UnsupportedError
 from metastable.energies import MLP, JointEnergy, Tilted
 from metastable.methods import METHODS
 from metastable.proposals import fit_gaussian
@@ -105,7 +105,7 @@ def digest(folder: Path, step: int) -> dict[str, bytes]:
 
 METHODS_KEPT = {
     "jarzynski": M.Jarzynski(walkers=62, populations=4, threshold=1.0, batch=10),
-    "pcd": M.PersistentCD(walkers=31, batch=7, rejuvenation=0.2),
+    "pcd": M.PersistentCD(walkers=31, batch=6, rejuvenation=0.2),
 }
 
 
@@ -196,7 +196,7 @@ def dies(who: int) -> Any:
     if processes.rank() == who:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
     try:
-        ms.fit("mlp", two_modes(60), M.PersistentCD(walkers=20), 1_000_000, evaluate=False)
+        ms.fit("mlp", two_modes(60), M.PersistentCD(walkers=21), 1_000_000, evaluate=False)
     except RuntimeError as error:
         return str(error), time.monotonic() - began
     return None
@@ -228,15 +228,43 @@ def by_the_clock() -> str:
     return ""
 
 
-def refusals() -> tuple[str, str]:
-    """Of rows that differ, and of rates that would."""
-    return differs(), by_the_clock()
+def uneven(method: M.Method) -> str:
+    try:
+        ms.fit("mlp", two_modes(60), method, 2, evaluate=False)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
-def test_processes_with_other_data_or_clocks_are_refused():
-    for data, clock in on(2, refusals):
+def refusals() -> list[str]:
+    """Of rows that differ, of rates that would, and of chains that are not as many in each."""
+    few = M.PersistentCD(walkers=20, batch=1), M.PersistentCD(walkers=21), M.ContrastiveDivergence(walkers=1)
+    return [differs(), by_the_clock(), *map(uneven, few)]
+
+
+def test_processes_with_other_data_clocks_or_shares_are_refused():
+    for data, clock, batch, walkers, chains in on(2, refusals):
         assert "process 1 has another than 0" in data
         assert "trainer.follows: must be 'steps' in several processes" in clock
+        assert "pcd.batch: must be a multiple of the 2 processes" in batch
+        assert "pcd.walkers: must be a multiple of the 2 processes" in walkers
+        assert "cd.walkers: must be a multiple of the 2 processes" in chains
+
+
+def dies_working() -> str:
+    """The first process ends while it alone works, and holds the store."""
+    try:
+        with processes.together():
+            processes.by_first(lambda: os._exit(9))
+    except ProcessError as error:
+        return str(error)
+    return ""
+
+
+def test_the_first_process_that_dies_at_work_of_its_own_is_named():
+    first, other = on(2, dies_working)
+    assert first is None
+    assert other.startswith("process 0 ended (it held the processes together, and is gone)")
 
 
 # ---- log Z

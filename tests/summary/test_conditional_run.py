@@ -164,7 +164,7 @@ def test_an_interpolating_run_is_sampled_by_its_three_stages():
         run.sample(4, given=data.given[:3], steps=7)
     with pytest.raises(
         ConfigError,
-        match=r"foo: unknown option \(known: candidates, engine, eta, evaluations, kernel, t_low, tune\)",
+        match=r"foo: unknown option \(known: anneal, candidates, engine, eta, evaluations, kernel, t_low, tune\)",
     ):
         run.sample(4, given=data.given[:3], foo=1)
 

@@ -45,7 +45,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             if debug:
                 traceback.print_exc()
             message, status = found
-            say_error(message, everywhere=type(error).__name__ == "ProcessError")
+            say_error(message, everywhere=command.__name__ in FOR_MANY)
             raise typer.Exit(status) from error
 
     signature = inspect.signature(command, eval_str=True)

@@ -73,7 +73,7 @@ class Heartbeat:
                 said = self.store.get(_key(after)) if self.store.check([_key(after)]) else b""
                 if said != heard:
                     heard, since = said, time.monotonic()
-                elif time.monotonic() - since > SILENT and not self.store.check([DEAD]):
+                elif heard and time.monotonic() - since > SILENT and not self.store.check([DEAD]):
                     self.store.set(DEAD, f"{after} it was silent for {SILENT:.0f} s")
                 who = blamed(self.store)
             except RuntimeError:  # the store is gone, and whoever held it

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import ConfigError, MetastableError, ProcessError
+from .errors import ConfigError, MetastableError, ProcessError, require
 from .heartbeat import Heartbeat, blamed
 from .random import derive
 
@@ -110,6 +110,13 @@ def shares(n: int) -> list[int]:
 def share(n: int) -> int:
     """How many of `n` things this process has."""
     return shares(n)[rank()]
+
+
+def even_share(field: str, n: int) -> int:
+    """The same where all must have as many, so that the mean of their means is the mean."""
+    every = count()
+    require(n % every == 0, field, f"a multiple of the {every} processes, which have as many each", n)
+    return n // every
 
 
 def own_rows(n: int) -> slice:
@@ -215,12 +222,13 @@ def by_first(work: Callable[[], T]) -> T:
 def _wait_for_first(key: str) -> None:
     """Looks again and again: a message of the group would give up after some minutes."""
     store = _store()
-    while not store.check([key]):
-        if (who := blamed(store)) is not None:
-            raise ProcessError(*who)
-        time.sleep(POLL)
-    if why := store.get(key).decode():
-        raise ProcessError(0, why)
+    with _blaming():
+        while not store.check([key]):
+            if (who := blamed(store)) is not None:
+                raise ProcessError(*who)
+            time.sleep(POLL)
+        if why := store.get(key).decode():
+            raise ProcessError(0, why)
 
 
 def require_same(what: str, value: str) -> None:

@@ -17,7 +17,7 @@ from metastable.core.augment import augmented, require_changes, require_images
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.by_class import of_labels
 from metastable.core.errors import InputError, require, require_choice, require_count
-from metastable.core.processes import share
+from metastable.core.processes import even_share, share
 from metastable.core.protocols import Sampled, provides
 from metastable.core.types import Walkers
 from metastable.kernels import MALA, Kernel, run_chain, unadjusted_target
@@ -142,7 +142,7 @@ class FreshChains(UnadjustedChains[Stepping]):
 
     def chains(self, context: Context, batch: int) -> int:
         """As many as `walkers` says, or one for each row."""
-        return share(self.walkers) if self.walkers else batch
+        return even_share(f"{self.name}.walkers", self.walkers) if self.walkers else batch
 
     def load(self, tree: dict[str, Any]) -> Stepping:
         """From a checkpoint."""
@@ -266,12 +266,14 @@ class PersistentCD(UnadjustedChains[PersistentState]):
 
     def chains(self, context: Context, batch: int) -> int:
         """`batch` of them, or all."""
-        return share(self.moving(batch, len(context.data)))
+        field = "pcd.batch" if self.batch else "pcd.walkers"
+        return even_share(field, self.moving(batch, len(context.data)))
 
     def start(self, context: Context) -> PersistentState:
         """Line 2."""
         if self.augment:
             require_images("pcd.augment", context.data.shape[1:])
+        self.chains(context, 0)  # where they cannot be shared out, that is said now
         N = share(self.stored(0, len(context.data)))
         if self.noise == "uniform":
             rule = "must be 'gaussian' for units coded −1 and +1: their noise is random signs"
@@ -375,7 +377,7 @@ class ExactDraws(ChainMethod[Nothing]):
 
     def negatives_count(self, context: Context, batch: int) -> int:
         """As many as `walkers` says, or one for each row."""
-        return share(self.walkers) if self.walkers else batch
+        return even_share(f"{self.name}.walkers", self.walkers) if self.walkers else batch
 
     def evaluations(self, context: Context, batch: int) -> int:
         """One energy for each datum and each draw."""

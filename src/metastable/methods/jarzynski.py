@@ -174,8 +174,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def start(self, context: Context) -> JarzynskiState:
         """Line 2, with walkers that follow the first model exactly or carry the error of their start."""
         steering, following = self.counts
-        rule = f"at least the {count()} processes, each of which has whole ones"
-        require(not following or self.populations >= count(), "jarzynski.populations", rule, self.populations)
+        self._require_whole()
         groups, size = share(self.populations), following // self.populations
         populations = start_populations(context, share(steering), groups * size, groups, self.labels)
         log_factor = None
@@ -184,6 +183,10 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             log_factor = torch.full((), log_first, dtype=torch.float64, device=context.data.device)
         first, log_step = begun(populations[0], steering), self.first_log_step(context)
         return JarzynskiState(first, populations[1], log_step=log_step, log_factor=log_factor)
+
+    def _require_whole(self) -> None:
+        rule, enough = f"at least the {count()} processes, each with whole ones", self.populations >= count()
+        require(enough or not self.counts[1], "jarzynski.populations", rule, self.populations)
 
     def rate_factor(self, state: JarzynskiState) -> Tensor | None:
         """What keeps v near `pace`, in (0, 1]."""
@@ -378,6 +381,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
     def own_part(self, state: JarzynskiState) -> JarzynskiState:
         """Some of the walkers that steer, and some populations of those that follow."""
+        self._require_whole()
         return state.own_part()
 
     def save(self, state: JarzynskiState) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from metastable.core.errors import (
     require_count,
     require_positive,
 )
+from metastable.core.processes import even_share
 from metastable.core.protocols import Fitted, provides
 from metastable.core.types import Proposal
 from metastable.core.weights import ess_fraction
@@ -219,7 +220,9 @@ class Ranked(ImportanceSampled):
     def seen(self, batch: Rows) -> Batch:
         """The rows of a batch that the energy learns from."""
         rows = as_batch(batch)
-        return rows if self.energy_rows is None else rows[: self.energy_rows]
+        if self.energy_rows is None:
+            return rows
+        return rows[: even_share(f"{self.name}.energy_rows", self.energy_rows)]
 
     def ranked(self, context: Context) -> tuple[Any, bool]:
         """What ranks points, and whether with their density, which an energy on its proposal has in it already."""

@@ -245,7 +245,7 @@ class Run:
         named = ("data_noise", "data_noise_final", "data_noise_over", "steps", "follows", "max_seconds")
         known = {name: said[name] for name in named if name in said}
         step = self.steps if self.kept is None else self.kept
-        spent = [row["seconds"] for row in self.history if row["step"] <= step]
+        spent = [row.get("seconds", 0.0) for row in self.history if row["step"] <= step]
         return TrainerConfig(**known).noise_at(step, spent[-1] if spent else 0.0)
 
     def denoised(self, x: Any) -> Tensor:

@@ -18,7 +18,7 @@ class Agreement:
     Attributes:
         stopped: whether somebody asked to stop.
         late: whether the time for training is spent.
-        old: whether the latest checkpoint is.
+        old: whether the latest checkpoint is; whoever writes one says that it no longer is.
     """
 
     def __init__(self) -> None:
@@ -38,5 +38,3 @@ class Agreement:
             told = processes.stacked(own)
             self.stopped, self.late, self.old = (bool(one) for one in told[:, :3].amax(0))
             self._next, self._last = step + int(told[0, 3]), (step, seconds)
-        else:
-            self.old = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import ClassVar
 
 import torch
@@ -271,11 +272,17 @@ class TrainerConfig:
         for name, made in self.schedules.items():
             ok = callable(made) or isinstance(made, Schedule)
             require(ok, f"trainer.schedules.{name}", "a Schedule, or a function that makes one", made)
-        require_choice("trainer.follows", self.follows, ("steps", "seconds"))
-        limited = self.follows == "steps" or self.max_seconds is not None
-        require(limited, "trainer.follows", "'steps' without max_seconds", self.follows)
+        self._require_clock()
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
         require_choice("trainer.engine", self.engine, ENGINES)
+
+    def _require_clock(self) -> None:
+        require_choice("trainer.follows", self.follows, ("steps", "seconds"))
+        by_steps, limited = self.follows == "steps", self.max_seconds is not None
+        require(by_steps or limited, "trainer.follows", "'steps' without max_seconds", self.follows)
+        own = {type(made) for made in (self.schedule, *self.schedules.values())} <= {Schedule, NoneType}
+        rule = "'steps' where a function makes the schedule"
+        require(by_steps or own, "trainer.follows", rule, self.follows)
 
     def resolved(self, rows: int, numbers: int, mixture: bool = False) -> TrainerConfig:
         """The same with everything filled in that follows from `rows` of `numbers` each, and from the reference."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from metastable.core import processes
+from metastable.core.errors import UnsupportedError, require
 from metastable.core.memory import rows_in_words
 from metastable.core.method import Method
 
@@ -24,8 +26,14 @@ def held_at_once(method: Any, data: Tensor, batch_size: int | None) -> str:
     return rows_in_words(rows, f"rows of data{f' and {own} negatives' if own else ''}")
 
 
-def why_alone(method: Any) -> str:
-    """Why several processes cannot train with it, in words; nothing where they can."""
+def require_alone_or_together(method: Any, follows: str) -> None:
+    """Refuse several processes for a method that cannot be shared, and for rates that follow the clock of each."""
+    if not processes.is_many():
+        return
+    why = "it is no `Method`, and does not say which of its state each process has a part of"
     if isinstance(method, Method):
-        return method.why_not_shared()
-    return "it is no `Method`, and does not say which of its state each process has a part of"
+        why = method.why_not_shared()
+    if why:
+        raise UnsupportedError(f"{method.name}: trains in one process only: {why}")
+    rule = "'steps' in several processes, whose clocks differ"
+    require(follows == "steps", "trainer.follows", rule, follows)

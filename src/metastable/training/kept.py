@@ -19,6 +19,7 @@ from metastable.core import processes
 from metastable.core.errors import CheckpointError
 from metastable.core.method import Method
 
+from .agreement import Agreement
 from .captured import Captured
 from .checkpoints import Checkpoint, CheckpointStore, on_device
 from .contract import TrainableMethod
@@ -49,6 +50,7 @@ class KeptTraining:
     evaluations: int
     rollbacks: int
     seed: int
+    agreement: Agreement
     _saved: float
 
     @property
@@ -93,7 +95,7 @@ class KeptTraining:
         tree = self._tree()
         if processes.is_first():
             self.store.save(self.context.step, weights, tree, self.recorder.digest)
-        self._saved = time.perf_counter()
+        self._saved, self.agreement.old = time.perf_counter(), False
 
     def _tree(self) -> dict[str, Any]:
         others = {"streams": processes.stacked(self.context.rng.get_state())} if processes.is_many() else {}

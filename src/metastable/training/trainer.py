@@ -22,7 +22,7 @@ from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
 from metastable.core.ending import ends_all
-from metastable.core.errors import ConfigError, OutOfMemoryError, UnsupportedError, require
+from metastable.core.errors import ConfigError, OutOfMemoryError
 from metastable.core.memory import within_memory
 from metastable.core.protocols import output_scale_of
 from metastable.core.random import generator
@@ -37,7 +37,7 @@ from .checkpoints import CheckpointStore
 from .config import Schedule, TrainerConfig
 from .contract import Outcome, TrainableMethod
 from .engine import Choice, Engine, choose_engine
-from .foreign import held_at_once, sizes_of, why_alone
+from .foreign import held_at_once, require_alone_or_together, sizes_of
 from .guard import Guard
 from .interrupts import stop_on_interrupt
 from .kept import KeptTraining
@@ -109,12 +109,7 @@ class Trainer(KeptTraining):
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row
         steps = config.steps or 0
-        if processes.is_many() and (why := why_alone(method)):
-            raise UnsupportedError(f"{method.name}: trains in one process only: {why}")
-        together = not processes.is_many() or config.follows == "steps"
-        require(
-            together, "trainer.follows", "'steps' in several processes, whose clocks differ", config.follows
-        )
+        require_alone_or_together(method, config.follows)
         self.choice = choose_engine(config.engine, x.device, method, steps, energy, x, engine.precision)
         units = None if coordinates is None else coordinates.events
         self.batches = Batches(data, config.batch_size, seed, coordinates, config.augment, config.given_noise)

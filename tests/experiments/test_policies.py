@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.core.errors import ConfigError, MissingDependencyError
-from metastable.experiments import lasa, path_planning, push_t
+from metastable.core.errors import ConfigError, DivergenceError, MissingDependencyError
+from metastable.data import Demonstrations
+from metastable.experiments import lasa, path_planning, policy_arms, push_t
 from metastable.experiments.base import Bench, changed
 from metastable.experiments.pieces import Piece
 from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of, updates
+from metastable.kernels import HMC
+from metastable.methods.conditional_sampling import split_evaluations
 from metastable.policies import PolicyConfig
 from metastable.policies.intervals import mean_over_starts
+from metastable.policies.models import PUSH_T, Layout, Sizes, policy_model
 from metastable.policies.path_world import PathWorlds, rollout_paths
 
 SMALL = {
     **{"width": 8, "layers": 3, "ode": (2, 2), "batch": 8, "candidates": 2, "pool": 16, "negatives": 2},
     **{"density_updates": 3, "energy_updates": 2, "pretrain": 2, "units": "none"},
 }
+
+TINY = Sizes(width=8, layers=1, field_width=8, field_layers=1, heads=2)
 
 
 def bench(room, folder, **changes) -> Bench:
@@ -121,6 +127,28 @@ def test_an_arm_is_its_model_with_other_settings(tmp_path):
     assert dense_model(own, "on-flow").acting["rank"] == "network"
 
 
+def line() -> Demonstrations:
+    x = torch.linspace(0, 1, 40)[:, None]
+    return Demonstrations.of(x.expand(-1, 2), x, [20, 40])
+
+
+@pytest.mark.parametrize("seconds", [None, 7.0])
+def test_a_schedule_ends_with_the_seconds_that_an_arm_has(tmp_path, monkeypatch, seconds):
+    asked = {}
+
+    def fitted(*_, **options):
+        asked.update(options)
+        raise DivergenceError("seen enough", step=0)
+
+    monkeypatch.setattr(policy_arms, "fit_policy", fitted)
+    own = bench(push_t, tmp_path, networks="paper")
+    own.settings = {**own.settings, "seconds": seconds, "ema": 0.625}
+    task = Task(line(), PolicyConfig(2, 4, 2), TINY)
+    assert policy_arms.trained(own, task, "flow") is None
+    assert (asked["max_seconds"], asked["follows"]) == (seconds, "seconds" if seconds else "steps")
+    assert asked["ema"] == 0.625, "also of the paper's networks"
+
+
 # ---- Push-T
 
 
@@ -158,17 +186,19 @@ def test_arms_are_compared_start_by_start(tmp_path):
     assert clear.value == pytest.approx(rows["maximum/on-flow/best/300/low"].value, abs=1e-6)
 
 
-def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch):
-    kernel = {"name": "hmc", "step_size": 1e-3, "leapfrog": 50}
-    config = PolicyConfig(sampling={"evaluations": 1000, "t_low": 0.5, "kernel": kernel})
+@pytest.mark.parametrize("gradients", [500, 100, 50])
+def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
+    config = PolicyConfig(**policy_model("i-r-nce", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
     asked = {}
     monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
-    own = bench(push_t, tmp_path, gradients=())
-    push_t.acting(own, SimpleNamespace(config=config), "i-r-nce", "g100")
-    changed_to = {"evaluations": 100, "t_low": 0.5, "kernel": {**kernel, "leapfrog": 25}}
-    assert asked["sampling"] == changed_to
+    push_t.acting(bench(push_t, tmp_path), SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
     assert asked["folder"] == tmp_path / "training" / "i-r-nce"
-    assert config.sampling["kernel"]["leapfrog"] == 50
+    assert asked["sampling"] == {**config.sampling, "evaluations": gradients}
+    leapfrog = {500: 50, 100: 25, 50: 12}[gradients]
+    assert asked["kernel"] == {**config.kernel, "leapfrog": leapfrog}
+    _, moves = split_evaluations(gradients, config.sampling["t_low"], HMC(leapfrog=leapfrog))
+    assert moves >= 1
+    assert config.kernel["leapfrog"] == 50
 
 
 def test_without_demonstrations_push_t_is_skipped_with_a_reason(tmp_path, monkeypatch):

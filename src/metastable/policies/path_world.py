@@ -259,6 +259,7 @@ def rollout_paths(policy: Acting, worlds: PathWorlds, paths: int = 1, seed: int 
         paths: in each.
         seed: of the policy.
     """
+    require_count("paths", paths)
     each = worlds.some(torch.arange(len(worlds)).repeat_interleave(paths))
     known, place = scene(each), each.start.float()
     taken = [place]

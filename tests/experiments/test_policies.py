@@ -107,6 +107,31 @@ def test_an_unknown_arm_is_refused(tmp_path):
         path_planning.body(bench(path_planning, tmp_path, arms="flw", **PATHS))
 
 
+def test_smoke_walks_in_worlds_of_its_own_and_larger_scales_in_the_test_worlds():
+    scales, test = path_planning.EXPERIMENT.scales, PathWorlds.test()
+    drawn = {name: PathWorlds.draw(s["worlds"], s["world_seed"]) for name, s in scales.items()}
+    assert not torch.isin(drawn["smoke"].start, test.start).any()
+    for name in ("cpu", "gpu"):
+        assert torch.equal(drawn[name].start, test.start)
+        assert "straight/flow" in scales[name]["required"]
+
+
+def test_demonstrations_that_are_half_written_are_not_found(tmp_path, monkeypatch):
+    own = bench(path_planning, tmp_path, **PATHS)
+
+    def stopped(path, **arrays):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(path_planning.np, "savez_compressed", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            path_planning.demonstrations(own)
+    made = path_planning.demonstrations(own)
+    assert path_planning.demonstrations(own).digest() == made.digest()
+    assert [path.name for path in tmp_path.iterdir()] == ["demonstrations.npz"]
+
+
 def test_mirror_images_are_of_the_same_world():
     shown = path_planning.path_demonstrations(2, 1, refine=False)
     both = path_planning.with_mirrored(shown)

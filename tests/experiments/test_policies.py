@@ -240,6 +240,14 @@ def test_arms_are_compared_start_by_start(tmp_path):
     assert clear.value == pytest.approx(rows["maximum/on-flow/best/300/low"].value, abs=1e-6)
 
 
+def test_nothing_is_said_of_steps_that_were_not_taken(tmp_path):
+    own, level = bench(push_t, tmp_path, horizon=200), torch.rand(4, 200)
+    found = {("flow", "best"): piece(level), ("flow", "one"): piece(0.5 * level)}
+    names = [row.metric for row in push_t.compared_rows(own, found, "flow")]
+    assert "ahead_of/flow/one_draw/200" in names
+    assert not [name for name in names if "/300" in name]
+
+
 @pytest.mark.parametrize("gradients", [500, 100, 50])
 def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     config = PolicyConfig(**policy_model("i-r-nce", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)

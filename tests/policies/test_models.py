@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from metastable.core import ConfigError
 from metastable.core.batch import Batch
 from metastable.data import Demonstrations
 from metastable.data.demonstrations import Scaling
@@ -135,3 +136,15 @@ def test_a_given_kernel_moves_chunks_as_algorithm_2_says():
 def test_proposals_beside_energies_have_rates_of_their_own():
     made = policy_model("r-nce", layout_of(Scaling.fit(shown()), 3, SETS))
     assert made.options["optimisers"]["proposal"] == Adam(1e-3, weight_decay=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ({"discz": 3}, "sets: unknown value 'discz'"),
+        ({"discs": 4}, r"sets\.discs: must be a number that divides its "),
+    ],
+)
+def test_sets_that_are_not_there_or_do_not_divide_are_refused(sets, words):
+    with pytest.raises(ConfigError, match=words):
+        layout_of(Scaling.fit(shown()), 2, sets)

@@ -1,14 +1,26 @@
 """Frames of path planning: a world that is moved and turned looks the same, and what is planned turns with it."""
 
+import json
 import math
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from metastable.cli.main import app
 from metastable.core import ConfigError
 from metastable.data import Scaling
-from metastable.policies import CentredPolicy, PathWorlds, Policy, PolicyConfig, centred, path_demonstrations
-from metastable.policies.path_frames import DISCS, GOAL, PLACE, Frame, walking
+from metastable.policies import (
+    CentredPolicy,
+    PathWorlds,
+    Policy,
+    PolicyConfig,
+    centred,
+    fit_policy,
+    load_policy,
+    path_demonstrations,
+)
+from metastable.policies.path_frames import DISCS, GOAL, PLACE, Frame, roll_paths, walking
 from metastable.policies.path_world import CONTEXT, PREDICTION, scene
 
 
@@ -81,7 +93,7 @@ def test_what_is_planned_turns_with_the_world(seen):
     assert isinstance(policy, CentredPolicy)
     for world in (seen, moved(seen, 0.7)):
         policy.reset(0)
-        now = {key: value[:, -1] for key, value in world.items()}
+        now = {key: value[:, -1].numpy() for key, value in world.items()}  # as environments have them
         chunks.append(torch.stack([policy.select_action(now) for _ in range(PREDICTION)], 1))
     as_one = {"place": chunks[0], "goal": chunks[0], "discs": seen["discs"][:, :1]}
     assert torch.allclose(moved(as_one, 0.7)["place"], chunks[1], atol=1e-5)
@@ -99,3 +111,25 @@ def test_centred_chunks_are_the_demonstrated_ones():
     ours, theirs = (x.windows(CONTEXT, PREDICTION, padded=False) for x in (centred(shown), shown))
     frame = Frame.of({key: value.float() for key, value in theirs.contexts().items()})
     assert torch.allclose(frame.outside(ours.chunks()), theirs.chunks().float(), atol=1e-6)
+
+
+def test_a_policy_walks_from_the_command_line_and_what_it_is_against_is_written(tmp_path):
+    shown, config = (
+        centred(path_demonstrations(2, 1, refine=False)),
+        PolicyConfig(CONTEXT, PREDICTION, 10, 1, 0, 0),
+    )
+    mean = {"name": "regression", "width": 8, "layers": 3}
+    for seed in (0, 1):
+        fit_policy(shown, mean, "density", config, padded=False, steps=2, seed=seed, out=tmp_path / str(seed))
+    command = ["rollout", str(tmp_path / "0"), "--env", "path-planning", "--against", str(tmp_path / "1")]
+    made = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")])
+    assert made.exit_code == 0, made.output
+    kept = json.loads((tmp_path / "out" / "rollouts.json").read_text())
+    other = roll_paths(load_policy(tmp_path / "1"), 1)["cost"].value
+    assert kept["against"]["run"] == str(tmp_path / "1")
+    apart = kept["against"]["differences"]["cost"]["value"]
+    assert apart == pytest.approx(kept["cost"]["value"] - other)
+    assert apart != 0
+    none = CliRunner().invoke(app, [*command, "--rollouts", "0"])
+    assert none.exit_code == 2
+    assert "rollouts: must be an integer of at least 1, got 0" in none.output

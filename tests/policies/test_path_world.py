@@ -11,6 +11,7 @@ from metastable.policies.path_world import (
     MARGIN,
     PathWorlds,
     path_demonstrations,
+    path_intervals,
     plan_paths,
     refine_snippets,
     rollout_paths,
@@ -169,3 +170,12 @@ def test_demonstrations_of_the_test_worlds():
 def test_no_worlds_are_refused():
     with pytest.raises(InputError, match="n: must be an integer of at least 1"):
         PathWorlds.draw(0)
+
+
+def test_a_rate_of_collisions_stays_a_rate():
+    hits = torch.zeros(5, 2)
+    hits[0, 0] = 1
+    for judged, end in ((hits, "low"), (1 - hits, "high")):
+        found = path_intervals({"collisions": judged.double(), "cost": judged.double()})
+        assert getattr(found["collisions"], end) == (end == "high")
+        assert not 0 <= getattr(found["cost"], end) <= 1, "a cost may be anything"

@@ -219,6 +219,14 @@ def test_reset_forgets_and_reseeds():
         policy.select_action(see[:2])
 
 
+def test_every_observation_is_of_as_many_environments():
+    policy = fit_policy(shown(), FLOW, "density", PolicyConfig(2, 4, 2, 1, 0, 0), steps=1)
+    with pytest.raises(InputError, match=r"observation\.goal: must be of the 3 environments, got 1"):
+        policy.select_action({"place": np.zeros((3, 1)), "goal": np.zeros((1, 1))})
+    with pytest.raises(InputError, match=r"observation\.place: must be of the .* got a number"):
+        policy.select_action({"goal": np.zeros((3, 1)), "place": 0.5})
+
+
 def test_a_frozen_prefix_is_kept_to_the_bit():
     model = RunActions(run_of(Encoded())).settle(CONTEXTS)
     policy = Policy(model, SCALING, PolicyConfig(1, D, 2, candidates=4, steps=3, freeze=3))
@@ -235,6 +243,7 @@ def test_a_frozen_prefix_is_kept_to_the_bit():
         ({"freeze": 9}, "prediction − freeze = 7"),
         ({"warm": 9}, "policy.warm"),
         ({"candidates": 0}, "policy.candidates"),
+        ({"freeze": 2, "kernel": {"name": "ula"}}, "policy.freeze: must be 0 with a kernel, .* got 2"),
     ],
 )
 def test_settings_that_do_not_fit(settings, words):
@@ -334,3 +343,40 @@ def test_an_energy_stands_on_a_flow_that_was_trained_before_and_is_read_back_wit
     scaled = fit_policy(shown, FLOW, "density", config, **{**options, "units": "scale"})
     with pytest.raises(InputError, match="on: must be trained in the demonstrations' own units"):
         fit_policy(shown, energy, RANKED, config, on=scaled, **options)
+    with pytest.raises(ConfigError, match=r"units: must be 'none' with on=…, .*got 'scale'"):
+        fit_policy(shown, energy, RANKED, config, on=flow, **{**options, "units": "scale"})
+    wider = Demonstrations.of(2 * x, x[:, :1], [20, 40])
+    with pytest.raises(InputError, match="on: must be trained on demonstrations of the same ranges"):
+        fit_policy(wider, energy, RANKED, config, on=flow, **options)
+    with pytest.raises(ConfigError, match="method: must be one that ranks, with on=…, got 'density'"):
+        fit_policy(shown, energy, "density", config, on=flow, **options)
+
+
+@pytest.mark.parametrize("method", ["ranking-nce", ms.methods.RankingNCE(negatives_per_datum=2)])
+def test_a_method_on_a_flow_is_given_as_fit_takes_it(tmp_path, method):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, config = Demonstrations.of(x, x[:, :1], [20, 40]), PolicyConfig(1, 2, 1, 3, 0, 0)
+    options = {"steps": 2, "batch_size": 8}
+    flow = fit_policy(shown, FLOW, "density", config, units="none", **options)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2}
+    policy = fit_policy(shown, energy, method, config, on=flow, out=tmp_path / "run", **options)
+    stands = policy.model.run.players["proposal"].state_dict()
+    for key, value in flow.model.model.energy.proposal.state_dict().items():
+        assert torch.equal(stands[key], value)
+    again, seen = load_policy(tmp_path / "run"), torch.zeros(2, 1, 2)
+    assert torch.equal(again.predict_action_chunk(seen), policy.predict_action_chunk(seen))
+
+
+def test_a_file_from_before_there_were_averages_acts_by_the_weights(tmp_path):
+    config = PolicyConfig(2, 4, 2, candidates=1, warm=0)
+    policy = fit_policy(
+        shown(), FLOW, "density", config, steps=4, batch_size=32, ema=0.99, out=tmp_path / "run"
+    )
+    path = tmp_path / "run" / "policy.json"
+    kept = json.loads(path.read_text())
+    del kept["policy"]["averaged"]
+    path.write_text(json.dumps(kept))
+    seen = {"place": torch.zeros(2, 1), "goal": torch.ones(2, 1)}
+    last = load_policy(tmp_path / "run", averaged=False).select_action(seen)
+    assert torch.equal(load_policy(tmp_path / "run").select_action(seen), last)
+    assert not torch.equal(policy.select_action(seen), last)

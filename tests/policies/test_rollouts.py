@@ -124,6 +124,7 @@ def test_rollouts_are_written(tmp_path):
     said = json.loads((tmp_path / "rollouts.json").read_text())
     assert said["scores"]["final at 300"]["value"] == pytest.approx(0.7)
     assert len(said["episodes"]) == 2
+    assert "against" not in said
     assert np.load(tmp_path / "rollouts.npz")["progress"].shape == (2, 1, 300)
 
 
@@ -242,4 +243,6 @@ def test_a_policy_pushes_from_the_command_line(simulator, tmp_path):
     assert made.exit_code == 0, made.output
     assert "maximum at 5" in made.output
     assert "0.000 (0.000 … 0.000)" in made.output, "the same policy from the same starts"
-    assert len(json.loads((tmp_path / "out" / "rollouts.json").read_text())["episodes"]) == 2
+    kept = json.loads((tmp_path / "out" / "rollouts.json").read_text())
+    assert len(kept["episodes"]) == 2
+    assert kept["against"]["differences"] == {"maximum at 5": {"value": 0.0, "low": 0.0, "high": 0.0}}

@@ -34,20 +34,22 @@ def rollout(
         typer.Option(help="Another run's folder: its policy from the same starts, and the difference."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for rollouts.json, rollouts.npz and rollouts.html.")
+        Path | None,
+        typer.Option(help="Folder for rollouts.json; of episodes, too, rollouts.npz and rollouts.html."),
     ] = None,
     films: Annotated[int, typer.Option(help="Push-T: GIFs of the first so many starts, in --out.")] = 0,
     seed: Seed = 0,
     device: Device = "cpu",
 ) -> None:
     """Roll a policy out, and say what it scores: means over starts with 95 % intervals."""
-    from metastable.core.errors import InputError
+    from metastable.core.errors import InputError, require_count
     from metastable.policies import load_policy
 
     from .console import note, say
 
     asked = {"candidates": candidates, "steps": chain, "rank": rank}
     changed = {key: value for key, value in asked.items() if value is not None}
+    require_count("rollouts", rollouts)
     if env != PATHS and against is not None and starts < 2:
         raise InputError(f"starts: a difference needs at least 2, got {starts}")
     if films and (out is None or env != PUSHT):
@@ -59,11 +61,12 @@ def rollout(
         return
     episodes = [_episodes(policy, env, starts, rollouts, steps, seed) for policy in policies]
     _say_scores(episodes[0])
-    if against is not None:
-        for h in episodes[0].horizons:
-            say(f"maximum at {h}, {run} − {against}: {episodes[0].ahead_of(episodes[1], h)}")
+    apart = {
+        f"maximum at {h}": episodes[0].ahead_of(episodes[-1], h) for h in episodes[0].horizons if against
+    }
+    say(*(f"{name}, {run} − {against}: {value}" for name, value in apart.items()))
     if out is not None:
-        note(f"wrote {episodes[0].write(out)}")
+        note(f"wrote {episodes[0].write(out, str(against), apart)}")
         note(f"wrote {_page(policies[0], episodes[0], names[0], out, env == PUSHT, films, steps, seed)}")
 
 
@@ -72,6 +75,7 @@ def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: 
     from metastable.policies.intervals import paired_difference
     from metastable.policies.path_frames import walk_test_worlds
     from metastable.policies.path_world import path_intervals
+    from metastable.policies.rollouts import differences
     from metastable.runs.folder import write_json
 
     from .console import note, say
@@ -79,12 +83,13 @@ def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: 
     judged = [walk_test_worlds(policy, paths, seed) for policy in policies]
     found = path_intervals(judged[0])
     say(*(f"{name}: {value}" for name, value in found.items()))
-    for other in judged[1:]:
-        apart = {name: paired_difference(judged[0][name], other[name]) for name in other}
-        say(*(f"{name}, {names[0]} − {names[1]}: {value}" for name, value in apart.items()))
+    first, last = judged[0], judged[-1]
+    apart = {name: paired_difference(first[name], last[name]) for name in first if len(judged) > 1}
+    say(*(f"{name}, {names[0]} − {names[-1]}: {value}" for name, value in apart.items()))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "rollouts.json", {name: value._asdict() for name, value in found.items()})
+        said = {name: value._asdict() for name, value in found.items()}
+        write_json(out / "rollouts.json", {**said, **differences(names[-1], apart)})
         note(f"wrote {out / 'rollouts.json'}")
 
 

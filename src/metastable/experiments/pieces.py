@@ -23,6 +23,15 @@ class Piece:
     arrays: dict[str, np.ndarray]
 
 
+def refuse_other(path: Path, kept: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse what lies at `path` and was made with other settings than these."""
+    for key, value in json.loads(json.dumps(dict(settings), default=str)).items():
+        if kept.get(key) != value:
+            raise InputError(
+                f"out: {path} was made with {key} = {kept.get(key)!r}, now it is {value!r}; choose another folder"
+            )
+
+
 @dataclass(frozen=True)
 class Pieces:
     """Finished trainings in a folder, two small files for each.
@@ -45,13 +54,7 @@ class Pieces:
         if not path.is_file():
             return None
         kept = json.loads(path.read_text(encoding="utf-8"))
-        now = json.loads(json.dumps(dict(self.settings), default=str))
-        for key, value in now.items():
-            if kept["settings"].get(key) != value:
-                raise InputError(
-                    f"out: {path} was made with {key} = {kept['settings'].get(key)!r}, now it is {value!r}; "
-                    "choose another folder"
-                )
+        refuse_other(path, kept["settings"], self.settings)
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
             return Piece(name, kept["numbers"], {key: stored[key] for key in stored.files})
 

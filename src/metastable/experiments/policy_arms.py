@@ -8,9 +8,11 @@ energy of `on-flow` stands on the flow of the arm `flow`, which stays.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from metastable.core.errors import DivergenceError, require_choice
@@ -19,9 +21,11 @@ from metastable.data.demonstrations import Demonstrations, Scaling
 from metastable.policies.actions import RunActions
 from metastable.policies.models import MODELS, PolicyModel, Sizes, layout_of, policy_model
 from metastable.policies.policy import FILE, Policy, PolicyConfig, fit_policy, load_policy
+from metastable.runs.folder import write_json
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench
+from .pieces import refuse_other
 
 NOISE, LEAST_NOISE = (0.01, 0.005), (0.005, 0.005)
 """σ_pert at first and from half of the training on; that of a proposal which is learned before."""
@@ -29,6 +33,15 @@ SPENT = 0.95
 """Share of its seconds after which a training is over: what was read back knows those of its last line."""
 LINES, CHECKPOINTS = 200, 8
 """Lines of the log and checkpoints of a training."""
+LEAST_GRADIENTS = 20
+"""Of the three stages of an interpolating energy, which need some even where other arms have no chain."""
+MADE = "made-with.json"
+"""What a training was made with, beside its policy."""
+LEARNS = (
+    *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
+    *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
+)
+"""Settings that a training depends on, where an experiment has them; its seconds may grow."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +88,17 @@ class Task:
     sets: Mapping[str, int] = field(default_factory=dict)
 
 
+def units_of(bench: Bench) -> str:
+    """Units that dense models are trained in: an energy on a flow needs those of the demonstrations."""
+    return "none" if "on-flow" in bench.arms else bench.units
+
+
 def dense_model(bench: Bench, name: str) -> PolicyModel:
     """A model of plain dense layers, at the sizes of the scale."""
     (steps, scored), size = bench.ode, {"width": bench.width, "layers": bench.layers}
     ode = {"steps": steps, "scored": scored}
     options = {"optimiser": Adam(bench.rate), "schedule": Schedule("cosine", warmup=bench.warmup)}
-    options |= {"batch_size": bench.batch, "units": bench.units, "ema": bench.ema}
+    options |= {"batch_size": bench.batch, "units": units_of(bench), "ema": bench.ema}
     acting: dict[str, Any] = {"steps": 0, "warm": 0}
     if name not in RANKED:
         network = {"field": "residual", **ode} if name == "flow" else ode
@@ -99,7 +117,7 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
     if timed:
         method["times"] = 1
         if name == "i-r-nce":
-            acting |= {"algorithm": 4, "sampling": {"evaluations": bench.chain}}
+            acting |= {"algorithm": 4, "sampling": {"evaluations": max(bench.chain, LEAST_GRADIENTS)}}
     elif name != "ibc":
         method |= {"reuse": bench.reuse, "pool": bench.pool}
     if name == "on-flow":
@@ -115,19 +133,34 @@ def model_of(bench: Bench, task: Task, arm: Arm) -> PolicyModel:
     else:
         layout = layout_of(Scaling.fit(task.shown), task.config.context, task.sets)
         made = policy_model(arm.model, layout, task.sizes)
-        made = replace(made, options={**made.options, **bench.options})
+        made = replace(made, options={**made.options, "ema": bench.ema, **bench.options})
     own = {"train_proposal": False, "pretrain": bench.pretrain} if arm.early else {}
     return replace(made, method={**made.method, **arm.method, **own})
+
+
+def made_with(bench: Bench, arm: Arm, task: Task | partial[Task]) -> dict[str, Any]:
+    """What a training of an arm depends on; demonstrations, where they are there, by their digest."""
+    settings = {key: bench.settings[key] for key in LEARNS if key in bench.settings}
+    shown = {"demonstrations": task.shown.digest()} if isinstance(task, Task) else {}
+    return settings | {"units": units_of(bench), "updates": updates(bench, arm), "seed": bench.seed} | shown
+
+
+def refuse_another(folder: Path, bench: Bench, arm: Arm, task: Task | partial[Task]) -> None:
+    """Refuse a training of other settings, another seed or other demonstrations."""
+    if (folder / MADE).is_file():
+        kept = json.loads((folder / MADE).read_text(encoding="utf-8"))
+        refuse_other(folder / MADE, kept, made_with(bench, arm, task))
 
 
 def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | None:
     """The policy of an arm, trained to its end; None where it diverged, or was interrupted.
 
-    What lies finished in `training/` is read, wherever it was trained; the task is then not needed, and may be
-    something that makes it.
+    What lies finished in `training/` is read, wherever it was trained, and refused where it was made with other
+    settings. The task may be something that makes it, from settings and seed alone: it is then not needed.
     """
     require_choice("arms", name, ARMS)
     folder, arm = bench.folder / "training" / name, ARMS[name]
+    refuse_another(folder, bench, arm, task)
     if (folder / FILE).is_file():
         policy = load_policy(folder, device=bench.device)
         if finished(bench, policy, arm):
@@ -136,31 +169,39 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
     if arm.model == "on-flow" and flow is None:
         return None
     task = task if isinstance(task, Task) else task()
-    model, steps = model_of(bench, task, arm), updates(bench, arm)
-    config = replace(task.config, **{"candidates": bench.candidates, **model.acting})
-    lines = {"log_every": max(1, steps // LINES), "checkpoint_every": max(1, steps // CHECKPOINTS), "keep": 1}
-    budget = {"steps": steps, "max_seconds": bench.seconds, "device": bench.device, **lines}
-    seed = derive(bench.seed, "policy") % 2**31
+    refuse_another(folder, bench, arm, task)
     try:
-        policy = fit_policy(
-            task.shown,
-            model.energy,
-            model.method,
-            config,
-            padded=task.padded,
-            noise=arm.noise,
-            on=flow,
-            seed=seed,
-            out=folder,
-            resume=True,
-            **{**model.options, **budget},
-        )
+        policy = learn(bench, task, arm, folder, flow)
     except DivergenceError as error:
         bench.say(f"{name}: {error}")
         return None
     run = run_of(policy)
     bench.say(f"{name}: {run.steps} updates in {run.seconds:.0f} s, {parameters(policy)} parameters")
     return policy if finished(bench, policy, arm) else None
+
+
+def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None) -> Policy:
+    """The training of an arm in a folder, from where it was left."""
+    model, steps = model_of(bench, task, arm), updates(bench, arm)
+    config = replace(task.config, **{"candidates": bench.candidates, **model.acting})
+    lines = {"log_every": max(1, steps // LINES), "checkpoint_every": max(1, steps // CHECKPOINTS), "keep": 1}
+    clock = {"max_seconds": bench.seconds, "follows": "seconds" if bench.seconds else "steps"}
+    budget = {"steps": steps, "device": bench.device, **clock, **lines}
+    policy = fit_policy(
+        task.shown,
+        model.energy,
+        model.method,
+        config,
+        padded=task.padded,
+        noise=arm.noise,
+        on=flow,
+        seed=derive(bench.seed, "policy") % 2**31,
+        out=folder,
+        resume=True,
+        **{**model.options, **budget},
+    )
+    write_json(folder / MADE, made_with(bench, arm, task))
+    return policy
 
 
 def updates(bench: Bench, arm: Arm) -> int:

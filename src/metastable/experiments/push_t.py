@@ -119,12 +119,11 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
     """A policy as it acts: with all its draws, with one, or with fewer gradients for a chunk (`g100`)."""
     if not kind.startswith("g"):
         return acting_with(policy, candidates=1) if kind == "one" else policy
-    gradients, sampling = int(kind[1:]), dict(policy.config.sampling)
-    if "leapfrog" in sampling.get("kernel", {}):  # so that a move still fits
-        few = max(1, min(sampling["kernel"]["leapfrog"], gradients // 4))
-        sampling["kernel"] = {**sampling["kernel"], "leapfrog": few}
-    sampling["evaluations"] = gradients
-    return load_policy(bench.folder / "training" / arm, device=bench.device, sampling=sampling)
+    gradients, kernel = int(kind[1:]), policy.config.kernel
+    if kernel is not None and "leapfrog" in kernel:  # so that a move still fits
+        kernel = {**kernel, "leapfrog": max(1, min(kernel["leapfrog"], gradients // 4))}
+    fewer = {"sampling": {**policy.config.sampling, "evaluations": gradients}, "kernel": kernel}
+    return load_policy(bench.folder / "training" / arm, device=bench.device, **fewer)
 
 
 def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> None:
@@ -133,7 +132,7 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
     missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
     if not missing or (arm in BASELINES and not rolls):
         return
-    policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task, arm)
+    policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task(), arm)
     if policy is None or not rolls:
         return
     learned = arm not in BASELINES
@@ -251,7 +250,7 @@ def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
         ("one_draw_of_flow", ("flow", "one")),
     ):
         if key in found and key != (arm, first_kind(found, arm)):
-            for steps in HORIZONS:
+            for steps in [h for h in HORIZONS if h <= bench.horizon]:
                 rows += ahead_rows(
                     bench, f"{arm}/{name}/{steps}", *(best_so_far(p, steps) for p in (best, found[key]))
                 )

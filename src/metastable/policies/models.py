@@ -52,6 +52,8 @@ def layout_of(scaling: Scaling, context: int, sets: Mapping[str, int] | None = N
         sets: observations that stay the same in an episode, with the numbers of one thing: they are one token for
             each thing, taken from the first step.
     """
+    for name in sets or {}:
+        require_choice("sets", name, scaling.names)
     at, past, things, pictures = 0, [], [], None
     for name in scaling.names:
         if name in scaling.pictures:
@@ -60,6 +62,8 @@ def layout_of(scaling: Scaling, context: int, sets: Mapping[str, int] | None = N
             continue
         size = scaling.middle[name].numel()
         if sets and name in sets:
+            one = sets[name]
+            require(one > 0 and size % one == 0, f"sets.{name}", f"a number that divides its {size}", one)
             things.append((at, size // sets[name], sets[name]))
         else:
             past.append((at, context, size))

@@ -24,7 +24,7 @@ from .rollouts import Acting
 PLACE, GOAL, DISCS = "place ahead", "goal ahead", "discs ahead"
 """Observations in a frame."""
 SETS = {"goal": 2, GOAL: 2, "discs": 3, DISCS: 3}
-"""Those that stay the same while a chunk is walked, with the numbers of one thing; see `layout_of`."""
+"""Those that stay the same while a chunk is walked (either frame), with the numbers of one thing (`layout_of`)."""
 
 
 class Frame(NamedTuple):
@@ -100,7 +100,7 @@ class CentredPolicy:
 
     def select_action(self, observation: Any) -> Tensor:
         """The next point of each path, `(B, 2)`."""
-        self.seen.append(dict(observation))
+        self.seen.append({key: torch.as_tensor(value) for key, value in observation.items()})
         if not self.planned:
             window = [self.seen[0]] * (CONTEXT - len(self.seen)) + list(self.seen)
             stacked = {key: torch.stack([step[key] for step in window], 1) for key in observation}

@@ -259,6 +259,7 @@ def rollout_paths(policy: Acting, worlds: PathWorlds, paths: int = 1, seed: int 
         paths: in each.
         seed: of the policy.
     """
+    require_count("paths", paths)
     each = worlds.some(torch.arange(len(worlds)).repeat_interleave(paths))
     known, place = scene(each), each.start.float()
     taken = [place]
@@ -282,10 +283,11 @@ def path_intervals(judged: Mapping[str, Tensor]) -> dict[str, Interval]:
     """Means of what `judge_paths` says, with 95 % intervals.
 
     Paths of a world are not independent of one another: intervals are over worlds. Of one path in each, which
-    collides or does not, the rate has Clopper and Pearson's.
+    collides or does not, the rate has Clopper and Pearson's; that of several lies between 0 and 1.
     """
     said = {name: mean_over_starts(values) for name, values in judged.items()}
-    hits = judged["collisions"]
+    hits, rate = judged["collisions"], said["collisions"]
+    said["collisions"] = Interval(rate.value, max(rate.low, 0.0), min(rate.high, 1.0))
     if hits.shape[1] == 1:
         said["collisions"] = clopper_pearson(int(hits.sum()), len(hits))
     return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from metastable.core.random import derive
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
 from metastable.methods import Method
 from metastable.methods.conditional_sampling import best_of
+from metastable.methods.ranked import Ranked
 from metastable.proposals.choose import LEARNED
 from metastable.runs.folder import read_table, write_json
 from metastable.runs.resolve import resolve_method
@@ -71,6 +72,13 @@ class PolicyConfig:
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
         require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
+        whole = self.kernel is not None and self.steps > 0
+        require(
+            not (whole and self.freeze),
+            "policy.freeze",
+            "0 with a kernel, which moves whole chunks",
+            self.freeze,
+        )
 
     @property
     def warmed(self) -> int:
@@ -123,7 +131,7 @@ class Policy:
             observation: by name, `(B, …)` each; one array where the demonstrations had one.
         """
         now = {key: torch.as_tensor(value) for key, value in self._named(observation).items()}
-        self._check_number(len(next(iter(now.values()))))
+        self._check_number(now)
         self.seen.append(now)
         if not self.planned:
             window = [self.seen[0]] * (self.config.context - len(self.seen)) + list(self.seen)
@@ -165,12 +173,17 @@ class Policy:
     def _named(self, observation: Any) -> Mapping[str, Any]:
         return observation if isinstance(observation, Mapping) else {STATE: observation}
 
-    def _check_number(self, environments: int) -> None:
-        before = len(next(iter(self.seen[-1].values()))) if self.seen else environments
-        if environments != before:
-            raise InputError(
-                f"observation: must be of the {before} environments since reset, got {environments}"
-            )
+    def _check_number(self, now: Mapping[str, Tensor]) -> None:
+        """Every observation has as many rows as there are environments."""
+        before = self.seen[-1] if self.seen else now
+        environments = len(next(iter(before.values()), ()))
+        since = " since reset" if self.seen else ""
+        for key, value in now.items():
+            if value.dim() == 0 or len(value) != environments:
+                got = len(value) if value.dim() else "a number"
+                raise InputError(
+                    f"observation.{key}: must be of the {environments} environments{since}, got {got}"
+                )
 
     def save(self) -> Path:
         """Write `policy.json` into the folder of its run, from where `load_policy` reads it."""
@@ -203,7 +216,8 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
         )
     kinds = {key: ("a table", lambda value: isinstance(value, dict)) for key in ("policy", "scaling")}
     kept = read_table(path, kinds, needed=("policy", "covariance", "step_size", "scaling", "seed"))
-    config, proposal = build(PolicyConfig, {**kept["policy"], **changed}, "policy"), kept.get("proposal")
+    settings = {"averaged": False, **kept["policy"], **changed}  # older files acted by the weights themselves
+    config, proposal = build(PolicyConfig, settings, "policy"), kept.get("proposal")
     method = None if proposal is None else _method_with(Path(folder), proposal)
     run = load_run(folder, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
@@ -246,7 +260,8 @@ def fit_policy(
         noise: σ_pert at first, and from half of the training on, on chunks and on what of the contexts may be
             noised; None trains on the demonstrations as they are.
         on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
-            `density` with `units="none"`.
+            `density` with `units="none"`, on demonstrations of the same ranges. What is trained on a flow is read
+            back by `load_policy`: the run's own settings name the flow's class alone.
         seed: of everything random.
         options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
     """
@@ -257,21 +272,28 @@ def fit_policy(
         options = {**schedule, "given_noise": scaling.noise_mask(config.context), **options}
     table = None
     if on is not None:
-        flow, table = _flow_of(on)
-        method = {**method, "proposal": flow, "train_proposal": False, "pretrain": 0}
-        options |= {"units": "none"}
+        units = options.setdefault("units", "none")
+        require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
+        flow, table = _flow_of(on, scaling)
+        method = resolve_method(method)
+        require(isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
+        method = replace(method, proposal=flow, train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
     assert data.given is not None
     return policy_of(run, scaling, data.given, config, seed, table)
 
 
-def _flow_of(policy: Policy) -> tuple[nn.Module, dict[str, Any]]:
+def _flow_of(policy: Policy, scaling: Scaling) -> tuple[nn.Module, dict[str, Any]]:
     """The flow that a policy was trained as, and what it was built from."""
     model = policy.model
     if not isinstance(model, RunActions) or model.run.config["energy"]["name"] not in LEARNED:
         raise InputError(f"on: must be the policy of a run of {' or '.join(LEARNED)}")
     if model.units is not None:
         raise InputError("on: must be trained in the demonstrations' own units; give fit_policy units='none'")
+    if policy.scaling.as_json() != scaling.as_json():
+        raise InputError(
+            "on: must be trained on demonstrations of the same ranges, by which numbers are scaled; give the same"
+        )
     learned: Any = model.model.energy
     return learned.proposal, dict(model.run.config["energy"])
 

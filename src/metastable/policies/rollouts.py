@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -106,8 +106,11 @@ class Rollouts:
         steps = self.horizons[-1] if steps is None else steps
         return paired_difference(self.best(steps).mean(1), other.best(steps).mean(1), level)
 
-    def write(self, folder: Path) -> Path:
-        """`rollouts.json` with scores and the episode table, and `rollouts.npz` with progress; the first's path."""
+    def write(self, folder: Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
+        """`rollouts.json` with scores and the episode table, and `rollouts.npz` with progress; the first's path.
+
+        `apart` is by how much it is ahead of the `other` policy, which is written, too.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             folder / "rollouts.npz", progress=self.progress.numpy(), lengths=self.lengths.numpy()
@@ -116,8 +119,15 @@ class Rollouts:
             {key: value._asdict() for key, value in self.scores().items()} if len(self.progress) > 1 else {}
         )
         facts = {key: vars(self)[key] for key in ("name", "measure", "clipped", "seconds", "acting")}
-        write_json(folder / "rollouts.json", {**facts, "scores": said, "episodes": self.table()})
+        more = differences(other, apart or {})
+        write_json(folder / "rollouts.json", {**facts, "scores": said, "episodes": self.table(), **more})
         return folder / "rollouts.json"
+
+
+def differences(other: str, apart: Mapping[str, Interval]) -> dict[str, Any]:
+    """Differences from another policy, as `rollouts.json` has them; nothing of none."""
+    said = {name: value._asdict() for name, value in apart.items()}
+    return {"against": {"run": other, "differences": said}} if said else {}
 
 
 def rollout(

@@ -191,7 +191,11 @@ class ImageTrials:
             require_choice("arms", name, known)
         for name in self.bench.arms:
             for mark in sorted(mark for mark in self.bench.marks if mark <= self.bench.minutes):
-                if self.pieces.find(f"{name}-{mark:g}") is None and not self.advance(self.arm(name), mark):
+                piece = self.pieces.find(f"{name}-{mark:g}")
+                goes_on = (
+                    self.advance(self.arm(name), mark) if piece is None else "stopped" not in piece.numbers
+                )
+                if not goes_on:
                     break
         return self.found()
 
@@ -275,13 +279,13 @@ def rows_of(
     bench: Bench, found: Found, paper: Mapping[str, float | str], required: Iterable[str] = ()
 ) -> list[Row]:
     """Distances first, then how many updates they cost; the paper's FID beside the last mark of an arm."""
-    rows = []
+    rows, ended = [], [key for key, piece in found.items() if "stopped" not in piece.numbers]
     for (arm, mark), piece in found.items():
         numbers, at = piece.numbers, f"{arm}/minutes={mark:g}"
         if "stopped" in numbers:
             rows.append(Row(f"stopped_at_update/{at}", numbers["stopped"]))
             continue
-        last = mark == max(minutes for name, minutes in found if name == arm)
+        last = mark == max(minutes for name, minutes in ended if name == arm)
         judged = ("<=", bench.pixels_target) if arm in required else (None, None)
         rows += [
             Row(f"{key}/{at}", numbers[key], paper=paper.get(arm) if key == "fid" and last else None)
@@ -291,7 +295,7 @@ def rows_of(
         rows.append(Row(f"pixels_over_noise/{at}", numbers["pixels_over_noise"], *judged))
         names = ("images", "updates", "ms_per_update", "ess", "ancestors", "rate_factor")
         rows += [Row(f"{key}/{at}", numbers[key]) for key in names if key in numbers]
-    missing = set(required) - {arm for arm, _ in found}
+    missing = set(required) - {arm for arm, _ in ended}
     return rows + [
         Row(f"pixels_over_noise/{arm}", math.nan, "<=", bench.pixels_target) for arm in sorted(missing)
     ]

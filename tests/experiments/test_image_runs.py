@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_a_parcel_is_the_training_but_for_the_rounding_of_its_chains(tmp_path, m
     training = tmp_path / "training" / "pcd"
     weights, state = weights_and_state(training)
     log = (training / "metrics.jsonl").read_bytes()
-    files = parcels.files_of(tmp_path / "parcels", "pcd")
+    (files,) = parcels.parcels_of(tmp_path / "parcels", "pcd").values()
     assert len(files) > 2
     assert max(path.stat().st_size for path in files) == 10_000
     assert not parcels.unpark(training, tmp_path / "parcels", "pcd")  # what is there is not written over
@@ -80,9 +81,53 @@ def test_a_training_goes_on_from_its_parcel(tmp_path):
 def test_half_a_parcel_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parcels, "MOST", 10_000)
     trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
-    parcels.files_of(tmp_path / "parcels", "pcd")[-1].unlink()
+    (files,) = parcels.parcels_of(tmp_path / "parcels", "pcd").values()
+    files[-1].unlink()
     with pytest.raises(InputError, match="no whole parcel"):
         parcels.unpark(tmp_path / "new", tmp_path / "parcels", "pcd")
+
+
+def test_a_parcel_is_whole_while_the_next_one_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(parcels, "MOST", 10_000)
+    trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
+    training, folder = tmp_path / "training" / "pcd", tmp_path / "parcels"
+    write, written = Path.write_bytes, []
+
+    def killed(path, content):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path)
+        return write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", killed)
+        with pytest.raises(KeyboardInterrupt):
+            parcels.park(training, folder, "pcd")
+    assert len(parcels.parcels_of(folder, "pcd")) == 2
+    assert parcels.unpark(tmp_path / "new", folder, "pcd")
+    parcels.park(training, folder, "pcd")
+    assert list(parcels.parcels_of(folder, "pcd")) == [3]
+
+
+def test_a_parcel_without_a_number_is_opened(tmp_path):
+    trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
+    (path,) = (tmp_path / "parcels").iterdir()
+    path.rename(tmp_path / "parcels" / "pcd.parcel-00")
+    assert parcels.unpark(tmp_path / "new", tmp_path / "parcels", "pcd")
+
+
+def test_a_training_that_is_broken_off_leaves_a_parcel(tmp_path, monkeypatch):
+    asked = trials(bench(tmp_path, parcels=False))
+    asked.run(cifar10.ALL_ARMS)
+
+    def broken_off(*args, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(image_runs, "fit", broken_off)
+    for folder, files in ((tmp_path, 1), (tmp_path / "at once", 0)):  # the latter has no checkpoint yet
+        with pytest.raises(KeyboardInterrupt):
+            trials(bench(folder)).advance(cifar10.arm_of(bench(folder), "pcd"), 20.0)
+        assert len(parcels.parcels_of(folder / "parcels", "pcd")) == files
 
 
 def test_a_first_moment_that_counts_is_kept():

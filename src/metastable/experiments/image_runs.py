@@ -225,11 +225,12 @@ class ImageTrials:
             self.pieces.keep(name, {"stopped": error.step}, {})
             bench.say(f"{name}: {error}")
             return False
+        except KeyboardInterrupt:  # its checkpoint is there, and the same command goes on with it
+            if bench.parcels:
+                park(training, parcels, arm.name)
+            raise
         if bench.parcels:
             park(training, parcels, arm.name)
-        if run.status == "interrupted":
-            bench.say(f"{name}: update {run.steps}; the same command goes on with it")
-            return False
         numbers = self.pieces.keep(name, *self.judge(run)).numbers
         fid = f"FID {numbers['fid']:.1f}, " if "fid" in numbers else ""
         bench.say(

@@ -10,6 +10,7 @@ gradient is all of it. Weights, second moments, random state and log are exact.
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,23 @@ def decoded(parts: dict[str, Tensor]) -> Tensor:
     return torch.lerp(low, high, codes.flatten(1).float() / 255).view(codes.shape)
 
 
-def files_of(folder: Path, name: str) -> list[Path]:
-    """The files of a parcel, in order."""
-    return sorted(folder.glob(f"{name}.parcel-[0-9][0-9]"))
+def parcels_of(folder: Path, name: str) -> dict[int, list[Path]]:
+    """Files of each parcel in order, by its number, the newest first; one without a number is the oldest."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted(folder.glob(f"{name}.parcel-*")):
+        *number, _ = path.name.removeprefix(f"{name}.parcel-").split("-")
+        found.setdefault(int(number[0]) if number else 0, []).append(path)
+    return dict(sorted(found.items(), reverse=True))
 
 
 def park(training: Path, folder: Path, name: str) -> list[Path]:
-    """Put the newest checkpoint of the run in `training` into files in `folder`, in the place of older ones."""
+    """Put the newest checkpoint of the run in `training` into files in `folder`, where there is one.
+
+    Older parcels go once the new one is whole, so that a command that is killed here leaves one of them.
+    """
     checkpoint = CheckpointStore(training / "checkpoints").load()
-    assert checkpoint is not None
+    if checkpoint is None:
+        return []
     tensors, skeleton = pack({"weights": checkpoint.weights, "state": checkpoint.state})
     kept: dict[str, Tensor] = {}
     for key, value in tensors.items():
@@ -77,11 +86,13 @@ def park(training: Path, folder: Path, name: str) -> list[Path]:
     }
     content = tensors_to_bytes(kept)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in files_of(folder, name):
-        old.unlink()
+    older = parcels_of(folder, name)
     for place, start in enumerate(range(0, len(content), MOST)):
-        (folder / f"{name}.parcel-{place:02d}").write_bytes(content[start : start + MOST])
-    return files_of(folder, name)
+        path = folder / f"{name}.parcel-{max(older, default=0) + 1:04d}-{place:02d}"
+        path.write_bytes(content[start : start + MOST])
+    for old in chain.from_iterable(older.values()):
+        old.unlink()
+    return next(iter(parcels_of(folder, name).values()))
 
 
 def first_decay(state: Any) -> float:
@@ -92,15 +103,10 @@ def first_decay(state: Any) -> float:
 
 def unpark(training: Path, folder: Path, name: str) -> bool:
     """Make the run's folder from a parcel, where there is one and no checkpoint is there; whether it was made."""
-    files = files_of(folder, name)
-    if not files or CheckpointStore(training / "checkpoints").steps():
+    parcels = parcels_of(folder, name)
+    if not parcels or CheckpointStore(training / "checkpoints").steps():
         return False
-    try:
-        kept = tensors_from_bytes(b"".join(path.read_bytes() for path in files))
-        texts = {key.removeprefix(FILE): kept.pop(key) for key in list(kept) if key.startswith(FILE)}
-        about = json.loads(texts.pop(ABOUT).numpy().tobytes())
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"out: {files[0]} and those after it are no whole parcel ({error})") from error
+    kept, texts, about = opened(list(parcels.values()))
     tensors = {key: restored(kept, key) for key in about["names"]}
     tree = unpack(tensors, about["tree"])
     training.mkdir(parents=True, exist_ok=True)
@@ -118,3 +124,16 @@ def restored(kept: dict[str, Tensor], key: str) -> Tensor:
     if f"{key}|codes" in kept:
         return decoded({part: kept[f"{key}|{part}"] for part in ("codes", "low", "high")})
     return torch.zeros_like(kept[f"{key}_sq"])
+
+
+def opened(parcels: list[list[Path]]) -> tuple[dict[str, Tensor], dict[str, Tensor], Any]:
+    """Tensors, files and what is said about them, of the first parcel that is whole."""
+    files, *others = parcels
+    try:
+        kept = tensors_from_bytes(b"".join(path.read_bytes() for path in files))
+        texts = {key.removeprefix(FILE): kept.pop(key) for key in list(kept) if key.startswith(FILE)}
+        return kept, texts, json.loads(texts.pop(ABOUT).numpy().tobytes())
+    except (SafetensorError, KeyError, ValueError) as error:
+        if others:
+            return opened(others)
+        raise InputError(f"out: {files[0]} and those after it are no whole parcel ({error})") from error

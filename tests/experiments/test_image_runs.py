@@ -78,6 +78,20 @@ def test_a_training_goes_on_from_its_parcel(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("arm", ["jarzynski-exact", "jarzynski-systematic"])
+def test_weights_go_on_from_a_parcel_as_from_a_checkpoint(arm, tmp_path, monkeypatch):
+    monkeypatch.setattr(parcels, "LARGE", 100)
+    trials(bench(tmp_path, arms=arm)).run(cifar10.ALL_ARMS)
+    shutil.copytree(tmp_path / "parcels", tmp_path / "moved" / "parcels")
+    lines = {}
+    for folder in (tmp_path, tmp_path / "moved"):
+        asked = trials(bench(folder, steps=4, arms=arm))
+        asked.advance(asked.arm(arm), 20.0)
+        line = json.loads((folder / "training" / arm / "metrics.jsonl").read_text().splitlines()[-1])
+        lines[folder] = [line[key] for key in ("step", "ess", "energy_gap")]
+    assert lines[tmp_path / "moved"] == lines[tmp_path]
+
+
 def test_half_a_parcel_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parcels, "MOST", 10_000)
     trials(bench(tmp_path)).run(cifar10.ALL_ARMS)

@@ -1,10 +1,12 @@
 """A training in a few small files, so that it can go on where nothing of it is left.
 
 A checkpoint of pictures is large: ten thousand chains of 3 × 32 × 32 numbers are 123 MB. A parcel holds the newest
-one with its log in files of at most `MOST` bytes. Two things in it are not as they were. Chains come back with 256
-values each between their own least and greatest, which moves a pixel by less than the noise of one Langevin step;
-energies that weights refer to are those from before. Adam's first moment is left out where its decay is 0: the next
-gradient is all of it. Weights, second moments, random state and log are exact.
+one with its log in files of at most `MOST` bytes. Two things in it are not as they were. Chains without weights
+come back with 256 values each between their own least and greatest, a quarter of the bytes, which moves a pixel by
+less than the noise of one Langevin step. Adam's first moment is left out where its decay is 0: the next gradient
+is all of it. Everything else is exact. Walkers that carry weights are kept as they are, all 123 MB: what weights
+refer to are the energies where the walkers stood, and after a move of a 510th of their range the weights would be
+wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from metastable.training.packing import pack, unpack
 MOST = 15 * 2**20
 """Bytes of one file."""
 LARGE = 2**20
-"""Chains of more numbers than this are kept as bytes."""
+"""Chains of more numbers than this are kept as bytes, unless they carry weights."""
 BESIDE = ("config.json", "metrics.jsonl", SEALS)
 """Files of a run that go with its checkpoint."""
 FILE, ABOUT = "file/", "parcel.json"
@@ -73,8 +75,10 @@ def park(training: Path, folder: Path, name: str) -> list[Path]:
         return []
     tensors, skeleton = pack({"weights": checkpoint.weights, "state": checkpoint.state})
     kept: dict[str, Tensor] = {}
+    weighted = {parent(key) for key in tensors if key.endswith("/log_weight")}
     for key, value in tensors.items():
-        if key.startswith("state/method/") and value.dtype == torch.float32 and value.numel() > LARGE:
+        chains = key.startswith("state/method/") and parent(key) not in weighted
+        if chains and value.dtype == torch.float32 and value.numel() > LARGE:
             kept |= {f"{key}|{part}": made for part, made in coded(value).items()}
         elif not (key.endswith("/exp_avg") and first_decay(checkpoint.state) == 0):
             kept[key] = value
@@ -93,6 +97,11 @@ def park(training: Path, folder: Path, name: str) -> list[Path]:
     for old in chain.from_iterable(older.values()):
         old.unlink()
     return next(iter(parcels_of(folder, name).values()))
+
+
+def parent(key: str) -> str:
+    """Where in the tree a tensor's part lies."""
+    return key.rpartition("/")[0]
 
 
 def first_decay(state: Any) -> float:

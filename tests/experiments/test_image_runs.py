@@ -160,9 +160,11 @@ def test_every_arm_is_trained_and_measured(arm, tmp_path):
     assert found[arm, 10.0].arrays["samples"].shape == (12, 1, 8, 8)
 
 
-def test_an_unknown_arm_and_rows_that_are_no_pictures_are_refused(tmp_path):
+def test_an_unknown_arm_too_few_minutes_and_rows_that_are_no_pictures_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="arms: unknown value 'pdc'"):
         trials(bench(tmp_path, arms="pdc")).run(cifar10.ALL_ARMS)
+    with pytest.raises(ConfigError, match=r"minutes: must be at least the first of the marks, 10, got 2\.0"):
+        trials(bench(tmp_path, minutes=2.0)).run(cifar10.ALL_ARMS)
     with pytest.raises(ConfigError, match="data: must be pictures"):
         image_runs.pictures_of(bench(tmp_path, data="toy:two-modes"))
 

@@ -189,8 +189,11 @@ class ImageTrials:
         """The pieces that are asked for, of arms that are known, then all that are there."""
         for name in self.bench.arms:
             require_choice("arms", name, known)
+        marks = [mark for mark in sorted(self.bench.marks) if mark <= self.bench.minutes]
+        first = min(self.bench.marks, default=math.inf)
+        require(bool(marks), "minutes", f"at least the first of the marks, {first:g}", self.bench.minutes)
         for name in self.bench.arms:
-            for mark in sorted(mark for mark in self.bench.marks if mark <= self.bench.minutes):
+            for mark in marks:
                 piece = self.pieces.find(f"{name}-{mark:g}")
                 goes_on = (
                     self.advance(self.arm(name), mark) if piece is None else "stopped" not in piece.numbers

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
 import pytest
+import torch
 
 import metastable as ms
+from metastable.core.errors import InputError
+from metastable.core.types import Walkers
+from metastable.runs.model import Model
+from metastable.runs.restoring import require_scale
 
 SIDE = 8
 
@@ -91,6 +97,28 @@ def test_pictures_on_another_scale_are_refused(refused, pictures, tmp_path):
     words = ("--images", tmp_path / "bytes.npy", "--mask", "left")
     line = refused("restore", pictures / "run", *words)
     assert "images: must be on the scale of the run's pictures, whose samples go from" in line
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "fits"),
+    [
+        ((-1, 1), (0, 255), False),
+        ((-1, 1), (0, 9), False),  # integers, however dark
+        ((-1, 1), (-1, 1), True),
+        ((0, 16), (0, 16), True),
+        ((0, 255), (0, 255), True),
+        ((0, 255), (0, 9), True),
+        ((0, 255), (0, 1), False),
+    ],
+)
+def test_integers_are_bytes_for_a_model_of_bytes_alone(own, given, fits):
+    samples = torch.linspace(*own, 64).view(4, 1, 4, 4)
+    model = Model(None, walkers=Walkers.equal(samples), event_shape=(1, 4, 4))
+    seen = torch.linspace(*given, 48).round()
+    with (
+        contextlib.nullcontext() if fits else pytest.raises(InputError, match="images: must be on the scale")
+    ):
+        require_scale(model, seen)
 
 
 def test_samples_without_their_noise(metastable, pictures, tmp_path):

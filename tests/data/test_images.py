@@ -584,6 +584,9 @@ def test_a_folder_of_grey_pictures_by_class(tmp_path):
     assert data.labels.tolist() == [0, 0, 0, 1, 1, 1]
     torch.testing.assert_close(data.x[:, 0].double(), scaled(DIGITS[[1, 3, 5, 0, 2, 4]]), rtol=0, atol=1e-6)
     assert len(load_array(f"images:{tmp_path}?classes=bee&n=2&size=14")) == 2
+    assert len(load_array(f"images:{tmp_path}?n=1", least=1)) == 1
+    with pytest.raises(InputError, match="must have at least 2 rows"):
+        load_array(f"images:{tmp_path}?n=1")
 
 
 def test_a_folder_of_colours_without_classes(tmp_path):

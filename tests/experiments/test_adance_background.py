@@ -17,6 +17,7 @@ from metastable.experiments import adance_chains as chains
 from metastable.experiments import adance_mnist as mnist
 from metastable.experiments.adance_stability import handwritten
 from metastable.experiments.base import Bench, Experiment, Result, reproduce
+from metastable.experiments.trials import Curves, Trial
 
 
 def tiny(experiment: Experiment, out: Path, **settings: Any) -> Result:
@@ -81,3 +82,21 @@ def test_mnist_has_the_thesis_settings_and_its_smoke_needs_no_files(tmp_path):
     assert {0.25, 0.5, 1.0} <= set(settings["rejuvenations"])
     bench = Bench(mnist.EXPERIMENT.scales["smoke"], "smoke", 0, "cpu", tmp_path)
     assert handwritten(bench).x.shape == (1797, 1, 8, 8)
+
+
+def test_chains_whose_runs_all_stopped_are_counted_and_have_no_number(tmp_path, monkeypatch):
+    def run(trials, bench):
+        return {
+            arm.name: [Trial(arm, 0, Curves(), None, 3)]
+            if arm.name == "short-run/K=1"
+            else [Trial(arm, 0, {"var_log_g": [0.5, 0.25]}, 0.1), Trial(arm, 1, Curves(), None, 0)]  # pyright: ignore
+            for arm in trials.arms
+        }
+
+    monkeypatch.setattr(chains.Trials, "run", run)
+    scale = {**chains.EXPERIMENT.scales["smoke"], "judged": True}
+    rows = {row.metric: row for row in chains.body(Bench(scale, "smoke", 0, "cpu", tmp_path))}
+    assert rows["runs_stopped/short-run/K=1"].value == 1
+    assert math.isnan(rows["kl/short-run/K=1"].value)
+    assert not rows["kl_of_short_run_over_converged/K=1"].ok
+    assert (rows["kl/converged/K=20"].value, rows["var_log_g/converged/K=20"].value) == (0.1, 0.25)

@@ -35,7 +35,9 @@ def test_figure_1_has_the_papers_settings():
     assert method.counts == (100_000, 0)
     assert (method.order, method.scheme, method.gradient, method.pace) == ("none", "systematic", "all", None)
     assert 1 / method.threshold == pytest.approx(1.05)
-    cd = minibatch.arms(bench)[2]
+    _, pcd, cd = minibatch.arms(bench)
+    assert (pcd.method.walkers, pcd.method.batch, pcd.method.start_at) == (100_000, 10_000, "model")
+    assert pcd.method.step_size == method.step_size
     (z, means) = cd.settings["optimiser"](minibatch.start(5, 0)).param_groups
     assert (z["lr"], means["lr"], cd.method.steps) == (10.0, 2.0, 4)
 

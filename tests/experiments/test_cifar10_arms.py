@@ -137,3 +137,9 @@ def test_chains_from_noise_begin_at_the_same_noise_and_move_by_the_energy(tmp_pa
     assert start.abs().max() <= 1
     assert start.std() > 0.5
     assert torch.allclose(moved, start / 2, atol=1e-4)
+
+
+def test_a_required_classifier_that_stopped_does_not_hold(tmp_path):
+    asked = bench(jem_cifar10, tmp_path, required=("s1-b4",))
+    rows = jem_cifar10.accuracy_rows(asked, {("s1-b4", 10.0): Piece("", {"stopped": 5}, {})})
+    assert [row.metric for row in rows if not row.ok] == ["accuracy/s1-b4"]

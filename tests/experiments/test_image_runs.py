@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_a_parcel_is_the_training_but_for_the_rounding_of_its_chains(tmp_path, m
     training = tmp_path / "training" / "pcd"
     weights, state = weights_and_state(training)
     log = (training / "metrics.jsonl").read_bytes()
-    files = parcels.files_of(tmp_path / "parcels", "pcd")
+    (files,) = parcels.parcels_of(tmp_path / "parcels", "pcd").values()
     assert len(files) > 2
     assert max(path.stat().st_size for path in files) == 10_000
     assert not parcels.unpark(training, tmp_path / "parcels", "pcd")  # what is there is not written over
@@ -77,12 +78,70 @@ def test_a_training_goes_on_from_its_parcel(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("arm", ["jarzynski-exact", "jarzynski-systematic"])
+def test_weights_go_on_from_a_parcel_as_from_a_checkpoint(arm, tmp_path, monkeypatch):
+    monkeypatch.setattr(parcels, "LARGE", 100)
+    trials(bench(tmp_path, arms=arm)).run(cifar10.ALL_ARMS)
+    shutil.copytree(tmp_path / "parcels", tmp_path / "moved" / "parcels")
+    lines = {}
+    for folder in (tmp_path, tmp_path / "moved"):
+        asked = trials(bench(folder, steps=4, arms=arm))
+        asked.advance(asked.arm(arm), 20.0)
+        line = json.loads((folder / "training" / arm / "metrics.jsonl").read_text().splitlines()[-1])
+        lines[folder] = [line[key] for key in ("step", "ess", "energy_gap")]
+    assert lines[tmp_path / "moved"] == lines[tmp_path]
+
+
 def test_half_a_parcel_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parcels, "MOST", 10_000)
     trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
-    parcels.files_of(tmp_path / "parcels", "pcd")[-1].unlink()
+    (files,) = parcels.parcels_of(tmp_path / "parcels", "pcd").values()
+    files[-1].unlink()
     with pytest.raises(InputError, match="no whole parcel"):
         parcels.unpark(tmp_path / "new", tmp_path / "parcels", "pcd")
+
+
+def test_a_parcel_is_whole_while_the_next_one_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(parcels, "MOST", 10_000)
+    trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
+    training, folder = tmp_path / "training" / "pcd", tmp_path / "parcels"
+    write, written = Path.write_bytes, []
+
+    def killed(path, content):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path)
+        return write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", killed)
+        with pytest.raises(KeyboardInterrupt):
+            parcels.park(training, folder, "pcd")
+    assert len(parcels.parcels_of(folder, "pcd")) == 2
+    assert parcels.unpark(tmp_path / "new", folder, "pcd")
+    parcels.park(training, folder, "pcd")
+    assert list(parcels.parcels_of(folder, "pcd")) == [3]
+
+
+def test_a_parcel_without_a_number_is_opened(tmp_path):
+    trials(bench(tmp_path)).run(cifar10.ALL_ARMS)
+    (path,) = (tmp_path / "parcels").iterdir()
+    path.rename(tmp_path / "parcels" / "pcd.parcel-00")
+    assert parcels.unpark(tmp_path / "new", tmp_path / "parcels", "pcd")
+
+
+def test_a_training_that_is_broken_off_leaves_a_parcel(tmp_path, monkeypatch):
+    asked = trials(bench(tmp_path, parcels=False))
+    asked.run(cifar10.ALL_ARMS)
+
+    def broken_off(*args, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(image_runs, "fit", broken_off)
+    for folder, files in ((tmp_path, 1), (tmp_path / "at once", 0)):  # the latter has no checkpoint yet
+        with pytest.raises(KeyboardInterrupt):
+            trials(bench(folder)).advance(cifar10.arm_of(bench(folder), "pcd"), 20.0)
+        assert len(parcels.parcels_of(folder / "parcels", "pcd")) == files
 
 
 def test_a_first_moment_that_counts_is_kept():
@@ -101,9 +160,11 @@ def test_every_arm_is_trained_and_measured(arm, tmp_path):
     assert found[arm, 10.0].arrays["samples"].shape == (12, 1, 8, 8)
 
 
-def test_an_unknown_arm_and_rows_that_are_no_pictures_are_refused(tmp_path):
+def test_an_unknown_arm_too_few_minutes_and_rows_that_are_no_pictures_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="arms: unknown value 'pdc'"):
         trials(bench(tmp_path, arms="pdc")).run(cifar10.ALL_ARMS)
+    with pytest.raises(ConfigError, match=r"minutes: must be at least the first of the marks, 10, got 2\.0"):
+        trials(bench(tmp_path, minutes=2.0)).run(cifar10.ALL_ARMS)
     with pytest.raises(ConfigError, match="data: must be pictures"):
         image_runs.pictures_of(bench(tmp_path, data="toy:two-modes"))
 
@@ -156,12 +217,20 @@ def test_a_network_that_is_there_gives_fid_only_of_enough_samples():
 def test_the_papers_fid_stands_beside_the_last_mark_and_stopped_ones_are_told(tmp_path):
     numbers = {"fid": 50.0, "pixels_over_noise": 0.1, "images": 9.0, "updates": 5, "ms_per_update": 2.0}
     found = {("pcd", mark): Piece("", numbers, {}) for mark in (5.0, 20.0)}
-    found["pcd-flip", 5.0] = Piece("", {"stopped": 77}, {})
-    rows = {
-        row.metric: row for row in rows_of(bench(tmp_path), found, cifar10.PAPER, ("pcd", "pcd-augmented"))
-    }
+    found["pcd", 30.0] = found["pcd-flip", 5.0] = Piece("", {"stopped": 77}, {})
+    required = ("pcd", "pcd-augmented", "pcd-flip")
+    rows = {row.metric: row for row in rows_of(bench(tmp_path), found, cifar10.PAPER, required)}
     assert rows["fid/pcd/minutes=5"].paper is None
     assert rows["fid/pcd/minutes=20"].paper == 38.25
     assert rows["stopped_at_update/pcd-flip/minutes=5"].value == 77
     assert rows["pixels_over_noise/pcd/minutes=20"].ok
     assert not rows["pixels_over_noise/pcd-augmented"].ok
+    assert not rows["pixels_over_noise/pcd-flip"].ok
+    assert "pixels_over_noise/pcd" not in rows
+
+
+def test_an_arm_that_stopped_is_not_trained_again(tmp_path, monkeypatch):
+    asked = trials(bench(tmp_path, marks=(5.0, 10.0)))
+    asked.pieces.keep("pcd-5", {"stopped": 3}, {})
+    monkeypatch.setattr(ImageTrials, "advance", lambda self, arm, mark: pytest.fail(f"trained to {mark}"))
+    assert list(asked.run(cifar10.ALL_ARMS)) == [("pcd", 5.0)]

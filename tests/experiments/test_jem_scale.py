@@ -11,7 +11,8 @@ from torch import nn
 from metastable.energies import JointEnergy
 from metastable.experiments import EXPERIMENTS, TITLES
 from metastable.experiments import jem_scale as scale
-from metastable.experiments.base import reproduce
+from metastable.experiments.base import Bench, reproduce
+from metastable.experiments.trials import Arm, Trial
 
 
 def test_o_on_h_sharpens_what_o_on_the_energy_leaves_in_doubt():
@@ -39,6 +40,15 @@ def test_a_small_run_gives_every_row_and_the_chains(tmp_path):
     assert rows["drift_ratio/one to energy/beta_o=0.5"].value < 0.1
     assert {f"accuracy/{name}/beta_o=0.5" for name in scale.PLACES} <= rows.keys()
     assert (tmp_path / "chains.png").stat().st_size > 1_000
+
+
+def test_where_all_runs_stopped_there_is_no_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(scale, "train", lambda bench, *args: [Trial(Arm("a", None), 0, stopped=2)])  # pyright: ignore
+    monkeypatch.setattr(scale, "mean_accuracy", lambda found: 0.5)
+    settings = scale.EXPERIMENT.scales["smoke"]
+    rows = {row.metric: row for row in scale.body(Bench(settings, "smoke", 0, "cpu", tmp_path))}
+    assert not rows[f"drift_ratio/one to energy/beta_o={settings['stated']:g}"].ok
+    assert rows["stopped/energy/beta_o=0"].value == 1
 
 
 def test_the_title_is_the_one_in_the_index():

@@ -39,6 +39,9 @@ def test_a_small_run_gives_every_row_and_the_figure(tmp_path):
     assert rows["noise/d=3/trace"].ok
     assert rows["right_first/d=3/trace"].value == 1.0
     assert rows["objective/d=3/probes=1"].value < -2.4
+    assert rows["objective/d=3/probes=1"].oracle == pytest.approx(-math.log(10), abs=1e-4)
+    assert rows["noise/d=3/probes=1"].oracle is not None
+    assert all(row.paper is None for row in rows.values())  # the paper prints none of these
     assert (tmp_path / "footnote-6.png").stat().st_size > 10_000
 
 

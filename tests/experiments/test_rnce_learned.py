@@ -89,15 +89,29 @@ def test_a_proposal_far_away_leaves_an_adversary_where_it_is():
 
 def test_a_small_run_gives_every_row_and_the_figure(tmp_path):
     small = {"repeats": 20, "n": 100, "repeats_game": 2, "n_game": 100, "counts": (4,), "updates": 8}
+    small["repeats_likelihood"] = 3
     experiment = dataclasses.replace(
         learned.EXPERIMENT, scales={"tiny": {**small, "tolerance": 1.0, "tolerance_game": 2.0}}
     )
     rows = {row.metric: row for row in reproduce(experiment, "tiny", 0, tmp_path, device="cpu").rows}
-    assert rows["n_variance/learned/K=4"].paper == pytest.approx(1.25)
+    assert rows["n_variance/learned/K=4"].oracle == pytest.approx(1.25)
+    ours = ("n_variance/rare/K=4/likelihood", "adversary_mean/rare/K=4", "theta_error/near/adversary")
+    assert all(rows[name].paper is None and rows[name].oracle is not None for name in ours)
     assert rows["fisher_trace/mu=1/sigma=1"].paper == 7
     assert rows["adversary_gain/lopsided/K=1"].value == pytest.approx(0.039, abs=0.001)
     assert rows["adversary_gain/rare/K=4"].value == pytest.approx(-0.105, abs=0.001)
     assert (tmp_path / "game.png").stat().st_size > 10_000
+
+
+def test_the_error_of_a_variance_is_that_of_its_repeats():
+    theta = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]], dtype=torch.float64)
+    eye = torch.eye(2, dtype=torch.float64)
+    rows = {row.metric: row for row in learned.law_rows("x", theta, 10, eye, eye, 1.0)}
+    assert rows["n_variance/x"].value == pytest.approx(70 / 3)
+    assert rows["n_variance/x"].oracle == 1
+    assert rows["n_variance_se/x"].value == pytest.approx(
+        math.sqrt((18.3333**2 + 3.3333**2 + 21.6667**2) / 6), rel=1e-4
+    )
 
 
 def test_the_title_is_the_one_in_the_index():

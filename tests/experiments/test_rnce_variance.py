@@ -89,6 +89,8 @@ def test_a_small_run_gives_every_row_and_the_figure(tmp_path):
     for name in ("kept/K=1", "kept/K=16", "fresh/K=4", "wide/K=16", "shifted/K=4"):
         assert (rows[f"variance_error/{name}"].relation, rows[f"variance_error/{name}"].target) == ("<=", 0.1)
         assert rows[f"variance_error/{name}"].value < 0.6
+        assert rows[f"n_variance/{name}"].paper is None
+        assert rows[f"n_variance/{name}"].oracle is not None
     assert rows["chi2_p_value/K=4"].target == 1e-3
     assert (tmp_path / "variance.png").stat().st_size > 10_000
 

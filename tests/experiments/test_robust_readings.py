@@ -93,6 +93,9 @@ def test_a_small_run_gives_every_row_and_the_figures(tmp_path):
         1.0,
     )
     assert sum(rows[f"ring_mass/beta=0.9/ring={k}"].value for k in readings.RINGS) == pytest.approx(1)
+    assert sum(rows[f"ring_mass/beta=0.9/ring={k}"].oracle for k in readings.RINGS) == pytest.approx(
+        1, abs=1e-3
+    )
     assert (tmp_path / "rings.png").stat().st_size > 5_000
     assert (tmp_path / "figure-6-readings.png").stat().st_size > 5_000
 

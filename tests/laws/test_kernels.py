@@ -417,6 +417,7 @@ BAD_SETTINGS: list[tuple[Callable[[], Kernel], str]] = [
     (lambda: HMC(0.1, mass_matrix=((1.0, 1.0), (1.0, 1.0))), "hmc.mass_matrix"),
     (lambda: HMC(0.1, mass_matrix=((1.0, 0.5), (0.0, 1.0))), "hmc.mass_matrix"),
     (lambda: HMC(0.1, mass_matrix=((1.0, 0.0),)), "hmc.mass_matrix"),
+    (lambda: HMC(0.1, mass="abc"), "hmc.mass"),  # pyright: ignore
 ]
 
 
@@ -425,6 +426,21 @@ def test_a_bad_setting_is_named(make, field):
     with pytest.raises(ConfigError) as raised:
         make()
     assert raised.value.path == field
+
+
+@each(
+    "matrix, said",
+    [
+        (((1, 0), (0,)), "must be numbers, in rows of one length, got ((1, 0), (0,))"),
+        ("abc", "must be numbers, in rows of one length, got 'abc'"),
+        (((1.0, 0.5), (0.0, 1.0)), "must be finite and symmetric, got [[1.0, 0.5], [0.0, 1.0]]"),
+        (((1.0, 0.0), (0.0, math.nan)), "must be finite and symmetric, got [[1.0, 0.0], [0.0, nan]]"),
+    ],
+)
+def test_what_is_no_mass_matrix_is_named(matrix, said):
+    with pytest.raises(ConfigError) as raised:
+        HMC(0.1, mass_matrix=matrix)
+    assert str(raised.value) == f"hmc.mass_matrix: {said}"
 
 
 def test_a_kernel_is_a_value():

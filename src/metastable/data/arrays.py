@@ -152,7 +152,7 @@ def load_array(
             it.
         dtype: floating dtype of the rows; by default float64 for what comes with more digits than float32 holds,
             such as the seconds of a date, and float32 for everything else.
-        least: rows that there must be in an array or a file: two to learn from, one to score.
+        least: rows that there must be in an array, a file or a folder: two to learn from, one to score.
 
     Example:
         >>> print(load_array("toy:eight-gaussians?n=100").event_shape)
@@ -168,7 +168,7 @@ def load_array(
     if str(source).startswith("toy:"):
         return _load_toy(str(source), narrow)
     if image_source(str(source)):
-        return load_images(**parse_images(str(source)), dtype=narrow)
+        return load_images(**parse_images(str(source)), dtype=narrow, least=least)
     path = Path(source).expanduser()
     arrays = read_arrays(path)
     x = check_data(arrays.pop("x"), path.name, dtype=dtype, least=least)
@@ -191,6 +191,7 @@ def load_images(
     seed: int = 0,
     verify: bool = False,
     dtype: torch.dtype = torch.float32,
+    least: int = 2,
 ) -> Dataset:
     """MNIST, Fashion-MNIST, CIFAR-10 or a folder of pictures, on [−1, 1], with labels; nothing is downloaded.
 
@@ -208,18 +209,18 @@ def load_images(
         n: how many rows, drawn without replacement.
         counts: how many rows of each of `classes`, drawn without replacement, instead of `n`.
         size: side to which the pictures are shrunk, by averaging areas.
-        noise: standard deviation of normal noise, drawn once. Pixels that take few values have no density; a
-            little noise gives them one.
+        noise: standard deviation of normal noise, drawn once: pixels of few values have no density without it.
         seed: of the rows that are drawn and of the noise.
         verify: compare every file with its publisher's checksum; lengths and labels are always checked.
         dtype: floating dtype of the rows.
+        least: pictures that there must be.
     """
     require(dtype.is_floating_point, "dtype", "a floating dtype such as torch.float32", dtype)
     is_number = isinstance(noise, (int, float)) and not isinstance(noise, bool)
     require(is_number and 0 <= noise < math.inf, "noise", "a finite number of at least 0", noise)
     images = open_images(name, folder, split, size=size, verify=verify).choose(classes, n, counts, seed)
     x = images.tensor()
-    _check_shape(x, name)
+    _check_shape(x, name, least)
     if noise:
         rng = generator(derive(seed, "noise"))
         for block in x.split(BLOCK):
@@ -393,8 +394,7 @@ def _check_finite(x: Tensor, name: str) -> None:
         return
     row, *rest = bad.nonzero()[0].tolist()
     place = f"column {rest[0]}" if len(rest) == 1 else f"index {tuple(rest)}"
-    value = float(x[(row, *rest)])
     raise InputError(
         f"{name}: must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, the first at "
-        f"row {row}, {place} (counting from 0): {value}; drop or fill those rows"
+        f"row {row}, {place} (counting from 0): {float(x[(row, *rest)])}; drop or fill those rows"
     )

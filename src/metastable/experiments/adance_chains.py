@@ -9,6 +9,7 @@ exact draws.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -96,14 +97,19 @@ def body(bench: Bench) -> list[Row]:
         may_stop=True,
         words=lambda t: "stopped" if t.kept is None else f"KL {t.kept:.4f}",
     ).run(bench)
-    kl = {name: mean(t.kept for t in own if t.kept is not None) for name, own in found.items()}
-    var = {name: mean(t.curves["var_log_g"][-1] for t in own) for name, own in found.items()}
+    kl, rows = {}, []
+    for name, own in found.items():
+        ended = [t for t in own if t.kept is not None]
+        kl[name] = mean(t.kept for t in ended) if ended else math.nan
+        var = mean(t.curves["var_log_g"][-1] for t in ended) if ended else math.nan
+        rows += [Row(f"kl/{name}", kl[name]), Row(f"var_log_g/{name}", var)]
+        rows.append(Row(f"runs_stopped/{name}", float(len(own) - len(ended))))
     draw(bench, kl)
-    return rows_of(bench, kl, var)
+    return rows_of(bench, kl) + rows
 
 
-def rows_of(bench: Bench, kl: dict[str, float], var: dict[str, float]) -> list[Row]:
-    """KL of every arm; what converged chains gain at each K; and what K costs each source."""
+def rows_of(bench: Bench, kl: dict[str, float]) -> list[Row]:
+    """What converged chains gain at each K, and what K costs each source; not a number where all runs stopped."""
     first, *_, longest = bench.intervals
     rows = []
     for K in bench.intervals:
@@ -115,8 +121,6 @@ def rows_of(bench: Bench, kl: dict[str, float], var: dict[str, float]) -> list[R
     for source in sources(bench):
         cost = kl[name_of(source, longest)] / kl[name_of(source, first)]
         rows.append(Row(f"kl_at_K={longest}_over_K={first}/{source}", cost, paper="quality falls with K"))
-    for name in kl:
-        rows += [Row(f"kl/{name}", kl[name]), Row(f"var_log_g/{name}", var[name])]
     return rows
 
 

@@ -189,9 +189,16 @@ class ImageTrials:
         """The pieces that are asked for, of arms that are known, then all that are there."""
         for name in self.bench.arms:
             require_choice("arms", name, known)
+        marks = [mark for mark in sorted(self.bench.marks) if mark <= self.bench.minutes]
+        first = min(self.bench.marks, default=math.inf)
+        require(bool(marks), "minutes", f"at least the first of the marks, {first:g}", self.bench.minutes)
         for name in self.bench.arms:
-            for mark in sorted(mark for mark in self.bench.marks if mark <= self.bench.minutes):
-                if self.pieces.find(f"{name}-{mark:g}") is None and not self.advance(self.arm(name), mark):
+            for mark in marks:
+                piece = self.pieces.find(f"{name}-{mark:g}")
+                goes_on = (
+                    self.advance(self.arm(name), mark) if piece is None else "stopped" not in piece.numbers
+                )
+                if not goes_on:
                     break
         return self.found()
 
@@ -221,11 +228,12 @@ class ImageTrials:
             self.pieces.keep(name, {"stopped": error.step}, {})
             bench.say(f"{name}: {error}")
             return False
+        except KeyboardInterrupt:  # its checkpoint is there, and the same command goes on with it
+            if bench.parcels:
+                park(training, parcels, arm.name)
+            raise
         if bench.parcels:
             park(training, parcels, arm.name)
-        if run.status == "interrupted":
-            bench.say(f"{name}: update {run.steps}; the same command goes on with it")
-            return False
         numbers = self.pieces.keep(name, *self.judge(run)).numbers
         fid = f"FID {numbers['fid']:.1f}, " if "fid" in numbers else ""
         bench.say(
@@ -275,13 +283,13 @@ def rows_of(
     bench: Bench, found: Found, paper: Mapping[str, float | str], required: Iterable[str] = ()
 ) -> list[Row]:
     """Distances first, then how many updates they cost; the paper's FID beside the last mark of an arm."""
-    rows = []
+    rows, ended = [], [key for key, piece in found.items() if "stopped" not in piece.numbers]
     for (arm, mark), piece in found.items():
         numbers, at = piece.numbers, f"{arm}/minutes={mark:g}"
         if "stopped" in numbers:
             rows.append(Row(f"stopped_at_update/{at}", numbers["stopped"]))
             continue
-        last = mark == max(minutes for name, minutes in found if name == arm)
+        last = mark == max(minutes for name, minutes in ended if name == arm)
         judged = ("<=", bench.pixels_target) if arm in required else (None, None)
         rows += [
             Row(f"{key}/{at}", numbers[key], paper=paper.get(arm) if key == "fid" and last else None)
@@ -291,7 +299,7 @@ def rows_of(
         rows.append(Row(f"pixels_over_noise/{at}", numbers["pixels_over_noise"], *judged))
         names = ("images", "updates", "ms_per_update", "ess", "ancestors", "rate_factor")
         rows += [Row(f"{key}/{at}", numbers[key]) for key in names if key in numbers]
-    missing = set(required) - {arm for arm, _ in found}
+    missing = set(required) - {arm for arm, _ in ended}
     return rows + [
         Row(f"pixels_over_noise/{arm}", math.nan, "<=", bench.pixels_target) for arm in sorted(missing)
     ]

@@ -8,6 +8,7 @@ What the guard stops is told with the update.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +147,9 @@ def body(bench: Bench) -> list[Row]:
 
 def accuracy_rows(bench: Bench, found: Found) -> list[Row]:
     """Test accuracy at the mark with the best validation, then at each mark, and whether an arm was stopped."""
-    rows = []
+    ended = {arm for (arm, _), piece in found.items() if "stopped" not in piece.numbers}
+    missing = sorted(set(bench.required) - ended)
+    rows = [Row(f"accuracy/{arm}", math.nan, ">=", bench.least_accuracy) for arm in missing]
     for arm in arms_of(found):
         own = {mark: piece.numbers for (name, mark), piece in found.items() if name == arm}
         alive = {mark: numbers for mark, numbers in own.items() if "stopped" not in numbers}

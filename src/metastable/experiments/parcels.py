@@ -1,15 +1,18 @@
 """A training in a few small files, so that it can go on where nothing of it is left.
 
 A checkpoint of pictures is large: ten thousand chains of 3 × 32 × 32 numbers are 123 MB. A parcel holds the newest
-one with its log in files of at most `MOST` bytes. Two things in it are not as they were. Chains come back with 256
-values each between their own least and greatest, which moves a pixel by less than the noise of one Langevin step;
-energies that weights refer to are those from before. Adam's first moment is left out where its decay is 0: the next
-gradient is all of it. Weights, second moments, random state and log are exact.
+one with its log in files of at most `MOST` bytes. Two things in it are not as they were. Chains without weights
+come back with 256 values each between their own least and greatest, a quarter of the bytes, which moves a pixel by
+less than the noise of one Langevin step. Adam's first moment is left out where its decay is 0: the next gradient
+is all of it. Everything else is exact. Walkers that carry weights are kept as they are, all 123 MB: what weights
+refer to are the energies where the walkers stood, and after a move of a 510th of their range the weights would be
+wrong.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from metastable.training.packing import pack, unpack
 MOST = 15 * 2**20
 """Bytes of one file."""
 LARGE = 2**20
-"""Chains of more numbers than this are kept as bytes."""
+"""Chains of more numbers than this are kept as bytes, unless they carry weights."""
 BESIDE = ("config.json", "metrics.jsonl", SEALS)
 """Files of a run that go with its checkpoint."""
 FILE, ABOUT = "file/", "parcel.json"
@@ -53,19 +56,29 @@ def decoded(parts: dict[str, Tensor]) -> Tensor:
     return torch.lerp(low, high, codes.flatten(1).float() / 255).view(codes.shape)
 
 
-def files_of(folder: Path, name: str) -> list[Path]:
-    """The files of a parcel, in order."""
-    return sorted(folder.glob(f"{name}.parcel-[0-9][0-9]"))
+def parcels_of(folder: Path, name: str) -> dict[int, list[Path]]:
+    """Files of each parcel in order, by its number, the newest first; one without a number is the oldest."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted(folder.glob(f"{name}.parcel-*")):
+        *number, _ = path.name.removeprefix(f"{name}.parcel-").split("-")
+        found.setdefault(int(number[0]) if number else 0, []).append(path)
+    return dict(sorted(found.items(), reverse=True))
 
 
 def park(training: Path, folder: Path, name: str) -> list[Path]:
-    """Put the newest checkpoint of the run in `training` into files in `folder`, in the place of older ones."""
+    """Put the newest checkpoint of the run in `training` into files in `folder`, where there is one.
+
+    Older parcels go once the new one is whole, so that a command that is killed here leaves one of them.
+    """
     checkpoint = CheckpointStore(training / "checkpoints").load()
-    assert checkpoint is not None
+    if checkpoint is None:
+        return []
     tensors, skeleton = pack({"weights": checkpoint.weights, "state": checkpoint.state})
     kept: dict[str, Tensor] = {}
+    weighted = {parent(key) for key in tensors if key.endswith("/log_weight")}
     for key, value in tensors.items():
-        if key.startswith("state/method/") and value.dtype == torch.float32 and value.numel() > LARGE:
+        chains = key.startswith("state/method/") and parent(key) not in weighted
+        if chains and value.dtype == torch.float32 and value.numel() > LARGE:
             kept |= {f"{key}|{part}": made for part, made in coded(value).items()}
         elif not (key.endswith("/exp_avg") and first_decay(checkpoint.state) == 0):
             kept[key] = value
@@ -77,11 +90,18 @@ def park(training: Path, folder: Path, name: str) -> list[Path]:
     }
     content = tensors_to_bytes(kept)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in files_of(folder, name):
-        old.unlink()
+    older = parcels_of(folder, name)
     for place, start in enumerate(range(0, len(content), MOST)):
-        (folder / f"{name}.parcel-{place:02d}").write_bytes(content[start : start + MOST])
-    return files_of(folder, name)
+        path = folder / f"{name}.parcel-{max(older, default=0) + 1:04d}-{place:02d}"
+        path.write_bytes(content[start : start + MOST])
+    for old in chain.from_iterable(older.values()):
+        old.unlink()
+    return next(iter(parcels_of(folder, name).values()))
+
+
+def parent(key: str) -> str:
+    """Where in the tree a tensor's part lies."""
+    return key.rpartition("/")[0]
 
 
 def first_decay(state: Any) -> float:
@@ -92,15 +112,10 @@ def first_decay(state: Any) -> float:
 
 def unpark(training: Path, folder: Path, name: str) -> bool:
     """Make the run's folder from a parcel, where there is one and no checkpoint is there; whether it was made."""
-    files = files_of(folder, name)
-    if not files or CheckpointStore(training / "checkpoints").steps():
+    parcels = parcels_of(folder, name)
+    if not parcels or CheckpointStore(training / "checkpoints").steps():
         return False
-    try:
-        kept = tensors_from_bytes(b"".join(path.read_bytes() for path in files))
-        texts = {key.removeprefix(FILE): kept.pop(key) for key in list(kept) if key.startswith(FILE)}
-        about = json.loads(texts.pop(ABOUT).numpy().tobytes())
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"out: {files[0]} and those after it are no whole parcel ({error})") from error
+    kept, texts, about = opened(list(parcels.values()))
     tensors = {key: restored(kept, key) for key in about["names"]}
     tree = unpack(tensors, about["tree"])
     training.mkdir(parents=True, exist_ok=True)
@@ -118,3 +133,16 @@ def restored(kept: dict[str, Tensor], key: str) -> Tensor:
     if f"{key}|codes" in kept:
         return decoded({part: kept[f"{key}|{part}"] for part in ("codes", "low", "high")})
     return torch.zeros_like(kept[f"{key}_sq"])
+
+
+def opened(parcels: list[list[Path]]) -> tuple[dict[str, Tensor], dict[str, Tensor], Any]:
+    """Tensors, files and what is said about them, of the first parcel that is whole."""
+    files, *others = parcels
+    try:
+        kept = tensors_from_bytes(b"".join(path.read_bytes() for path in files))
+        texts = {key.removeprefix(FILE): kept.pop(key) for key in list(kept) if key.startswith(FILE)}
+        return kept, texts, json.loads(texts.pop(ABOUT).numpy().tobytes())
+    except (SafetensorError, KeyError, ValueError) as error:
+        if others:
+            return opened(others)
+        raise InputError(f"out: {files[0]} and those after it are no whole parcel ({error})") from error

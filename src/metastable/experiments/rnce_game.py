@@ -67,7 +67,7 @@ def play(
 def play_rows(name: str, course: Tensor, rival: Tensor) -> Iterator[Row]:
     """Over the last quarter: how far θ is from θ*, and ξ from ξ̄; the worst of the runs."""
     tail = course[-len(course) // 4 :].mean(0)
-    yield Row(f"theta_error/{name}", float(tail[:, :2].abs().amax().nan_to_num(math.inf)), paper=0.0)
+    yield Row(f"theta_error/{name}", float(tail[:, :2].abs().amax().nan_to_num(math.inf)), oracle=0.0)
     yield Row(f"adversary_distance/{name}", float((tail[:, 2:] - rival).abs().amax().nan_to_num(math.inf)))
 
 

@@ -124,11 +124,11 @@ def rows_of(each: Ranked, tolerance: float) -> Iterator[Row]:
     if not each.probes:
         yield Row(f"noise/{where}", each.noise, "<=", 0.05)
     else:
-        yield Row(f"noise/{where}", each.noise, paper=round(each.predicted, 4))
+        yield Row(f"noise/{where}", each.noise, oracle=round(each.predicted, 4))
         yield Row(f"noise_error/{where}", abs(each.noise / each.predicted - 1), "<=", tolerance)
     yield Row(f"noise_to_signal/{where}", each.noise / float(each.exact.std()))
     yield Row(f"right_first/{where}", each.first)
-    yield Row(f"objective/{where}", each.posterior, paper=round(-math.log(K + 1), 4))
+    yield Row(f"objective/{where}", each.posterior, oracle=round(-math.log(K + 1), 4))
 
 
 def draw(bench: Bench, found: Sequence[Ranked]) -> None:

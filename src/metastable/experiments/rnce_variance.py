@@ -251,7 +251,7 @@ def _variance_rows(name: str, theta: Tensor, n: int, V: Tensor) -> list[Row]:
     """n·Var of θ̂ − θ*, averaged over coordinates, and how far it is from tr V/d, as a share."""
     truth, found = float(V.trace()) / DIM, _spread(theta, n)
     return [
-        Row(f"n_variance/{name}", found, paper=round(truth, 4)),
+        Row(f"n_variance/{name}", found, oracle=round(truth, 4)),
         Row(f"variance_error/{name}", abs(found / truth - 1), "<=", TOLERANCE),
     ]
 

@@ -173,7 +173,7 @@ def ring_rows(bench: Bench, students: Students, own: Mapping[Any, Sequence[Score
         drawn[student.beta] = predicted_masses(S, student.beta, students.setup.toy)
     for beta in sorted(found):
         for ring, mass, said in zip(RINGS, found[beta].tolist(), drawn[beta].tolist(), strict=True):
-            yield Row(f"ring_mass/beta={beta:g}/ring={ring}", mass, paper=round(said, 4))
+            yield Row(f"ring_mass/beta={beta:g}/ring={ring}", mass, oracle=round(said, 4))
         gap = float((found[beta] - drawn[beta]).abs().max())
         yield Row(f"ring_gap/beta={beta:g}", gap, *(bench.ring_gap if beta == max(found) else ()))
     with picture(bench.folder / "rings.png", 9, 3.2, columns=len(found), squeeze=False, sharey=True) as axes:

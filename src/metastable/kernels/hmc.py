@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from metastable.core.errors import ConfigError, require, require_count
+from metastable.core.errors import ConfigError, require, require_count, short
 from metastable.core.types import Energy, energy_and_grad, row_sum
 
 from .base import ChainState, Info, Noise, StepKernel
@@ -41,12 +41,12 @@ class HMC(StepKernel):
         require_count("hmc.leapfrog", self.leapfrog)
         if isinstance(self.mass, Tensor):
             object.__setattr__(self, "mass", _nested_tuple(self.mass.tolist()))
-        mass = torch.as_tensor(self.mass, dtype=torch.float64)
+        mass = _numbers("hmc.mass", self.mass)
         if not bool(((mass > 0) & mass.isfinite()).all()):
             raise ConfigError("hmc.mass", f"must be positive, got {self.mass!r}")
         if self.mass_matrix is not None:
             require(self.mass == 1.0, "hmc.mass", "left at 1 where mass_matrix is given", self.mass)
-            matrix = torch.as_tensor(self.mass_matrix, dtype=torch.float64)
+            matrix = _numbers("hmc.mass_matrix", self.mass_matrix)
             object.__setattr__(self, "mass_matrix", _nested_tuple(matrix.tolist()))
             require_positive_definite("hmc.mass_matrix", matrix)
 
@@ -112,8 +112,7 @@ def require_positive_definite(field: str, matrix: Tensor) -> None:
     square = matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]
     require(square, field, "a square matrix (d, d)", tuple(matrix.shape))
     symmetric = bool(matrix.isfinite().all()) and torch.allclose(matrix, matrix.T, rtol=1e-9, atol=1e-12)
-    if not symmetric:
-        raise ConfigError(field, "must be finite and symmetric")
+    require(symmetric, field, "finite and symmetric", matrix.tolist())
     smallest = float(torch.linalg.eigvalsh(matrix.double()).min())
     if smallest <= 1e-12 * float(matrix.abs().max()):
         raise ConfigError(field, f"must be positive definite, got a smallest eigenvalue of {smallest:.4g}")
@@ -138,6 +137,14 @@ def leapfrog(
         state = ChainState(x, *energy_and_grad(energy, x))
         p = p - 0.5 * step_size * state.grad
     return state, p
+
+
+def _numbers(field: str, value: Any) -> Tensor:
+    """`value` in float64; what is no array of numbers is refused."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(field, f"must be numbers, in rows of one length, got {short(value)}") from error
 
 
 def _nested_tuple(value: list | float) -> tuple | float:

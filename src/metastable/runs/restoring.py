@@ -69,7 +69,11 @@ def require_scale(model: Model, seen: Tensor) -> None:
     if len(model.event_shape or ()) not in (2, 3) or model.walkers is None or not len(seen):
         return
     own, whole = model.walkers.x, bool((seen == seen.round()).all())
-    if are_bytes(own) != are_bytes(seen) and not (whole and float(seen.max()) > 1):  # dark, but bytes
+    most = 1.0 if are_bytes(own) else max(1.0, 2 * float(own.max()))
+    dark = (
+        whole and float(seen.max()) > most
+    )  # bytes nevertheless; a model of 0 to 16 has integers of its own
+    if are_bytes(own) != (are_bytes(seen) or dark):
         raise InputError(
             f"images: must be on the scale of the run's pictures, whose samples go from {float(own.min()):.4g} to "
             f"{float(own.max()):.4g}, got {float(seen.min()):.4g} to {float(seen.max()):.4g}"

@@ -30,9 +30,13 @@ class TransformerEnergy(ConditionalEnergy):
         layers: N_b.
         heads: of each block.
         time: whether the energy has a time.
-        past, tokens, pictures: how contexts are cut into tokens, see `Tokenizer`.
-        reads, prior: see `TokenBody`.
-        data, inflate: as of `ConditionalNet`.
+        past: how contexts are cut into tokens, see `Tokenizer`.
+        tokens: likewise.
+        pictures: likewise.
+        reads: see `TokenBody`.
+        prior: likewise.
+        data: as of `ConditionalNet`.
+        inflate: likewise.
         seed: of the initial weights; nothing global is touched.
 
     >>> import torch

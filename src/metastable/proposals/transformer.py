@@ -125,8 +125,11 @@ class TransformerField(VectorField):
         layers: N_b.
         heads: of each block.
         encoder: a `Tokenizer`, shared or not, or what contexts go through before they are cut into tokens.
-        past, tokens, pictures: how they are cut, see `Tokenizer`.
-        reads, prior: see `TokenBody`.
+        past: how they are cut, see `Tokenizer`.
+        tokens: likewise.
+        pictures: likewise.
+        reads: see `TokenBody`.
+        prior: likewise.
         log_time: whether the network sees −log(1.1 − t) in the place of t.
         seed: of the initial weights; nothing global is touched.
 
@@ -225,7 +228,9 @@ class FilmField(VectorField):
         layers: N_b.
         heads: n_q, queries and heads of each block.
         encoder: a `Tokenizer`, such as the energy's, or what contexts go through before they are cut into tokens.
-        past, tokens, pictures: how they are cut, see `Tokenizer`.
+        past: how they are cut, see `Tokenizer`.
+        tokens: likewise.
+        pictures: likewise.
         log_time: whether the network sees −log(1.1 − t) in the place of t.
         seed: of the initial weights; nothing global is touched.
 

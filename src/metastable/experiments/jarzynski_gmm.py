@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD
 from metastable.report.figures import draw_level, palette, picture
@@ -46,27 +48,32 @@ def watch(at: Problem, line: Line) -> Line:
     return known | {"kl": kl, "estimated_kl": estimated, "exact_log_z": exact}
 
 
-def body(bench: Bench) -> list[Row]:
-    """Every method on every repeat, then thresholds 1/(1 + c) on the first."""
+def trials_of(
+    bench: Bench,
+    compared: list[Arm],
+    begin: Callable[[int, int], Any] = student,
+    lines: int = 50,
+    **options: Any,
+) -> Trials:
+    """Every arm on every repeat: modes at −10 and 6, 0.25 of the mass in the first."""
 
     def problem(arm: Arm, seed: int) -> Problem:
         source = teacher(bench.data, bench.dim, -10.0, 6.0, 0.25, seed)
-        return Problem(student(bench.dim, seed), source.x, source)
+        return Problem(begin(bench.dim, seed), source.x, source)
 
-    trials = Trials(
-        arms(bench),
-        problem,
-        {
-            "steps": bench.steps,
-            "batch_size": None,
-            "optimiser": rates(bench.rate_means, bench.rate_z),
-            "log_every": max(1, bench.steps // 100),
-        },
-        bench.repeats,
-        watch=watch,
-        keep=lambda trial, at, run: run.log_partition,
-        words=lambda trial: f"p = {trial.curves['mass'][-1]:.4f}",
-    )
+    settings = {
+        "steps": bench.steps,
+        "batch_size": None,
+        "optimiser": rates(bench.rate_means, bench.rate_z),
+        "log_every": max(1, bench.steps // lines),
+    }
+    words = lambda trial: f"p = {trial.curves['mass'][-1]:.4f}"  # noqa: E731
+    return Trials(compared, problem, settings, bench.repeats, watch=watch, words=words, **options)
+
+
+def body(bench: Bench) -> list[Row]:
+    """Every method on every repeat, then thresholds 1/(1 + c) on the first."""
+    trials = trials_of(bench, arms(bench), lines=100, keep=lambda trial, at, run: run.log_partition)
     found = trials.run(bench)
     sweep = [jarzynski(bench, f"c={c}", 1 / (1 + c), steps=bench.sweep_steps) for c in bench.sweep]
     swept = replace(trials, arms=sweep, repeats=1).run(bench)

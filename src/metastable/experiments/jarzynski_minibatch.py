@@ -21,9 +21,9 @@ from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD
 from metastable.report.figures import draw_level, palette, picture
 
 from .base import Bench, Experiment, Row
-from .gmm import TwoModes, rates, teacher
-from .jarzynski_gmm import watch
-from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves, last, mean
+from .gmm import TwoModes, rates
+from .jarzynski_gmm import trials_of
+from .trials import Arm, Trial, by_scale, draw_curves, last, mean
 
 Found = dict[str, list[Trial]]
 TEACHER = (-10.0, 6.0)
@@ -77,24 +77,7 @@ def tried(bench: Bench) -> list[Arm]:
 
 def body(bench: Bench) -> list[Row]:
     """Every method on every run."""
-
-    def problem(arm: Arm, seed: int) -> Problem:
-        source = teacher(bench.data, bench.dim, *TEACHER, 0.25, seed)
-        return Problem(start(bench.dim, seed), source.x, source)
-
-    trials = Trials(
-        arms(bench),
-        problem,
-        {
-            "steps": bench.steps,
-            "batch_size": None,
-            "optimiser": rates(bench.rate_means, bench.rate_z),
-            "log_every": max(1, bench.steps // 50),
-        },
-        bench.repeats,
-        watch=watch,
-        words=lambda trial: f"p = {trial.curves['mass'][-1]:.4f}",
-    )
+    trials = trials_of(bench, arms(bench), start)
     found = trials.run(bench)
     other = replace(trials, arms=tried(bench), repeats=bench.tried).run(bench)
     draw(bench, found, other)

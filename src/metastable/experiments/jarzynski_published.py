@@ -16,9 +16,8 @@ from metastable.methods import Jarzynski
 from metastable.report.figures import draw_level, palette, picture
 
 from .base import Bench, Experiment, Row
-from .gmm import rates, student, teacher
-from .jarzynski_gmm import watch
-from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves, last, mean
+from .jarzynski_gmm import trials_of
+from .trials import Arm, Trial, by_scale, draw_curves, last, mean
 
 KINDS = {
     "printed": {"held_out": 0.0, "order": "none"},
@@ -53,25 +52,7 @@ def arms(bench: Bench) -> list[Arm]:
 
 def body(bench: Bench) -> list[Row]:
     """Every arm on every run."""
-
-    def problem(arm: Arm, seed: int) -> Problem:
-        source = teacher(bench.data, bench.dim, -10.0, 6.0, 0.25, seed)
-        return Problem(student(bench.dim, seed), source.x, source)
-
-    found = Trials(
-        arms(bench),
-        problem,
-        {
-            "steps": bench.steps,
-            "batch_size": None,
-            "optimiser": rates(bench.rate_means, bench.rate_z),
-            "log_every": max(1, bench.steps // 50),
-        },
-        bench.repeats,
-        watch=watch,
-        keep=lambda trial, at, run: run.log_partition.value,  # pyright: ignore
-        words=lambda trial: f"p = {trial.curves['mass'][-1]:.4f}",
-    ).run(bench)
+    found = trials_of(bench, arms(bench), keep=lambda trial, at, run: run.log_partition.value).run(bench)
     draw(bench, found)
     return rows_of(bench, found)
 

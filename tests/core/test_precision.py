@@ -10,7 +10,9 @@ import metastable as ms
 from metastable.core.errors import ConfigError
 from metastable.core.precision import channels_last, laid_out, on_tensor_cores, unrounded
 from metastable.energies import ConvNet, Tilted
-from metastable.energies.networks import dense_conv
+from metastable.energies.image_nets import AdaNCENet, FEBMNet, ShortRunNet
+from metastable.energies.networks import dense_conv, patch_conv
+from metastable.energies.wide_resnet import WideResNet
 from metastable.methods import Context, PersistentCD
 from metastable.proposals import fit_gaussian
 from metastable.training.config import SGD, Adam, TrainerConfig
@@ -137,3 +139,48 @@ def test_an_optimiser_that_cannot_be_recorded_keeps_compiled_chains(monkeypatch)
     given = {"noise": fit_gaussian(x), "engine": home, "make_context": Context}
     made = Trainer(energy, {"energy": energy}, x, PersistentCD(walkers=4), config, **given)
     assert (made.choice.chosen, made.context.engine, made.captured) == ("compile", "compile", None)
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 2), (1, 0)])
+def test_a_convolution_by_patches_is_the_convolution(stride, padding):
+    layer = nn.Conv2d(3, 5, (3, 4), stride=stride, padding=padding)
+    x = torch.randn((2, 3, 9, 8), generator=torch.Generator().manual_seed(0), requires_grad=True)
+    patches, plain = patch_conv(layer, x), layer(x)
+    torch.testing.assert_close(patches, plain)
+    rows = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1))
+    grads = [torch.autograd.grad((y * rows).sum(), [x, *layer.parameters()]) for y in (patches, plain)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert patches.is_contiguous(memory_format=torch.channels_last)
+    with ms.precision("bf16-mixed", "cpu"):
+        torch.testing.assert_close(patch_conv(layer, x), layer(x), rtol=2e-2, atol=2e-2)
+
+
+IMAGE_ENERGIES = [
+    ConvNet((3, 32, 32)),
+    ShortRunNet((3, 32, 32), 8),
+    AdaNCENet((3, 32, 32), "c"),
+    FEBMNet((3, 32, 32), 8),
+    WideResNet((3, 32, 32), depth=10, width=1),
+]
+
+
+@pytest.mark.parametrize("energy", IMAGE_ENERGIES, ids=lambda e: type(e).__name__)
+def test_energies_of_rounded_networks_are_not_rounded_themselves(energy):
+    x = torch.randn((4, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        exact = energy(x)
+        with ms.precision("bf16-mixed", "cpu"):
+            rounded = energy(x)
+    assert rounded.dtype == torch.float32
+    assert not bool((rounded == rounded.bfloat16().float()).all())  # 7 bits of hundreds of nats would be nats
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
+
+
+def test_the_papers_net_is_the_same_function_on_tensor_cores(monkeypatch):
+    net = ShortRunNet((3, 16, 16), 8)
+    x = torch.randn((4, 3, 16, 16), generator=torch.Generator().manual_seed(0))
+    plain = net(x)
+    monkeypatch.setattr("metastable.energies.image_nets.on_tensor_cores", lambda x: True)
+    seen = type("Seen", (torch.Tensor,), {"is_cuda": True})
+    torch.testing.assert_close(net(x.as_subclass(seen)).as_subclass(torch.Tensor), plain)

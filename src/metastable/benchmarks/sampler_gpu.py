@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from metastable.core.errors import need
 from metastable.core.precision import channels_last, precision
-from metastable.core.random import seeded
+from metastable.energies.image_nets import ShortRunNet
 from metastable.experiments.base import Row
 from metastable.kernels import MALA, ULA, Kernel, run_chain
 from metastable.kernels.engine import choose
@@ -45,18 +45,9 @@ class Problem(NamedTuple):
     step_size: float
 
 
-def conv_energy(features: int, seed: int = 0) -> nn.Sequential:
+def conv_energy(features: int, seed: int = 0) -> nn.Module:
     """Five convolutions from 3 × 32 × 32 to one number, the usual small energy of images."""
-    f, layers = features, []
-    with seeded(seed):
-        for i, o, kernel, stride in (
-            (3, f, 3, 1),
-            (f, 2 * f, 4, 2),
-            (2 * f, 4 * f, 4, 2),
-            (4 * f, 8 * f, 4, 2),
-        ):
-            layers += [nn.Conv2d(i, o, kernel, stride, 1), nn.LeakyReLU(0.2)]
-        return nn.Sequential(*layers, nn.Conv2d(8 * f, 1, 4), nn.Flatten(0))
+    return ShortRunNet((3, 32, 32), features, seed)
 
 
 def problems(device: torch.device, sizes: Mapping[str, int], seed: int) -> dict[str, Problem]:

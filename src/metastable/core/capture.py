@@ -188,8 +188,9 @@ def _graphed(
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Garbage is collected before and after, not inside: a graph of another time that went would break this one."""
-    gc.collect()
+    """No garbage is collected inside: a graph of another time that went would break this one. Nor is it before: a
+    search of all memory is a tenth of a second, and a training makes many recordings.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

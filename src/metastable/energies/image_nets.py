@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metastable.core.errors import require, require_choice, require_count
+from metastable.core.precision import on_tensor_cores
 from metastable.core.random import seeded
+from metastable.core.types import precise
 
+from .networks import last_sum, patch_conv
 from .wide_resnet import LEAK, Block
 
 LEAST_SIDE = 8
@@ -76,7 +79,11 @@ class ShortRunNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Energies `(B,)`, or logits `(B, outputs)`."""
-        made = self.head(self.body(x)).flatten(1)
+        tensor_cores = x.is_cuda and on_tensor_cores(x)
+        h = self.body[1:](patch_conv(self.body[0], x)) if tensor_cores else self.body(x)
+        if self.outputs is None and tensor_cores:  # a convolution over everything is a sum
+            return (precise(h) * self.head.weight).sum((1, 2, 3)) + self.head.bias
+        made = last_sum(self.head, h).flatten(1)
         return made.squeeze(-1) if self.outputs is None else made
 
 
@@ -128,7 +135,7 @@ class AdaNCENet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Energies `(B,)`, or logits `(B, outputs)`."""
-        made = self.head(self.body(x))
+        made = last_sum(self.head, self.body(x))
         return made.squeeze(-1) if self.outputs is None else made
 
 
@@ -164,5 +171,5 @@ class FEBMNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Energies `(B,)`, or logits `(B, outputs)`."""
-        made = self.head(F.leaky_relu(self.blocks(self.stem(x)), LEAK).sum((2, 3)))
+        made = last_sum(self.head, precise(F.leaky_relu(self.blocks(self.stem(x)), LEAK)).sum((2, 3)))
         return made.squeeze(-1) if self.outputs is None else made

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, linear, pad
 from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
@@ -28,6 +28,12 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 SMALL = 1024
 """Pixels up to which the first convolution is made as one product on a GPU."""
+
+
+def last_sum(head: nn.Module, h: Tensor) -> Tensor:
+    """`head(h)` as it is without autocast, whose rounding would move an energy as a whole."""
+    with unrounded(h):
+        return head(precise(h))
 
 
 class MLP(nn.Module):
@@ -67,9 +73,7 @@ class MLP(nn.Module):
         self.outputs, self.activation = outputs, activation
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.body(x.flatten(1))
-        with unrounded(h):  # the last sum, which every rounding would move as a whole
-            made = self.head(precise(h))
+        made = last_sum(self.head, self.body(x.flatten(1)))
         return made.squeeze(-1) if self.outputs is None else made
 
     def perceptron(self) -> Perceptron | None:
@@ -93,6 +97,25 @@ def dense_conv(layer: nn.Module, x: Tensor) -> Tensor:
     _, c, h, w = made.shape
     matrix = made.permute(0, 2, 3, 1).reshape(len(points), -1)
     return torch.addmm(layer.bias.repeat(h * w), x.flatten(1), matrix).view(-1, h, w, c).permute(0, 3, 1, 2)
+
+
+def patch_conv(layer: nn.Module, x: Tensor) -> Tensor:
+    """`layer(x)` as a product with the pixels around each pixel, in rows whose length tensor cores take.
+
+    For pictures of few channels a GPU's convolutions leave most of their time to padding; compilers make the rows
+    as they are read.
+    """
+    assert isinstance(layer, nn.Conv2d)
+    (k, m), (s, t), (p, q) = layer.kernel_size, layer.stride, layer.padding  # pyright: ignore
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))  # fewer bytes, rounded as the product would
+    wide = pad(x, (q, q, p, p))  # pyright: ignore
+    high, long = (wide.shape[2] - k) // s + 1, (wide.shape[3] - m) // t + 1
+    parts = [wide[:, :, i : i + s * high : s, j : j + t * long : t] for i in range(k) for j in range(m)]
+    rows = torch.stack(parts, -1).permute(0, 2, 3, 1, 4).flatten(3)  # (B, H, W, C·k·m)
+    weight = layer.weight.flatten(1)
+    more = (0, -rows.shape[-1] % 8)
+    return linear(pad(rows, more), pad(weight, more), layer.bias).permute(0, 3, 1, 2)
 
 
 class ConvNet(nn.Module):
@@ -126,8 +149,7 @@ class ConvNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dense = x.is_cuda and x[0].numel() <= SMALL and on_tensor_cores(x)
         h = self.body[1:](dense_conv(self.body[0], x)) if dense else self.body(x)
-        with unrounded(h):  # the last sum, which every rounding would move as a whole
-            made = self.head(precise(h))
+        made = last_sum(self.head, h)
         return made.squeeze(-1) if self.outputs is None else made
 
 

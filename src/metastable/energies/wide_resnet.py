@@ -14,6 +14,9 @@ from torch.nn import functional as F
 
 from metastable.core.errors import require, require_count
 from metastable.core.random import seeded
+from metastable.core.types import precise
+
+from .networks import last_sum
 
 LEAK = 0.2
 GAIN = nn.init.calculate_gain("leaky_relu", LEAK)
@@ -67,8 +70,8 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Energies `(B,)`, or logits `(B, outputs)`."""
-        features = F.leaky_relu(self.blocks(self.stem(x)), LEAK).mean((2, 3))
-        made = self.head(features)
+        features = precise(F.leaky_relu(self.blocks(self.stem(x)), LEAK)).mean((2, 3))
+        made = last_sum(self.head, features)
         return made.squeeze(-1) if self.outputs is None else made
 
 

@@ -43,6 +43,8 @@ INSIDE = {"float32": "bf16x6"}
 ACTIVATIONS = ("silu", "softplus", "tanh", "gelu", "leaky_relu")
 NARROW = 8
 """Events of up to so many numbers are multiplied column by column, longer ones by matrix products of 16 or more."""
+HOPPER = 9
+"""The generation of GPUs, by CUDA's number, whose tensor cores read one operand where it lies."""
 LONGEST = 128
 
 
@@ -105,8 +107,9 @@ def _why_not_layers(layers: Perceptron, x: Tensor, precision: str) -> str | None
         return f"an event has {D} numbers, and the first layer takes {takes} of at most {LONGEST}"
     if interpreted():
         return None
-    need = shared_bytes(layers, plan_for(layers, len(x), precision, x.device), precision)
-    room = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
+    properties = torch.cuda.get_device_properties(x.device)
+    plan, room = plan_for(layers, len(x), precision, x.device), properties.shared_memory_per_block_optin
+    need = shared_bytes(layers, plan, precision, properties.major == HOPPER)
     if need > room:
         return f"its layers need {need >> 10} KiB of shared memory, and a program has {room >> 10}"
     return None
@@ -126,12 +129,18 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def shared_bytes(layers: Perceptron, plan: Plan, precision: str) -> int:
-    """About the shared memory that a program takes: weights in both directions, and what goes between layers."""
+def shared_bytes(layers: Perceptron, plan: Plan, precision: str, hopper: bool = False) -> int:
+    """About the shared memory that a program takes: weights in both directions, and what goes between layers.
+
+    Tensor cores of a `hopper` keep 64 rows or more in registers between layers, and read bfloat16 weights in both
+    directions from one place.
+    """
     each, (widths, columns) = PRECISIONS[precision], _sizes(layers)
-    edges = 2 * max(each, 4) * columns * widths[0] + 16 * columns**2 if columns > NARROW else 0
-    middle = sum(2 * each * a * b for a, b in itertools.pairwise(widths))
-    return middle + edges + plan.block * max(widths) * each
+    large = hopper and plan.block >= 64 and precision != "ieee"
+    ways, edge_ways = (2 if precision == "tf32" or not large else 1), 1 if large else 2
+    edges = edge_ways * max(each, 4) * columns * widths[0] + 16 * columns**2 if columns > NARROW else 0
+    middle = sum(ways * each * a * b for a, b in itertools.pairwise(widths))
+    return middle + edges + (1024 if large else plan.block * max(widths) * each)
 
 
 def _sizes(layers: Perceptron) -> tuple[list[int], int]:
@@ -146,7 +155,10 @@ def _power_of_two(n: int) -> int:
 
 
 def plan_for(layers: Perceptron, chains: int, precision: str, device: torch.device) -> Plan:
-    """A launch that fills the device: small blocks while there are programs for all its processors, then larger."""
+    """A launch that fills the device: small blocks while there are programs for all its processors, then larger.
+
+    Where layers do not fit into the shared memory of that, the next smaller block, or a larger one.
+    """
     if device.type != "cuda":
         return Plan()
     properties = torch.cuda.get_device_properties(device)
@@ -154,8 +166,10 @@ def plan_for(layers: Perceptron, chains: int, precision: str, device: torch.devi
     large = (64, 4) if precision == "float32" else (128, 8)  # of the former two share a processor
     wanted = 16 if chains <= 16 * processors else 32 if chains <= 32 * processors else large[0]
     shapes = (large, (32, 8), (16, 4 if precision == "tf32" else 8))
-    plans = [Plan(block, warps, False) for block, warps in shapes if block <= wanted]
-    return next((p for p in plans if shared_bytes(layers, p, precision) <= room), plans[-1])
+    plans = [Plan(block, warps, False) for block, warps in shapes]
+    plans.sort(key=lambda p: (p.block > wanted, abs(p.block - wanted)))
+    hopper = properties.major == HOPPER
+    return next((p for p in plans if shared_bytes(layers, p, precision, hopper) <= room), plans[-1])
 
 
 def fused_chain(
@@ -224,13 +238,14 @@ def fused_chain(
         options = _options(layers, plan, precision) | {
             "ADJUSTED": adjusted, "SIGMA": sigma is not None, "CLIP": clip is not None,
             "GIVEN": noise is not None, "ENERGIES": energies or adjusted, "SLOPES": slopes,
+            "SOME": rows is not None,
         }  # fmt: skip
         launch = importlib.import_module("metastable.kernels.fused_triton").chain_kernel[
             (-(-n // plan.block),)
         ]
         with torch.cuda.device_of(x):
             launch(
-                x, (*out, first), sums, key if rows is None else rows, int(rows is not None), n, steps, key,
+                x, (*out, first), sums, key if rows is None else rows, n, steps, key,
                 h.reshape(-1).contiguous(), int(h.numel() > 1), sigma or 0.0, clip or 0.0, given,
                 _pointers(layers, precision), **options,
             )  # fmt: skip

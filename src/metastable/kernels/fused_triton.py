@@ -321,23 +321,23 @@ def adjusted(x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES: tl.const
     return y, tl.where(taken, new_energy, energy), grad, tl.where(moves, probability, 0.0)
 
 
-@triton.jit(do_not_specialize=["n", "steps", "h_stride", "some"])
+@triton.jit(do_not_specialize=["n", "steps", "h_stride"])
 def chain_kernel(
-    x_in, out, sums, rows, some, n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, given, net,
+    x_in, out, sums, rows, n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, given, net,
     SIZES: tl.constexpr, HOW: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
     ADJUSTED: tl.constexpr, SIGMA: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr,
-    ENERGIES: tl.constexpr, SLOPES: tl.constexpr,
+    ENERGIES: tl.constexpr, SLOPES: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """All steps of a block of chains: MALA where `ADJUSTED`, else ULA.
 
-    Where `some` is 1, chain i begins in row `rows[i]` and ends there; where it is 0, in row i.
+    For `SOME`, chain i begins in row `rows[i]` and ends there; otherwise in row i, where it costs no registers.
     """
     D: tl.constexpr = SIZES[0]
     chain = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = chain[:, None] * D + tl.arange(0, COLUMNS)[None, :]
     row, cell = chain < n, (chain < n)[:, None] & (tl.arange(0, COLUMNS) < D)[None, :]
-    place = tl.where(some > 0, tl.load(rows + chain, mask=row & (some > 0), other=0).to(tl.int32), chain)
-    there = place[:, None] * D + tl.arange(0, COLUMNS)[None, :]
+    place = tl.load(rows + chain, mask=row, other=0).to(tl.int32) if SOME else chain
+    there = place[:, None] * D + tl.arange(0, COLUMNS)[None, :] if SOME else at
     x = tl.load(x_in + there, mask=cell, other=0.0)
     h = tl.load(step_sizes + chain * h_stride, mask=row, other=0.0)
     sigma = tl.zeros_like(h) + sigma_given if SIGMA else tl.sqrt(2 * h)

@@ -6,6 +6,7 @@ They run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1); what they kn
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -409,6 +410,43 @@ def test_layers_too_wide_for_shared_memory_are_counted():
             < room
             < fused.shared_bytes(wide, Plan(16), precision)
         )
+
+
+COMPILED = [  # event, layers, precision, block, bytes that Triton 3.6 takes for a program of compute capability 9.0
+    (2, (128, 128), "float32", 64, 98816),
+    (2, (128, 128), "tf32", 128, 131072),
+    (2, (128, 128), "bf16x3", 128, 65536),
+    (2, (128, 128), "tf32", 32, 147456),
+    (2, (128, 128), "float32", 16, 208896),
+    (2, (128, 128, 128), "float32", 64, 197120),
+    (2, (256, 256), "tf32", 128, 525312),
+    (16, (128, 128), "float32", 64, 111104),
+    (16, (128, 128), "tf32", 128, 139264),
+]
+
+
+@over(("event", "hidden", "precision", "block", "taken"), COMPILED)
+def test_shared_memory_is_about_what_a_compiled_kernel_takes(event, hidden, precision, block, taken):
+    layers = perceptron_of(MLP(event, hidden))
+    counted = fused.shared_bytes(layers, Plan(block), precision, hopper=True)
+    assert taken <= counted < 1.15 * taken
+
+
+@over(
+    ("major", "hidden", "chains", "block"),
+    [
+        (9, (128, 128), 1024, 16),
+        (9, (128, 128), 4096, 32),
+        (9, (128, 128), 100_000, 64),
+        (8, (128, 128), 100_000, 32),  # no room for 64 rows there
+        (9, (128, 128, 128), 1024, 64),  # none for fewer
+    ],
+)
+def test_plans_fill_the_device_with_what_fits(major, hidden, chains, block, monkeypatch):
+    h200 = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232448, major=major)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    layers = perceptron_of(MLP(2, hidden))
+    assert fused.plan_for(layers, chains, "float32", torch.device("cuda")).block == block
 
 
 def test_an_unknown_precision_is_named():

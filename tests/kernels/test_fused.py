@@ -20,6 +20,7 @@ from metastable.core.protocols import perceptron_of
 from metastable.core.units import Coordinates, Units
 from metastable.energies import MLP, Banana, Tilted, on_reference
 from metastable.energies.in_units import InDataUnits, InTrainingUnits
+from metastable.evaluation.whitened import Place, Whitened
 from metastable.kernels import HMC, MALA, ULA, ChainResult, ChainState, Kernel, Noise, fused, run_chain
 from metastable.kernels.fused import Plan, fused_chain, why_not
 from metastable.proposals import Gaussian, Uniform
@@ -126,6 +127,21 @@ def test_on_the_path_of_a_reference_only_the_network_is_scaled():
     assert Tempered(model, full(), torch.tensor(0.3)).perceptron() is None  # another q than the one below
 
 
+@over("own", [True, False])
+@over("name", ["full", "independent"])
+def test_layers_of_a_path_in_white_coordinates_are_the_path(name, own):
+    widths = torch.tensor([1.5, 0.8]).to(HOME)
+    reference = full().to(HOME) if name == "full" else Gaussian(torch.tensor([0.5, -1.0]).to(HOME), widths)
+    model = tilted(reference) if own else network()
+    white = Whitened(model, reference, Place(torch.float32, torch.device(HOME)), rng())
+    z = normal(9, 2)
+    between = Tempered(white.energy, white.reference, torch.tensor(0.3, device=HOME))
+    with torch.no_grad():
+        for energy in (white.energy, between):
+            made = written_out(perceptron_of(energy), z).float()
+            torch.testing.assert_close(made, energy(z), rtol=1e-5, atol=1e-5)
+
+
 def by_eager_steps(
     kernel: Kernel, energy: Any, x: Tensor, noise: Noise, h: Tensor
 ) -> tuple[Any, Tensor, Tensor]:
@@ -154,6 +170,9 @@ EQUAL = [
     ("on a mixture", ULA(0.2, noise=0.3, drift_clip=0.05), "float32", LARGE),
     ("of the data's units", MALA(0.2), "float32", None),
     ("between", ULA(0.1), "bf16x3", None),
+    ("three layers", HMC(0.4, leapfrog=3), "float32", None),
+    ("on a mixture", HMC(0.3, leapfrog=1), "float32", LARGE),
+    ("between", HMC(0.6, leapfrog=4, mass=2.5), "float32", None),
 ]
 
 
@@ -350,6 +369,15 @@ def test_mala_leaves_the_law_as_it_is_and_mutants_do_not():
         assert_left_invariant(MALA(0.6), layers._replace(head=-layers.head), energy)
 
 
+@needs_triton
+def test_hmc_leaves_the_law_as_it_is_and_a_mutant_does_not():
+    energy = bumpy()
+    assert_left_invariant(HMC(1.0, leapfrog=3), energy, energy)
+    layers = perceptron_of(energy)
+    with pytest.raises(AssertionError, match="standard errors"):  # the network pulls the wrong way
+        assert_left_invariant(HMC(1.0, leapfrog=3), layers._replace(head=-layers.head), energy)
+
+
 # ---- in words
 
 
@@ -358,6 +386,12 @@ class Sharper(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
+
+
+class Stay(Kernel):
+    """A kernel of somebody else."""
+
+    name = "stay"
 
 
 def hooked() -> MLP:
@@ -369,7 +403,9 @@ def hooked() -> MLP:
 @over(
     ("kernel", "energy", "words"),
     [
-        (HMC(0.1), network, "kernel is 'hmc', and only 'ula' and 'mala'"),
+        (Stay(), network, "kernel is 'stay', and only 'ula', 'mala' and 'hmc'"),
+        (HMC(0.1, mass=(1.0, 2.0)), network, "masses of their own"),
+        (HMC(0.1, mass_matrix=((2.0, 1.0), (1.0, 2.0))), network, "masses of their own"),
         (ULA(0.1), lambda: Banana(2, 1.0), "Banana.* is no perceptron"),
         (ULA(0.1), lambda: Sharper(2, (4,)), "Sharper.* is no perceptron"),
         (ULA(0.1), lambda: MLP(2, (4,), outputs=3), "MLP.* is no perceptron"),

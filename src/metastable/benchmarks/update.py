@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -21,6 +22,7 @@ from metastable.energies.build import MLPConfig
 from metastable.energies.wide_resnet import WideResNet
 from metastable.evaluation.rounding import rounding_of
 from metastable.experiments.base import Row
+from metastable.kernels import HMC
 from metastable.methods import JEM, AdaptiveNCE, FDivergence, Jarzynski, Method, PersistentCD
 from metastable.methods.base import Context
 from metastable.proposals import fit_gaussian
@@ -184,7 +186,29 @@ def log_z_rows(device: str, rounds: int = 3) -> list[Row]:
     by_turns(turns, 1)
     times = by_turns(turns, rounds)
     found = [Row(f"log_z_s/demo/{name}", times.median(name)) for name in engines]
-    return [*found, Row("speed_ratio/log_z/demo/eager", times.ratio("eager", "auto"))]
+    found.append(Row("speed_ratio/log_z/demo/eager", times.ratio("eager", "auto")))
+    return [*found, *path_rows(energy, rounds)]
+
+
+def path_rows(energy: Tilted, rounds: int) -> list[Row]:
+    """Milliseconds of a temperature of log Z, for a path so long that it pays to compile a kernel for it."""
+    start: Any = energy.reference
+    rng = torch.Generator(start.mean.device).manual_seed(0)
+    x, kernel = start.sample(8192, rng), HMC(0.3, leapfrog=4)
+
+    def walk(count: int, least: float, fused: float) -> None:
+        schedule = anneal.Schedule.equal(count, 0.3)
+        with patch.object(anneal, "LEAST", least), patch.object(anneal, "FUSED", fused):
+            anneal.anneal(energy, start, x, schedule, kernel, rng, steps=4, populations=8)
+            torch.cuda.synchronize()
+
+    engines = {"eager": (40, math.inf, math.inf), "captured": (400, 0, math.inf), "fused": (400, 0, 0)}
+    turns = {name: lambda given=given: walk(*given) for name, given in engines.items()}
+    by_turns(turns, 1)
+    times = by_turns(turns, rounds)
+    ms = {name: 1e3 * times.median(name) / engines[name][0] for name in engines}
+    ratios = [Row(f"speed_ratio/log_z/path/{name}", ms[name] / ms["fused"]) for name in ("eager", "captured")]
+    return [*(Row(f"log_z_ms/path/{name}", value) for name, value in ms.items()), *ratios]
 
 
 def rows_of(name: str, make: Make, engines: dict[str, int], rounds: int, device: str) -> list[Row]:

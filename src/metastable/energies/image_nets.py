@@ -82,7 +82,7 @@ class ShortRunNet(nn.Module):
         tensor_cores = x.is_cuda and on_tensor_cores(x)
         h = self.body[1:](patch_conv(self.body[0], x)) if tensor_cores else self.body(x)
         if self.outputs is None and tensor_cores:  # a convolution over everything is a sum
-            return (precise(h) * self.head.weight).sum((1, 2, 3)) + self.head.bias
+            return (precise(h) * self.head.weight).sum((1, 2, 3)) + self.head.bias  # pyright: ignore
         made = last_sum(self.head, h).flatten(1)
         return made.squeeze(-1) if self.outputs is None else made
 

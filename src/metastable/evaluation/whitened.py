@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from metastable.core.perceptron import Perceptron
+from metastable.core.protocols import Gaussianlike, perceptron_of, provides, reference_of
 from metastable.core.types import (
     Energy,
     EnergyGrad,
@@ -44,9 +47,12 @@ class Whitened:
         self.centre, self.scale = centre.to(**place._asdict()), scale.to(**place._asdict())
         diagonal = self.scale.diagonal() if self.full else self.scale
         self.log_det = diagonal.double().log().sum().to(place.dtype)
-        self.energy = _WhiteEnergy(energy, self)
         self.reference: Proposal = (
             _Standard(torch.zeros_like(self.centre)) if gaussian else _WhiteReference(reference, self)
+        )
+        # an energy that stands on the reference stands on it in these coordinates, too
+        self.energy = _WhiteEnergy(
+            energy, self, self.reference if reference_of(energy) is reference else None
         )
 
     def to_model(self, z: Tensor) -> Tensor:
@@ -66,10 +72,10 @@ class Whitened:
 
 
 class _WhiteEnergy:
-    """E(m + Lz) − log|det L|."""
+    """E(m + Lz) − log|det L|, on the density that the energy stands on, where that is the reference."""
 
-    def __init__(self, energy: Energy, coordinates: Whitened):
-        self.energy, self.coordinates = energy, coordinates
+    def __init__(self, energy: Energy, coordinates: Whitened, reference: Proposal | None):
+        self.energy, self.coordinates, self.reference = energy, coordinates, reference
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.energy(self.coordinates.to_model(z)) - self.coordinates.log_det
@@ -78,6 +84,32 @@ class _WhiteEnergy:
         """Gradients through the energy's own, where it has one."""
         values, grad = energy_and_grad(self.energy, self.coordinates.to_model(z))
         return EnergyGrad(values - self.coordinates.log_det, self.coordinates.pull_back(grad))
+
+    def perceptron(self) -> Perceptron | None:
+        """The energy's layers over these coordinates, made once."""
+        return self._layers
+
+    @cached_property
+    def _layers(self) -> Perceptron | None:
+        layers, space = perceptron_of(self.energy), self.coordinates
+        if layers is None or layers.head.dtype != space.centre.dtype:
+            return None
+        scale = space.scale.double() if space.full else space.scale.double().flatten()
+        inverse = torch.linalg.inv(scale) if space.full else 1 / scale
+        origin = space.centre.double().flatten()
+        origin = -(origin @ inverse.T if space.full else origin * inverse)
+        made = layers.of_units(
+            origin, scale.T if space.full else scale, inverse.T if space.full else inverse, 0.0
+        )
+        made = made._replace(offset=made.offset - space.log_det)
+        known = (
+            made.below is not None and self.reference is not None and provides(self.reference, Gaussianlike)
+        )
+        if not known:
+            return made
+        # −log q(m + Lz) − log|det L| is −log of the reference's own density here
+        below = self.reference.gaussians()  # pyright: ignore
+        return made._replace(offset=made.offset + space.log_det, below=below)
 
 
 class _WhiteReference:

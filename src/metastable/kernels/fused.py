@@ -1,13 +1,13 @@
 """Chains of a perceptron in one launch: every step of a block of chains inside one Triton kernel.
 
 Positions stay in registers and weights in shared memory for the whole chain, and noise is made where it is used, so
-that a step costs microseconds where launching its parts one by one costs hundreds. ULA and MALA on energies with
-`perceptron()`: the library's `MLP`, alone or on a Gaussian or a mixture of them, in whatever units.
+that a step costs microseconds where launching its parts one by one costs hundreds. ULA, MALA and HMC on energies
+with `perceptron()`: the library's `MLP`, alone or on a Gaussian or a mixture of them, in whatever units.
 
 Precision. Products of matrices are rounded: to 2⁻¹¹ of their terms with `tf32`, to 2⁻¹⁶ with `bf16x3`, and as in
-float32 with `float32`. MALA is exact for the energy as the kernel computes it. Energies of two roundings differ by
-far more than those of one, so log-weights must be made of energies that are all evaluated in one way: of those
-returned here only with `precision="float32"`, and else of eager ones at the positions returned.
+float32 with `float32`. MALA and HMC are exact for the energy as the kernel computes it. Energies of two roundings
+differ by far more than those of one, so log-weights must be made of energies that are all evaluated in one way: of
+those returned here only with `precision="float32"`, and else of eager ones at the positions returned.
 
 The noise is Philox's, under a key that is drawn from the generator once in a call: the same generator state gives
 the same chain, but not the one that the eager engine gives.
@@ -32,6 +32,7 @@ from metastable.core.protocols import perceptron_of
 from metastable.core.types import Energy
 
 from .base import ChainResult, ChainState, Info, Kernel, Noise, StepKernel
+from .hmc import HMC
 from .mala import MALA
 from .ula import ULA
 
@@ -72,8 +73,12 @@ def why_not(kernel: Kernel, energy: Any, x: Tensor, *, precision: str = "tf32") 
         precision: of products of matrices.
     """
     require_choice("precision", precision, PRECISIONS)
-    if type(kernel) not in (ULA, MALA):
-        return f"the kernel is {kernel.name!r}, and only 'ula' and 'mala' are fused"
+    if type(kernel) not in (ULA, MALA, HMC):
+        return f"the kernel is {kernel.name!r}, and only 'ula', 'mala' and 'hmc' are fused"
+    if isinstance(kernel, HMC) and (
+        kernel.mass_matrix is not None or not isinstance(kernel.mass, int | float)
+    ):
+        return "coordinates have masses of their own, and only one mass for all is fused"
     if isinstance(energy, nn.Module) and any(
         m._forward_hooks or m._forward_pre_hooks for m in energy.modules()
     ):
@@ -191,11 +196,11 @@ def fused_chain(
 ) -> ChainResult:
     """Advance every chain by `steps` steps in one launch; `run_chain` says what arguments and result are.
 
-    A gradient is evaluated `steps` times, and once more for MALA, which begins from its own energies instead of
-    those in `state`, or for `energies`.
+    A gradient is evaluated `steps` times, for each leapfrog step of HMC, and once more where moves are adjusted,
+    which begin from their own energies instead of those in `state`, or for `energies`.
 
     Args:
-        kernel: `ULA` or `MALA`.
+        kernel: `ULA`, `MALA`, or `HMC` with one mass.
         energy: the target, or its layers from `perceptron_of`, which saves looking for them in each call.
         state: where the chains are; only `x` is read.
         steps: how many steps.
@@ -206,7 +211,7 @@ def fused_chain(
         precision: of products of matrices: `tf32`, `bf16x3`, `float32` or `ieee`.
         plan: how the launch is laid out; chosen by default.
         noise: normals `(steps, B, *event)` and uniforms `(steps, B)` to move by, instead of the kernel's own.
-        first: a place, `(B,)`, for the energies that chains of MALA begin with.
+        first: a place, `(B,)`, for the energies that chains of MALA or HMC begin with.
         rows: of the chains that move, each at most once; by default all. `noise` and the mean acceptance and
             distance have a row for each of these.
         into: where chains that move are written over, with energies and gradients; needed with `rows`.
@@ -219,7 +224,7 @@ def fused_chain(
     layers = _layers(energy)
     assert layers is not None
     x = state.x.contiguous()
-    n, adjusted = len(x) if rows is None else len(rows), isinstance(kernel, MALA)
+    n, adjusted = len(x) if rows is None else len(rows), isinstance(kernel, MALA | HMC)
     assert rows is None or into is not None
     out = into or ChainState(torch.empty_like(x), x.new_empty(n), torch.empty_like(x))
     sums = x.new_empty(3, n) if adjusted else x.new_ones(3, n)  # acceptance, moved, slope
@@ -229,6 +234,7 @@ def fused_chain(
         first = x.new_empty(n) if first is None else first
         h = kernel.step_size if step_size is None else step_size
         h = h.to(x) if isinstance(h, Tensor) else x.new_full((), h)  # nothing is copied from the host
+        h = h / math.sqrt(kernel.mass) if isinstance(kernel, HMC) else h  # pyright: ignore
         key = _filled(0, 1, x.device, torch.int64)  # of no noise
         if steps:
             key = torch.randint(1 << 62, (1,), generator=rng, device=rng.device).to(x.device)
@@ -238,7 +244,7 @@ def fused_chain(
         options = _options(layers, plan, precision) | {
             "ADJUSTED": adjusted, "SIGMA": sigma is not None, "CLIP": clip is not None,
             "GIVEN": noise is not None, "ENERGIES": energies or adjusted, "SLOPES": slopes,
-            "SOME": rows is not None,
+            "SOME": rows is not None, "LEAP": kernel.leapfrog if isinstance(kernel, HMC) else 0,
         }  # fmt: skip
         launch = importlib.import_module("metastable.kernels.fused_triton").chain_kernel[
             (-(-n // plan.block),)

@@ -321,14 +321,42 @@ def adjusted(x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES: tl.const
     return y, tl.where(taken, new_energy, energy), grad, tl.where(moves, probability, 0.0)
 
 
+@triton.jit
+def followed(
+    x, energy, grad, q, p, g, start, xi, u, h, at, net, late, SIZES: tl.constexpr, HOW: tl.constexpr,
+    LEAP: tl.constexpr,
+):  # fmt: skip
+    """A leapfrog step of HMC with unit mass, the `at`-th of `LEAP`: after the last the chain moves, or stays.
+
+    `q`, `p` and `g` are the trajectory's position, momentum and gradient, `start` twice the kinetic energy that it
+    began with. A chain that does not move yet (`at` < 0) looks at where it stands.
+    """
+    begins, moves, last = at == 0, at >= 0, at == LEAP - 1
+    q, p, g = tl.where(begins, x, q), tl.where(begins, xi, p), tl.where(begins, grad, g)
+    start = tl.where(begins, tl.sum(xi * xi, 1), start)
+    half = 0.5 * h[:, None]
+    p = p - half * g
+    q = tl.where(moves, q + h[:, None] * p, x)
+    new_energy, g = value_and_grad(q, net, late, SIZES, HOW)
+    p = p - half * g
+    ratio = (energy - new_energy) + 0.5 * (start - tl.sum(p * p, 1))
+    finite = tl.abs(ratio) < float("inf")  # a NaN is not below anything
+    probability = tl.where(finite, tl.exp(tl.minimum(ratio, 0.0)), 0.0)
+    taken = tl.where(moves, last & (u < probability), True)
+    wide = taken[:, None]
+    y, grad = tl.where(wide, q, x), tl.where(wide, g, grad)
+    energy, probability = tl.where(taken, new_energy, energy), tl.where(last & moves, probability, 0.0)
+    return y, energy, grad, probability, q, p, g, start
+
+
 @triton.jit(do_not_specialize=["n", "steps", "h_stride"])
 def chain_kernel(
     x_in, out, sums, rows, n, steps, seed_at, step_sizes, h_stride, sigma_given, clip, given, net,
     SIZES: tl.constexpr, HOW: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
     ADJUSTED: tl.constexpr, SIGMA: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr,
-    ENERGIES: tl.constexpr, SLOPES: tl.constexpr, SOME: tl.constexpr,
+    ENERGIES: tl.constexpr, SLOPES: tl.constexpr, SOME: tl.constexpr, LEAP: tl.constexpr,
 ):  # fmt: skip
-    """All steps of a block of chains: MALA where `ADJUSTED`, else ULA.
+    """All steps of a block of chains: HMC with `LEAP` leapfrog steps, MALA where it is 0 and `ADJUSTED`, else ULA.
 
     For `SOME`, chain i begins in row `rows[i]` and ends there; otherwise in row i, where it costs no registers.
     """
@@ -344,16 +372,30 @@ def chain_kernel(
     seed = tl.load(seed_at)
     accepted, moved, slope, energy = tl.zeros_like(h), tl.zeros_like(h), tl.zeros_like(h), tl.zeros_like(h)
     grad, first = tl.zeros_like(x), tl.zeros_like(h)
+    EACH: tl.constexpr = LEAP if LEAP > 0 else 1  # gradients of a step
+    q, p, g, start = x, grad, grad, first
     # an adjusted chain begins with a look at where it stands; an unadjusted one ends with it, if energies are asked
-    for step in range(-1 if ADJUSTED else 0, steps + 1 if ENERGIES and not ADJUSTED else steps):
+    for i in range(-1 if ADJUSTED else 0, steps * EACH + 1 if ENERGIES and not ADJUSTED else steps * EACH):
+        step = tl.where(i < 0, -1, i // EACH) if LEAP > 0 else i
         moves = (step >= 0) & (step < steps)
         late = tl.where(step < -1, 16, 0) if BLOCK >= 64 else 0
         xi, u = noise(seed, given, chain, at, step, moves, n, row, cell, D, COLUMNS, ADJUSTED, GIVEN)
-        if ADJUSTED:
+        if LEAP > 0:
+            part = tl.where(i < 0, -1, i % EACH)
+            if SLOPES:
+                slope += tl.where(part == 0, tl.sqrt(tl.sum(grad * grad, 1)), 0.0)
+            y, energy, grad, probability, q, p, g, start = followed(
+                x, energy, grad, q, p, g, start, xi, u, h, part, net, late, SIZES, HOW, LEAP
+            )
+            accepted += probability
+            first = tl.where(step < 0, energy, first)
+        elif ADJUSTED:
             if SLOPES:
                 slope += tl.sqrt(tl.sum(grad * grad, 1))
-            y, energy, grad, p = adjusted(x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES, HOW)
-            accepted += p
+            y, energy, grad, probability = adjusted(
+                x, energy, grad, xi, u, h, sigma, moves, net, late, SIZES, HOW
+            )
+            accepted += probability
             # kept, not stored: beside a store in the loop the weights would be read anew in every step
             first = tl.where(step < 0, energy, first)
         else:

@@ -23,7 +23,7 @@ from metastable.core.resampling import resample_indices
 from metastable.core.telling import counted
 from metastable.core.types import Energy, Proposal, Walkers, per_row
 from metastable.core.weights import ess_fraction, log_mean_exp
-from metastable.kernels import Kernel, StepKernel, run_chain
+from metastable.kernels import Kernel, StepKernel, fused, run_chain
 from metastable.kernels.watch import UnwatchedError, reads
 
 from .path import Schedule, path_for
@@ -34,6 +34,8 @@ STEP_JITTER = 0.4
 """Standard deviation of each walker's log step size, so that no chain is locked to one scale."""
 LEAST = 32
 """Temperatures from which on a GPU records a change of temperature and launches it as a whole."""
+FUSED = 2000
+"""Temperatures from which on the moves at each are one kernel, where they can be: it takes seconds to compile."""
 WORK = "log Z"
 """What a listener is told of, temperature by temperature."""
 STAND_IN = False
@@ -117,6 +119,8 @@ def anneal(
     log_weight = torch.zeros(populations, x.shape[0] // populations, dtype=torch.float64, device=x.device)
     bad = torch.zeros((), dtype=torch.int64, device=x.device)
     path: Any = path_for(energy, reference)
+    fits = len(betas) > FUSED and x.is_cuda and fused.why_not(kernel, path.at(betas[0]), x) is None
+    engine = "fused" if fits else "auto"
 
     def change(x: Tensor, log_weight: Tensor, bad: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         """From β_k to β_{k+1}: positions, log-weights, energies that are no numbers, ESS and acceptance."""
@@ -130,7 +134,7 @@ def anneal(
         tempered = path.at(after)
         state = path.state(kernel, tempered, x, here)
         h = jittered(size, x, jitter, rng) if isinstance(kernel, StepKernel) else None
-        state, moves = run_chain(kernel, tempered, state, steps, rng, step_size=h)[:2]
+        state, moves = run_chain(kernel, tempered, state, steps, rng, step_size=h, engine=engine)[:2]
         return state.x, log_weight, bad, ess, moves.acceptance.mean()
 
     parts = (energy, reference, kernel)

@@ -49,7 +49,7 @@ from .base import Bench, Experiment, Row
 from .jarzynski_mnist_figures import SHOWN, Found, draw
 from .jarzynski_mnist_rows import rows_of
 from .pieces import Pieces
-from .three_digits import CLASSES, TRUE, Digits, Sharpened, digits, sharpening
+from .three_digits import CLASSES, TRUE, Digits, Sharpened, correlated, digits, sharpening
 from .trials import by_scale
 
 PAPER = {"rate": 1e-4, "betas": (0.0, 0.999)}
@@ -95,13 +95,13 @@ def method_of(bench: Bench, arm: str, noise: float) -> Method:
 
 def energy_of(bench: Bench, arm: str, noise: float, x: Tensor, seed: int) -> Any:
     """The paper's network on a Gaussian that is a little wider than the pictures with their first noise."""
-    config: EnergyConfig = replace(bench.energy, reference="gaussian", inflate=bench.inflate)
+    config: EnergyConfig = bench.energy
+    network = config.network(tuple(x.shape[1:]), derive(seed, "network") % 2**31).to(x.device)
     if not is_annealed(bench, arm, noise):
-        return config
+        return Tilted(correlated(x, noise, bench.inflate), network)
     rng = generator(derive(seed, "reference"), x.device)
     seen = x + bench.first_noise * normal_like(x, rng)
     reference = fit_gaussian(seen, inflate=bench.inflate)
-    network = config.network(tuple(x.shape[1:]), derive(seed, "network") % 2**31).to(x.device)
     std = bench.inflate * seen.std(0)
     return Tilted(reference, Sharpened(network, seen.mean(0), std))
 

@@ -19,7 +19,7 @@ from metastable.experiments.base import Bench, changed
 from metastable.experiments.jarzynski_mnist import ALL_ARMS, EXPERIMENT, method_of, relative_error, rows_of
 from metastable.experiments.jarzynski_mnist_rows import log_z_rows
 from metastable.experiments.pieces import Piece, Pieces
-from metastable.experiments.three_digits import CLASSES, TRUE, Sharpened, some_of
+from metastable.experiments.three_digits import CLASSES, TRUE, Sharpened, correlated, some_of
 from metastable.methods import Jarzynski, PersistentCD
 from metastable.proposals import Gaussian
 
@@ -131,6 +131,28 @@ def test_every_arm_can_be_trained(arm, tmp_path):
     start = {"jarzynski": Jarzynski, "pcd": PersistentCD}[arm.split("-")[0]]
     assert isinstance(method_of(small, arm, 0.1), start)
     assert isinstance(run.energy.network, Sharpened) == arm.endswith("-annealed")
+
+
+def test_the_reference_is_the_pictures_gaussian_with_their_noise():
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 1, 3, 3, generator=rng) @ torch.randn(3, 3, generator=rng)  # pixels go together
+    reference = correlated(x, 0.5, 1.1)
+    flat = x.double().flatten(1)
+    covariance = 1.21 * (flat.T.cov(correction=0) + 0.25 * torch.eye(9))
+    truth = torch.distributions.MultivariateNormal(flat.mean(0), covariance)
+    found = reference.log_prob(x)
+    assert torch.allclose(found.double(), truth.log_prob(flat), atol=1e-4)
+    apart = Gaussian(x.mean(0), covariance.diagonal().sqrt().view(1, 3, 3).float())
+    assert (found - apart.log_prob(x)).abs().max() > 0.1  # the same without correlations is another
+
+
+def test_a_training_by_the_clock_ends_with_its_rate_at_zero_and_is_whole(tmp_path):
+    timed = bench(tmp_path, seconds=1e-9, steps=50)
+    run = room.train(timed, room.digits(timed), "jarzynski", 0.3)
+    assert run is not None
+    assert run.steps < 50
+    settings = room.settings_of(timed, "jarzynski", 0.3)
+    assert (settings["follows"], settings["max_seconds"]) == ("seconds", 1e-9)
 
 
 def test_learned_precisions_are_those_of_a_gaussian():

@@ -4,7 +4,7 @@ Digits 2, 3 and 6 at 4/7, 2/7 and 1/7. Energies are a small network, at scale gp
 that the first walkers and log Z are exact; a classifier says how much weight each digit has among the samples.
 Everything is done at several data noises: the smaller, the further the digits are apart. The paper names none.
 
-- `jarzynski`: Algorithm 1 with MALA and a bound on its pace; a third of the walkers only follow, for log Z.
+- `jarzynski`: Algorithm 1 with MALA and a bound on its pace; a fifth of the walkers only follow, for log Z.
 - `jarzynski-annealed`: the same, its noise falling from a large one, at which chains still cross between digits;
   the widths of the Gaussian are learned, since they fall too. `pcd-annealed`: that without weights.
 - `pcd`: chains from the reference without weights (C.1.2), by MALA with a step that fits the noise.
@@ -15,12 +15,15 @@ Everything is done at several data noises: the smaller, the further the digits a
 Each arm at each noise is a piece of its own, kept in `pieces/` when it is done and resumed in `training/` when it
 is not; the result has all pieces that are there, and of one that diverged the update at which it did.
 
+`seconds` ends every training after so long, its rates at zero then; `max_seconds` breaks it off, to go on later.
+
 `precision` is that of all arms, in training and in judging. `tf32` is the fastest to be taken without a look;
 `bf16-mixed` where `evaluation.rounding.rounding_of` is below a tenth of a nat.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +52,7 @@ from .base import Bench, Experiment, Row
 from .jarzynski_mnist_figures import SHOWN, Found, draw
 from .jarzynski_mnist_rows import rows_of
 from .pieces import Pieces
-from .three_digits import CLASSES, TRUE, Digits, Sharpened, digits, sharpening
+from .three_digits import CLASSES, TRUE, Digits, Sharpened, correlated, digits, sharpening
 from .trials import by_scale
 
 PAPER = {"rate": 1e-4, "betas": (0.0, 0.999)}
@@ -72,9 +75,14 @@ def is_annealed(bench: Bench, arm: str, noise: float) -> bool:
 def method_of(bench: Bench, arm: str, noise: float) -> Method:
     """Of an arm, at a noise."""
     N = bench.walkers
-    fitting: dict[str, Any] = {"kernel": MALA(bench.mala_step * noise**2)}
+    fitting: dict[str, Any] = {"kernel": MALA(bench.mala_step * noise**2), "steps": bench.moves}
     jarzynski = Jarzynski(
-        walkers=N + N // 2, held_out=1 / 3, populations=bench.populations, threshold=0.5, pace=bench.pace
+        walkers=N + N // 4,
+        held_out=1 / 5,
+        populations=bench.populations,
+        threshold=0.5,
+        pace=bench.pace,
+        steps=bench.moves,
     )
     plain: dict[str, Any] = {
         "held_out": 0.0,
@@ -95,13 +103,13 @@ def method_of(bench: Bench, arm: str, noise: float) -> Method:
 
 def energy_of(bench: Bench, arm: str, noise: float, x: Tensor, seed: int) -> Any:
     """The paper's network on a Gaussian that is a little wider than the pictures with their first noise."""
-    config: EnergyConfig = replace(bench.energy, reference="gaussian", inflate=bench.inflate)
+    config: EnergyConfig = bench.energy
+    network = config.network(tuple(x.shape[1:]), derive(seed, "network") % 2**31).to(x.device)
     if not is_annealed(bench, arm, noise):
-        return config
+        return Tilted(correlated(x, noise, bench.inflate), network)
     rng = generator(derive(seed, "reference"), x.device)
     seen = x + bench.first_noise * normal_like(x, rng)
     reference = fit_gaussian(seen, inflate=bench.inflate)
-    network = config.network(tuple(x.shape[1:]), derive(seed, "network") % 2**31).to(x.device)
     std = bench.inflate * seen.std(0)
     return Tilted(reference, Sharpened(network, seen.mean(0), std))
 
@@ -110,7 +118,7 @@ def settings_of(bench: Bench, arm: str, noise: float) -> dict[str, Any]:
     """Of `fit`."""
     paper = arm.endswith("-paper")
     annealed = is_annealed(bench, arm, noise)
-    rate = {"rate": bench.rate, "betas": (0.9, 0.999)} if not paper else PAPER
+    rate = {"rate": bench.rate, "betas": tuple(bench.betas)} if not paper else PAPER
     return {
         "steps": bench.steps,
         "batch_size": bench.batch,
@@ -122,7 +130,8 @@ def settings_of(bench: Bench, arm: str, noise: float) -> dict[str, Any]:
         "log_every": max(1, bench.steps // 200),
         "checkpoint_every": max(1, bench.steps // 8),
         "keep": 1,
-        "max_seconds": bench.max_seconds,
+        "max_seconds": bench.seconds or bench.max_seconds,
+        "follows": "seconds" if bench.seconds else "steps",
         "device": bench.device,
         "precision": bench.precision,
         "units": "none",
@@ -137,7 +146,7 @@ def train(bench: Bench, data: Digits, arm: str, noise: float) -> Run | None:
     method, settings = method_of(bench, arm, noise), settings_of(bench, arm, noise)
     out = bench.folder / "training" / f"{arm}-{noise:g}"
     run = fit(energy, x.cpu(), method, seed=seed, out=out, resume=True, **settings)
-    if run.steps < bench.steps:
+    if run.steps < bench.steps and run.seconds < (bench.seconds or math.inf):
         bench.say(f"{out.name}: update {run.steps} of {bench.steps}; the same command goes on with it")
         return None
     return run
@@ -320,10 +329,12 @@ EXPERIMENT = Experiment(
         {
             "required": ("jarzynski",),
             "max_seconds": None,
+            "seconds": None,
             "precision": "32-true",
             "classifier_noise": 0.3,
-            "inflate": 1.1,
-            "pace": 0.03,
+            "inflate": 1.05,
+            "moves": 1,
+            "betas": (0.9, 0.999),
             "mala_step": 0.12,
             "ula_step": 0.05,
             "first_noise": 0.3,
@@ -346,9 +357,10 @@ EXPERIMENT = Experiment(
         walkers=(512, 1024, 2048),
         paper_walkers=(256, 512, 1024),
         populations=(4, 8, 8),
-        batch=(128, 256, 512),
-        rate=(3e-3, 1e-3, 3e-4),
-        steps=(600, 4000, 24_000),
+        batch=(105, 875, 1960),
+        rate=(3e-3, 1e-3, 2e-4),
+        pace=(0.03, 0.1, 0.1),
+        steps=(600, 4000, 40_000),
         smc_walkers=(16, 16, 128),
         restored=(12, 24, 96),
         restore_steps=(100, 300, 1000),

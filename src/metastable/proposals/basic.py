@@ -54,6 +54,7 @@ class Gaussian(nn.Module):
         require(bool((diagonal > 0).all()), "scale", "positive on its diagonal", diagonal.min().item())
         self.kept_constant: Kept[Tensor] = Kept()
         self.kept_gaussians: Kept[Gaussians] = Kept()
+        self.kept_inverse: Kept[Tensor] = Kept()
         self.register_buffer("mean", mean.clone())
         # Row-major, because a Cholesky factor is not and safetensors refuses it.
         self.register_buffer("scale", scale.clone(memory_format=torch.contiguous_format))
@@ -90,6 +91,8 @@ class Gaussian(nn.Module):
             rows = centred.flatten(1)
             if x.is_cuda and rows.shape[1] <= NARROW:
                 square = by_inverse(rows, self.gaussians().factor[0]).square().sum(1)
+            elif x.is_cuda and rows.shape[1] > FULL_COVARIANCE_LIMIT:  # in float64, which no setting rounds
+                square = (rows.double() @ self._inverse().T).square().sum(1).to(rows)
             else:
                 square = torch.linalg.solve_triangular(self.scale, rows.T, upper=False).square().sum(0)
         else:
@@ -102,9 +105,16 @@ class Gaussian(nn.Module):
 
     def _gaussians(self) -> Gaussians:
         one, mean = torch.ones_like(self.mean).flatten(), self.mean.reshape(1, -1)
-        wide = self.scale.double() if self.full else self.scale.double().flatten().diag()
-        factor = torch.linalg.solve_triangular(wide, one.double().diag(), upper=False).to(mean.dtype)
+        factor = self._inverse().to(mean.dtype)
         return Gaussians(-self._constant().view(1, 1), mean, factor[None].contiguous(), one[:1])
+
+    def _inverse(self) -> Tensor:
+        """L⁻¹ over flattened events, `(d, d)`, float64."""
+        return self.kept_inverse(self._inverted, self.scale)
+
+    def _inverted(self) -> Tensor:
+        wide = self.scale.double() if self.full else self.scale.double().flatten().diag()
+        return torch.linalg.solve_triangular(wide, torch.eye(len(wide)).to(wide), upper=False)
 
 
 def by_inverse(rows: Tensor, inverse: Tensor) -> Tensor:

@@ -67,6 +67,7 @@ class ImageArm:
         energy: what is trained, from the data and a seed.
         settings: of `fit`, in the place of those that all arms share.
         labels: whether it is trained with the labels of the pictures.
+        rounded: whether walkers with weights are rounded in parcels, too: where weights say little of energies.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ImageArm:
     energy: Callable[[Dataset, int], Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     labels: bool = False
+    rounded: bool = False
 
 
 class Measures(NamedTuple):
@@ -230,10 +232,10 @@ class ImageTrials:
             return False
         except KeyboardInterrupt:  # its checkpoint is there, and the same command goes on with it
             if bench.parcels:
-                park(training, parcels, arm.name)
+                park(training, parcels, arm.name, arm.rounded)
             raise
         if bench.parcels:
-            park(training, parcels, arm.name)
+            park(training, parcels, arm.name, arm.rounded)
         numbers = self.pieces.keep(name, *self.judge(run)).numbers
         fid = f"FID {numbers['fid']:.1f}, " if "fid" in numbers else ""
         bench.say(

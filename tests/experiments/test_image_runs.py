@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from metastable.api import fit
 from metastable.core.errors import ConfigError, InputError
-from metastable.core.types import Walkers
+from metastable.core.types import Walkers, energy_and_grad
 from metastable.energies.network_configs import ShortRunConfig
 from metastable.evaluation.frechet import Statistics
 from metastable.experiments import cifar10, image_runs, parcels
@@ -213,6 +214,25 @@ def test_a_cold_chain_begins_afresh_and_is_mirrored_as_often_as_it_says():
     assert float(fresh.square().mean()) == pytest.approx(1 / 3, abs=0.03)  # uniform on [−1, 1]
     with pytest.raises(ConfigError, match=r"cold\.fresh"):
         cifar10.Cold(0.1, fresh=0.7, mirrored=0.5)
+
+
+@pytest.mark.filterwarnings("ignore:Along .* rays")
+def test_noise_is_taken_off_by_the_power_of_the_chains(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(image_runs, "measure", lambda found, walkers, *more: seen.append(walkers.x) or {})
+    for arm, scale in (("pcd", 1.0), ("jarzynski-fresh", 4.0)):
+        asked = trials(bench(tmp_path / arm, arms=arm, weight_power=scale, denoised=True))
+        run = fit_of(asked, arm)
+        asked.judge(run, asked.arm(arm).power)
+        noisy, clean = seen[-2:]
+        step = 0.03**2 * 20_000 / scale * energy_and_grad(run.energy, noisy).grad
+        assert step.abs().max() > 1e-3
+        assert torch.allclose(clean, noisy - step, atol=1e-5)
+
+
+def fit_of(asked: ImageTrials, arm: str):
+    chosen, settings = asked.arm(arm), image_runs.shared_settings(asked.bench)
+    return fit(chosen.energy(asked.data, 1), asked.data.x, chosen.method, **settings)
 
 
 def flat(x):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from metastable._version import __version__
 from metastable.core.ending import ending_all
-from metastable.core.errors import InputError, nearest, require_choice, require_options
+from metastable.core.errors import InputError, nearest, require, require_choice, require_options
 from metastable.runs.folder import write_json
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -126,12 +126,21 @@ def find(experiments: Mapping[str, Experiment], name: str) -> Experiment:
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a scale with others in their place; where a setting is several values, one alone will do.
 
+    Of a setting that has fields, such as a network, those that are named are changed: `energy.filters=16`.
+
     >>> changed({"noises": (0.3, 0.1), "steps": 10}, {"noises": 0.1})
     {'noises': (0.1,), 'steps': 10}
     """
     require_options(changes, settings)
     made = dict(settings)
     for name, value in changes.items():
+        if is_dataclass(before := settings[name]) and not isinstance(before, type):
+            own = [each.name for each in fields(before)]
+            if not is_dataclass(value):
+                rule = f"given by its fields, as in {name}.{own[0]}=VALUE"
+                require(isinstance(value, Mapping), name, rule, value)
+                require_options((f"{name}.{key}" for key in value), [f"{name}.{key}" for key in own])
+                value = replace(before, **value)
         several = isinstance(settings[name], (tuple, list))
         one = not isinstance(value, (tuple, list))
         made[name] = (value,) if several and one else tuple(value) if several else value

@@ -138,6 +138,11 @@ def method_of(bench: Bench, arm: str) -> Method[Any]:
     return Jarzynski(kernel=kernel, scheme=scheme, **plain)
 
 
+def chain_power(bench: Bench) -> float:
+    """P of what the cold chains follow, exp(−P·E)."""
+    return 2 * bench.chain_step / bench.chain_noise**2
+
+
 def energy_of(bench: Bench, arm: str, data: Dataset, seed: int) -> Any:
     """The bare network, or one with a Gaussian that the walkers begin as."""
     config: EnergyConfig = replace(bench.energy, reference="none")
@@ -150,7 +155,7 @@ def energy_of(bench: Bench, arm: str, data: Dataset, seed: int) -> Any:
     if arm == "jarzynski-annealed":
         return Tilted(reference, Sharpened(network, seen.mean(0), bench.inflate * seen.std(0)))
     if arm == "jarzynski-exact":
-        return Tilted(reference, Scaled(network, 2 * bench.chain_step / bench.chain_noise**2))
+        return Tilted(reference, Scaled(network, chain_power(bench)))
     return Scaled(network, bench.weight_power, reference)
 
 
@@ -170,6 +175,7 @@ def arm_of(bench: Bench, arm: str) -> ImageArm:
         lambda data, seed: energy_of(bench, arm, data, seed),
         settings,
         rounded=arm not in EXACT,
+        power=None if arm in (*AUGMENTED, *EXACT) else chain_power(bench) / bench.weight_power,
     )
 
 

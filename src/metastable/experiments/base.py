@@ -134,16 +134,16 @@ def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     require_options(changes, settings)
     made = dict(settings)
     for name, value in changes.items():
-        if is_dataclass(before := settings[name]) and not isinstance(before, type):
-            own = [each.name for each in fields(before)]
-            if not is_dataclass(value):
-                rule = f"given by its fields, as in {name}.{own[0]}=VALUE"
-                require(isinstance(value, Mapping), name, rule, value)
-                require_options((f"{name}.{key}" for key in value), [f"{name}.{key}" for key in own])
-                value = replace(before, **value)
-        several = isinstance(settings[name], (tuple, list))
-        one = not isinstance(value, (tuple, list))
-        made[name] = (value,) if several and one else tuple(value) if several else value
+        before = settings[name]
+        if isinstance(before, (tuple, list)):
+            made[name] = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        elif is_dataclass(before) and not isinstance(before, type) and not is_dataclass(value):
+            own = [f"{name}.{each.name}" for each in fields(before)]
+            require(isinstance(value, Mapping), name, f"given by its fields, as in {own[0]}=VALUE", value)
+            require_options((f"{name}.{key}" for key in value), own)
+            made[name] = replace(before, **value)
+        else:
+            made[name] = value
     return made
 
 

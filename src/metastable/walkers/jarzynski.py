@@ -123,8 +123,9 @@ def reweigh_then_move(
     """
     known = keeps_energy(kernel, energy)
     own = energy if walkers.given is not None else weighing_energy(kernel, energy, walkers.x, rng, engine)
-    at_once = isinstance(own, OneKernel) and not in_turn
-    made = launched(own, kernel, walkers, rows, steps, step_size) if at_once else None
+    made = None
+    if isinstance(own, OneKernel) and not in_turn:
+        made = launched(own, kernel, walkers, rows, steps, step_size)
     changed = rows if made is None else None
     if made is None:
         X = laid_out(walkers.take(rows)[0], energy)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from metastable.api import fit
 from metastable.core.errors import ConfigError, InputError
-from metastable.core.types import Walkers
+from metastable.core.types import Walkers, energy_and_grad
 from metastable.energies.network_configs import ShortRunConfig
 from metastable.evaluation.frechet import Statistics
 from metastable.experiments import cifar10, image_runs, parcels
@@ -78,8 +79,8 @@ def test_a_training_goes_on_from_its_parcel(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("arm", ["jarzynski-exact", "jarzynski-systematic"])
-def test_weights_go_on_from_a_parcel_as_from_a_checkpoint(arm, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("arm", "off"), [("jarzynski-exact", 0), ("jarzynski-fresh", 1e-4)])
+def test_weights_go_on_from_a_parcel_as_from_a_checkpoint(arm, off, tmp_path, monkeypatch):
     monkeypatch.setattr(parcels, "LARGE", 100)
     trials(bench(tmp_path, arms=arm)).run(cifar10.ALL_ARMS)
     shutil.copytree(tmp_path / "parcels", tmp_path / "moved" / "parcels")
@@ -89,7 +90,19 @@ def test_weights_go_on_from_a_parcel_as_from_a_checkpoint(arm, tmp_path, monkeyp
         asked.advance(asked.arm(arm), 20.0)
         line = json.loads((folder / "training" / arm / "metrics.jsonl").read_text().splitlines()[-1])
         lines[folder] = [line[key] for key in ("step", "ess", "energy_gap")]
-    assert lines[tmp_path / "moved"] == lines[tmp_path]
+    assert lines[tmp_path / "moved"] == pytest.approx(lines[tmp_path], abs=off, rel=0)
+
+
+def test_walkers_of_mild_weights_take_a_quarter_and_keep_their_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(parcels, "LARGE", 100)
+    trials(bench(tmp_path, arms="jarzynski-fresh")).run(cifar10.ALL_ARMS)
+    training = tmp_path / "training" / "jarzynski-fresh"
+    before = weights_and_state(training)[1]["method"]["steering"]
+    shutil.rmtree(training)
+    assert parcels.unpark(training, tmp_path / "parcels", "jarzynski-fresh")
+    after = weights_and_state(training)[1]["method"]["steering"]
+    assert 0 < (before["x"] - after["x"]).abs().max() < 3 / 255
+    assert all(torch.equal(before[key], after[key]) for key in ("log_weight", "energy", "ancestor"))
 
 
 def test_half_a_parcel_is_refused(tmp_path, monkeypatch):
@@ -186,6 +199,44 @@ def test_a_cold_chain_moves_as_one_of_its_temperature():
     assert torch.allclose(cold.energy, energy(cold.x))
     ended = run_chain(kernels[0], energy, x, 3, torch.Generator().manual_seed(2)).state
     assert torch.allclose(ended.energy, energy(ended.x))
+
+
+def test_a_cold_chain_begins_afresh_and_is_mirrored_as_often_as_it_says():
+    x = torch.zeros(4000, 1, 2, 2)
+    x[..., 0] = 0.5
+    kernel, rng = cifar10.Cold(0.1, noise=1e-4, fresh=0.2, mirrored=0.5), torch.Generator().manual_seed(0)
+    y = kernel.step(flat, kernel.init(flat, x), kernel.draw(x, rng), 0.1)[0].x
+    stayed, mirrored = ((y - z).abs().amax((1, 2, 3)) < 0.01 for z in (x, x.flip(-1)))
+    fresh = y[~stayed & ~mirrored]
+    shares = [len(fresh) / 4000, float(mirrored.double().mean()), float(stayed.double().mean())]
+    assert shares == pytest.approx([0.2, 0.5, 0.3], abs=0.03)
+    assert fresh.abs().max() <= 1
+    assert float(fresh.square().mean()) == pytest.approx(1 / 3, abs=0.03)  # uniform on [−1, 1]
+    with pytest.raises(ConfigError, match=r"cold\.fresh"):
+        cifar10.Cold(0.1, fresh=0.7, mirrored=0.5)
+
+
+@pytest.mark.filterwarnings("ignore:Along .* rays")
+def test_noise_is_taken_off_by_the_power_of_the_chains(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(image_runs, "measure", lambda found, walkers, *more: seen.append(walkers.x) or {})
+    for arm, scale in (("pcd", 1.0), ("jarzynski-fresh", 4.0)):
+        asked = trials(bench(tmp_path / arm, arms=arm, weight_power=scale, denoised=True))
+        run = fit_of(asked, arm)
+        asked.judge(run, asked.arm(arm).power)
+        noisy, clean = seen[-2:]
+        step = 0.03**2 * 20_000 / scale * energy_and_grad(run.energy, noisy).grad
+        assert step.abs().max() > 1e-3
+        assert torch.allclose(clean, noisy - step, atol=1e-5)
+
+
+def fit_of(asked: ImageTrials, arm: str):
+    chosen, settings = asked.arm(arm), image_runs.shared_settings(asked.bench)
+    return fit(chosen.energy(asked.data, 1), asked.data.x, chosen.method, **settings)
+
+
+def flat(x):
+    return 0 * x.flatten(1).sum(1)
 
 
 def test_samples_like_the_data_are_near_and_weights_count(tmp_path):

@@ -12,6 +12,7 @@ from metastable.core.errors import ConfigError, DivergenceError, InputError
 from metastable.core.types import LogPartition, Walkers
 from metastable.energies import Tilted
 from metastable.energies.build import MLPConfig
+from metastable.energies.network_configs import ShortRunConfig
 from metastable.evaluation.image_classifier import class_shares
 from metastable.experiments import jarzynski_mnist as room
 from metastable.experiments import jarzynski_mnist_figures as figures
@@ -217,6 +218,15 @@ def test_a_large_error_of_the_required_arm_fails_and_of_another_does_not(tmp_pat
     ok = {row.metric: row.ok for row in rows_of(bench(tmp_path), found)}
     assert not ok["weight_error/jarzynski/noise=0.3"]
     assert ok["weight_error/pcd/noise=0.3"]
+
+
+def test_fields_of_a_network_can_be_changed_and_only_those():
+    settings = {"energy": ShortRunConfig(filters=4)}
+    assert changed(settings, {"energy": {"filters": 8}}) == {"energy": ShortRunConfig(filters=8)}
+    with pytest.raises(ConfigError, match=r"energy\.filter: unknown option \(did you mean 'energy\.filters'"):
+        changed(settings, {"energy": {"filter": 8}})
+    with pytest.raises(ConfigError, match="energy: must be given by its fields"):
+        changed(settings, {"energy": 8})
 
 
 def test_settings_of_a_scale_can_be_changed_and_only_those():

@@ -54,6 +54,8 @@ MEMBERS = {
     "short-run": ShortRun(walkers=20, steps=3),
     "jarzynski": Jarzynski(walkers=64, populations=4),
     "jarzynski, mini-batch": Jarzynski(walkers=64, populations=4, batch=8, steps=2, gradient="batch"),
+    "jarzynski, moved": Jarzynski(walkers=64, populations=4, batch=8, gradient="moved", threshold=0.99),
+    "jarzynski, moved, ula": Jarzynski(walkers=64, populations=4, batch=8, gradient="moved", step_size=0.05),
     "jarzynski, mala": Jarzynski(walkers=64, populations=4, kernel=MALA(0.1), batch=8),
     "jarzynski, all steer": Jarzynski(walkers=64, held_out=0.0, resample="lag", lag=2),
     "jarzynski, entropy": Jarzynski(

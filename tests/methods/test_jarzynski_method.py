@@ -340,3 +340,83 @@ def test_log_z_of_steps_that_do_not_fit_is_not_trusted(scale, method):
     z, exact = trained(scale, method)
     assert not z.trusted
     assert abs(z.value - exact) > 0.1, "a case in which nothing is wrong tests nothing"
+
+
+# ---- walkers that are weighed when their turn comes
+
+
+class Widening(Normal):
+    """A normal density whose width is set from outside: log Z grows with it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * (x / self.mean.exp()).square().sum(1)
+
+    def sample(self, n: int, rng: torch.Generator) -> Tensor:
+        return self.mean.detach().exp() * torch.randn((n, self.dim), generator=rng, dtype=F64)
+
+    def log_partition(self) -> Tensor:
+        return self.mean.detach().sum() + 0.5 * self.dim * math.log(2 * math.pi)
+
+
+def widened(method: Jarzynski, updates: int = 40):
+    """Context, last state and the negatives of each update, of a density that widens by a half."""
+    energy = Widening(1.0).double()
+    context, found = context_of(energy, energy.sample(100, rng(1))), []
+    state = method.start(context)
+    for step in range(updates):
+        context.step = step
+        seen, state, _ = method.negatives(context, state, None)
+        found.append(seen)
+        with torch.no_grad():
+            energy.mean += math.log(1.5) / updates
+        state, metrics = method.advance(context, state)
+    return context, state, found, metrics
+
+
+@over("kernel", [MALA(1e-12), ULA(1e-12)], ids=lambda kernel: kernel.name)
+def test_weights_of_walkers_that_wait_are_those_of_all_updates(kernel):
+    plain = {"populations": 2, "kernel": kernel, "resample": "never", "pace": None}
+    context, state, found, _ = widened(Jarzynski(walkers=64, gradient="moved", batch=4, **plain))
+    for k in (
+        1,
+        20,
+        39,
+    ):  # walkers stand still: A is U₀ − U_k, of which those of a turn long ago know nothing
+        factor = 1 - math.exp(-2 * k * math.log(1.5) / 40)
+        assert torch.allclose(found[k].log_weight, 0.5 * factor * found[k].x[:, 0] ** 2, atol=1e-5)
+    last = Jarzynski(walkers=64, gradient="moved", batch=4, **plain).current_walkers(context, state)
+    exact = 0.5 * (1 - 1.5**-2) * last.x[:, 0] ** 2
+    assert torch.allclose(last.log_weight - last.log_weight[0], exact - exact[0], atol=1e-5)
+    assert not torch.allclose(
+        state.steering.log_weight, 0.5 * (1 - 1.5**-2) * state.steering.x[:, 0] ** 2, atol=1e-2
+    )
+
+
+def test_those_that_moved_steer_the_next_update_and_no_others_do():
+    method = Jarzynski(
+        walkers=64, held_out=0.0, gradient="moved", batch=4, kernel=MALA(0.5), resample="never"
+    )
+    energy = Widening(1.0).double()
+    context = context_of(energy, energy.sample(100, rng(1)))
+    state = method.start(context)
+    _, state, _ = method.negatives(context, state, None)
+    state, _ = method.advance(context, state)
+    again = method.load(method.save(state))
+    moved = again.rows
+    seen, _, _ = method.negatives(context, again, None)
+    assert torch.equal(seen.x, state.steering.x[moved])
+    assert moved.numel() == 4
+
+
+@over("kernel", [MALA(0.5), ULA(0.1)], ids=lambda kernel: kernel.name)
+def test_log_z_is_exact_when_walkers_are_weighed_in_turn(kernel):
+    settings = {"populations": 16, "kernel": kernel, "threshold": 0.95, "pace": None}
+    method = Jarzynski(walkers=8192, gradient="moved", batch=1024, **settings)
+    context, state, _, metrics = widened(method)
+    found = method.log_partition(context, state)
+    exact = float(context.energy.log_partition())
+    assert metrics["resamplings"] > 0
+    assert abs(found.value - exact) < 4 * found.std_error < 0.1
+    x = method.current_walkers(context, state)
+    p = torch.softmax(x.log_weight, 0)
+    assert abs(float((p * x.x[:, 0] ** 2).sum()) - 1.5**2) < 0.15

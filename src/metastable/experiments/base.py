@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from metastable._version import __version__
 from metastable.core.ending import ending_all
-from metastable.core.errors import InputError, nearest, require_choice, require_options
+from metastable.core.errors import InputError, nearest, require, require_choice, require_options
 from metastable.runs.folder import write_json
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -126,15 +126,24 @@ def find(experiments: Mapping[str, Experiment], name: str) -> Experiment:
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a scale with others in their place; where a setting is several values, one alone will do.
 
+    Of a setting that has fields, such as a network, those that are named are changed: `energy.filters=16`.
+
     >>> changed({"noises": (0.3, 0.1), "steps": 10}, {"noises": 0.1})
     {'noises': (0.1,), 'steps': 10}
     """
     require_options(changes, settings)
     made = dict(settings)
     for name, value in changes.items():
-        several = isinstance(settings[name], (tuple, list))
-        one = not isinstance(value, (tuple, list))
-        made[name] = (value,) if several and one else tuple(value) if several else value
+        before = settings[name]
+        if isinstance(before, (tuple, list)):
+            made[name] = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        elif is_dataclass(before) and not isinstance(before, type) and not is_dataclass(value):
+            own = [f"{name}.{each.name}" for each in fields(before)]
+            require(isinstance(value, Mapping), name, f"given by its fields, as in {own[0]}=VALUE", value)
+            require_options((f"{name}.{key}" for key in value), own)
+            made[name] = replace(before, **value)
+        else:
+            made[name] = value
     return made
 
 

@@ -9,7 +9,8 @@ the gradient with noise of 0.01, hence of temperature 5·10⁻⁵; what PCD lear
 - `pcd-augmented`: the paper's second line: mirrored, zoomed, with paler colours, blurred.
 - `jarzynski-systematic`, `jarzynski-multinomial`: Algorithm 2 on these cold chains. Weights follow
   exp(−`weight_power`·E), far below the power that the chains have: `Cold` says what that means. No chain begins
-  afresh.
+  afresh. Walkers that have just moved steer the next update, as those of PCD do, with their weights.
+- `jarzynski-fresh`: the same with PCD's jumps: one chain in twenty begins afresh, and half of them are mirrored.
 - `jarzynski-exact`: E = −log q + 20,000·f at temperature 1, MALA, every weight exact, and a bound on its pace.
 - `jarzynski-annealed`: temperature 1, MALA, pace, data noise that falls from near 1, where the Gaussian that the
   walkers begin as is almost right; its widths are learned.
@@ -17,14 +18,16 @@ the gradient with noise of 0.01, hence of temperature 5·10⁻⁵; what PCD lear
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from metastable.core.errors import require_positive
+from metastable.core.errors import require, require_positive
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.types import Energy, energy_and_grad, row_dot
+from metastable.core.types import Energy, energy_and_grad, per_row, row_dot
 from metastable.data import Dataset
 from metastable.energies import Tilted
 from metastable.energies.network_configs import EnergyConfig, ShortRunConfig
@@ -44,8 +47,11 @@ PAPER = {"pcd": 38.25, "pcd-augmented": 36.43, "jarzynski-multinomial": 32.18, "
 AUGMENTED = {"pcd": (), "pcd-flip": ("flip",), "pcd-augmented": ("flip", "rescale", "colour", "blur")}
 ALL_ARMS = (
     *AUGMENTED,
-    *("jarzynski-systematic", "jarzynski-multinomial", "jarzynski-exact", "jarzynski-annealed"),
+    *("jarzynski-systematic", "jarzynski-multinomial", "jarzynski-fresh"),
+    *("jarzynski-exact", "jarzynski-annealed"),
 )
+EXACT = ("jarzynski-exact", "jarzynski-annealed")
+"""Arms whose weights are those of the density that their walkers follow."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,22 @@ class Cold(StepKernel):
 
     Attributes:
         noise: σ.
+        fresh: chance of a step to end at uniform noise on [−1, 1] instead, which is the move's own normal numbers
+            by their distribution function.
+        mirrored: chance of a step to end at the mirrored picture.
     """
 
     noise: float = 0.01
+    fresh: float = 0.0
+    mirrored: float = 0.0
 
     name: ClassVar[str] = "cold"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("cold.noise", self.noise)
+        rule = "at least 0, and with cold.mirrored at most 1"
+        require(0 <= self.fresh <= 1 - self.mirrored <= 1, "cold.fresh", rule, self.fresh)
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Energies and gradients at `x`."""
@@ -77,6 +90,10 @@ class Cold(StepKernel):
     ) -> tuple[ChainState, Info]:
         """Move, then evaluate."""
         y = state.x - step_size * state.grad + self.noise * noise.normal
+        if self.fresh or self.mirrored:
+            chance = per_row(noise.uniform, y)
+            y = torch.where(chance < self.fresh, torch.erf(noise.normal / math.sqrt(2)), y)
+            y = torch.where(chance >= 1 - self.mirrored, y.flip(-1), y)
         moved = y - state.x
         new = ChainState(y, *energy_and_grad(energy, y))
         return new, Info(new.energy.new_ones(len(y)), row_dot(moved, moved))
@@ -108,16 +125,22 @@ def method_of(bench: Bench, arm: str) -> Method[Any]:
     plain: dict[str, Any] = {
         "walkers": N,
         "held_out": 0.0,
-        "gradient": "batch",
         "order": "none",
         "threshold": 0.5,
     }
-    if arm in ("jarzynski-exact", "jarzynski-annealed"):
-        return Jarzynski(batch=bench.exact_chains, steps=bench.exact_steps, pace=bench.pace, **plain)
-    power = bench.weight_power
-    kernel = Cold(h / power, noise=bench.chain_noise)
-    scheme = arm.removeprefix("jarzynski-")
-    return Jarzynski(batch=n, steps=steps, kernel=kernel, pace=None, scheme=scheme, **plain)
+    if arm in EXACT:
+        exact = {"batch": bench.exact_chains, "steps": bench.exact_steps, "pace": bench.pace}
+        return Jarzynski(gradient="batch", **exact, **plain)
+    jumps = {"fresh": bench.fresh / steps, "mirrored": 0.5 / steps} if arm == "jarzynski-fresh" else {}
+    kernel = Cold(h / bench.weight_power, noise=bench.chain_noise, **jumps)
+    scheme = "multinomial" if arm == "jarzynski-multinomial" else "systematic"
+    plain |= {"batch": n, "steps": steps, "gradient": "moved", "pace": None}
+    return Jarzynski(kernel=kernel, scheme=scheme, **plain)
+
+
+def chain_power(bench: Bench) -> float:
+    """P of what the cold chains follow, exp(−P·E)."""
+    return 2 * bench.chain_step / bench.chain_noise**2
 
 
 def energy_of(bench: Bench, arm: str, data: Dataset, seed: int) -> Any:
@@ -132,7 +155,7 @@ def energy_of(bench: Bench, arm: str, data: Dataset, seed: int) -> Any:
     if arm == "jarzynski-annealed":
         return Tilted(reference, Sharpened(network, seen.mean(0), bench.inflate * seen.std(0)))
     if arm == "jarzynski-exact":
-        return Tilted(reference, Scaled(network, 2 * bench.chain_step / bench.chain_noise**2))
+        return Tilted(reference, Scaled(network, chain_power(bench)))
     return Scaled(network, bench.weight_power, reference)
 
 
@@ -147,7 +170,12 @@ def arm_of(bench: Bench, arm: str) -> ImageArm:
             "data_noise_over": bench.annealed_over,
         }
     return ImageArm(
-        arm, method_of(bench, arm), lambda data, seed: energy_of(bench, arm, data, seed), settings
+        arm,
+        method_of(bench, arm),
+        lambda data, seed: energy_of(bench, arm, data, seed),
+        settings,
+        rounded=arm not in EXACT,
+        power=None if arm in (*AUGMENTED, *EXACT) else chain_power(bench) / bench.weight_power,
     )
 
 

@@ -22,6 +22,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from metastable.api import fit
 from metastable.core.by_class import of_labels
 from metastable.core.errors import DivergenceError, require, require_choice
+from metastable.core.powered import powered
 from metastable.core.precision import precision
 from metastable.core.random import derive, generator
 from metastable.core.types import Walkers
@@ -32,6 +33,7 @@ from metastable.evaluation.frechet import Statistics, frechet_distance, needed, 
 from metastable.evaluation.image_distances import frechet
 from metastable.evaluation.image_features import FeatureNetwork, as_pictures, open_network
 from metastable.evaluation.image_measures import describe
+from metastable.evaluation.restoration import tweedie
 from metastable.kernels import Kernel, run_chain
 from metastable.methods import Method
 from metastable.runs.run import Run
@@ -67,6 +69,8 @@ class ImageArm:
         energy: what is trained, from the data and a seed.
         settings: of `fit`, in the place of those that all arms share.
         labels: whether it is trained with the labels of the pictures.
+        rounded: whether walkers with weights are rounded in parcels, too: where weights say little of energies.
+        power: what the energy is multiplied with to take off noise, where the run's own power is not its chains'.
     """
 
     name: str
@@ -74,6 +78,8 @@ class ImageArm:
     energy: Callable[[Dataset, int], Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     labels: bool = False
+    rounded: bool = False
+    power: float | None = None
 
 
 class Measures(NamedTuple):
@@ -230,11 +236,11 @@ class ImageTrials:
             return False
         except KeyboardInterrupt:  # its checkpoint is there, and the same command goes on with it
             if bench.parcels:
-                park(training, parcels, arm.name)
+                park(training, parcels, arm.name, arm.rounded)
             raise
         if bench.parcels:
-            park(training, parcels, arm.name)
-        numbers = self.pieces.keep(name, *self.judge(run)).numbers
+            park(training, parcels, arm.name, arm.rounded)
+        numbers = self.pieces.keep(name, *self.judge(run, arm.power)).numbers
         fid = f"FID {numbers['fid']:.1f}, " if "fid" in numbers else ""
         bench.say(
             f"{name}: {fid}pixels {numbers['pixels_over_noise']:.3f} of noise's, {run.steps} updates of "
@@ -242,8 +248,8 @@ class ImageTrials:
         )
         return True
 
-    def judge(self, run: Run) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Numbers, samples and curves of a training at a mark."""
+    def judge(self, run: Run, power: float | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Numbers, samples and curves of a training at a mark; noise is taken off by `power`, or the run's own."""
         walkers, last = self.samples(run), run.history[-1]
         numbers = {
             "updates": run.steps,
@@ -254,7 +260,12 @@ class ImageTrials:
             **measure(self.measures, walkers, self.bench.images),
         }
         if self.bench.denoised:
-            clean = Walkers(run.denoised(walkers.x), walkers.log_weight)
+            x = (
+                run.denoised(walkers.x)
+                if power is None
+                else tweedie(powered(run.energy, power), walkers.x.to(self.bench.device), run.data_noise)
+            )
+            clean = Walkers(x, walkers.log_weight)
             numbers |= measure(self.measures, clean, self.bench.images, "denoised_")
         drawn = walkers.resampled(min(SHOWN, len(walkers)), seed=1).x
         order = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(0)).to(drawn.device)

@@ -4,9 +4,9 @@ A checkpoint of pictures is large: ten thousand chains of 3 × 32 × 32 numbers 
 one with its log in files of at most `MOST` bytes. Two things in it are not as they were. Chains without weights
 come back with 256 values each between their own least and greatest, a quarter of the bytes, which moves a pixel by
 less than the noise of one Langevin step. Adam's first moment is left out where its decay is 0: the next gradient
-is all of it. Everything else is exact. Walkers that carry weights are kept as they are, all 123 MB: what weights
-refer to are the energies where the walkers stood, and after a move of a 510th of their range the weights would be
-wrong.
+is all of it. Everything else is exact. Walkers that carry weights are kept as they are, all 123 MB, unless they may
+be `rounded`: what weights refer to are the energies where the walkers stood, and after a move of a 510th of their
+range weights of a sharp density would be wrong.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ def parcels_of(folder: Path, name: str) -> dict[int, list[Path]]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def park(training: Path, folder: Path, name: str) -> list[Path]:
+def park(training: Path, folder: Path, name: str, rounded: bool = False) -> list[Path]:
     """Put the newest checkpoint of the run in `training` into files in `folder`, where there is one.
+
+    Walkers that carry weights are `rounded`, too, where that is asked for.
 
     Older parcels go once the new one is whole, so that a command that is killed here leaves one of them.
     """
@@ -75,7 +77,7 @@ def park(training: Path, folder: Path, name: str) -> list[Path]:
         return []
     tensors, skeleton = pack({"weights": checkpoint.weights, "state": checkpoint.state})
     kept: dict[str, Tensor] = {}
-    weighted = {parent(key) for key in tensors if key.endswith("/log_weight")}
+    weighted = {parent(key) for key in tensors if key.endswith("/log_weight") and not rounded}
     for key, value in tensors.items():
         chains = key.startswith("state/method/") and parent(key) not in weighted
         if chains and value.dtype == torch.float32 and value.numel() > LARGE:

@@ -41,9 +41,10 @@ from metastable.walkers.starts import random_rows
 
 from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
-from .jarzynski_state import Followed, JarzynskiState
+from .jarzynski_state import Followed, JarzynskiState, metrics_of
 
 CRITERIA = ("ess", "entropy", "lag", "never")
+GRADIENTS = ("all", "batch", "moved")
 ACCEPTED, GAIN = 0.65, 0.2
 """Share of proposals that a step which tunes itself lets be accepted, and how fast it gets there."""
 FIRST_FACTOR = 0.1
@@ -61,7 +62,10 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         populations: independent populations among the held-out walkers; the standard error of log Z is
             their spread.
         batch: N′, walkers of each kind that move in one update (Algorithm 2); by default all (Algorithm 1).
-        gradient: `all` walkers steer (Algorithm 2, line 5), or only the mini-`batch` (the authors' code).
+        gradient: `all` walkers steer (Algorithm 2, line 5), only the mini-`batch` (the authors' code), or those
+            that `moved` in the update before, as chains of PCD do. Then those that stand still are weighed when
+            their turn comes, for all updates at once, so that an update costs what one of PCD does; weights are as
+            exact, but resampling is decided by those of the last turns, and log Z and ESS are logged so, too.
         steps: M, kernel steps per update. Moves after the first are made at θ_{k+1} and weighed there.
         resample: when to resample: `ess` or `entropy` below `threshold` (fractions), every `lag` updates, or
             `never`.
@@ -116,7 +120,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         require_count("jarzynski.populations", self.populations, 2)
         require_count("jarzynski.lag", self.lag)
         require(0 <= self.held_out < 1, "jarzynski.held_out", "at least 0 and below 1", self.held_out)
-        require_choice("jarzynski.gradient", self.gradient, ("all", "batch"))
+        require_choice("jarzynski.gradient", self.gradient, GRADIENTS)
         require_choice("jarzynski.resample", self.resample, CRITERIA)
         require_choice("jarzynski.scheme", self.scheme, SCHEMES)
         require_choice("jarzynski.order", self.order, ORDERS)
@@ -149,6 +153,11 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """1: the weights account for whatever noise the kernel makes."""
         return 1.0
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether walkers that stand still are weighed when their turn comes."""
+        return self.gradient == "moved" and self.batch is not None
+
     def chains(self, context: Context, batch: int) -> int:
         """Walkers that move in one update, of those that steer and those that follow."""
         return sum(min(self.batch or n, n) for n in self.counts)
@@ -156,20 +165,22 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def evaluations(self, context: Context, batch: int) -> int:
         """The moves, the energies of walkers that stand still, and those of the gradient."""
         moving = self.chains(context, batch)
+        still = moving + self.negatives_count(context, batch) if self.in_turn else self.walkers
         if not isinstance(self.moves, ULA):
             known = keeps_energy(self.moves, context.energy)
             each = self.moves.evaluations(self.steps, context.energy, context.data) + int(not known)
-            follow = (0 if known and self.batch is None else self.walkers) + moving * each
+            follow = (0 if known and self.batch is None else still) + moving * each
         elif self.batch is None:
             follow = moving * self.steps + (0 if self.pace is None else min(PROBES, self.counts[0]))
         else:
-            follow = self.walkers + moving * (self.steps + 1)
+            probes = min(PROBES, self.negatives_count(context, batch)) if self.in_turn else 0
+            follow = still + moving * (self.steps + 1) + probes
         return follow + self.negatives_count(context, batch) + batch
 
     def negatives_count(self, context: Context, batch: int) -> int:
         """Walkers that steer, or those of the mini-batch."""
         steering = self.counts[0]
-        return min(self.batch or steering, steering) if self.gradient == "batch" else steering
+        return steering if self.gradient == "all" else min(self.batch or steering, steering)
 
     def start(self, context: Context) -> JarzynskiState:
         """Line 2, with walkers that follow the first model exactly or carry the error of their start."""
@@ -196,13 +207,16 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         self, context: Context, state: JarzynskiState, batch: Rows
     ) -> tuple[Negatives, JarzynskiState, Metrics]:
         """Line 4: walkers and their weights. In a mini-batched run the rows are drawn here, at θ_k (line 7)."""
+        moved = state.rows if self.in_turn else None
         if self.batch is not None:
             steering, rows = self._mini_batch(context, state.steering, self.gradient == "all")
             state = state._replace(steering=steering, rows=rows)
             if state.following is not None:
                 following, rows = self._mini_batch(context, state.following, True)
                 state = state._replace(following=following, following_rows=rows)
-        rows = state.rows if self.gradient == "batch" else None
+        rows = None if self.gradient == "all" else state.rows
+        if moved is not None:
+            rows, state = moved, state._replace(steering=state.steering.caught_up(context.energy, moved))
         x, log_weight = (v if rows is None else v.index_select(0, rows) for v in state.steering[:2])
         given = state.steering.labels_of(rows)
         return Negatives(x, log_weight, given=given, share=share_of(log_weight)), state, {}
@@ -210,8 +224,10 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:
         """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs; `later` if only `advance` does."""
         n, unadjusted = len(walkers.x), isinstance(self.moves, ULA)
-        with aside(walkers.x.device, later and not unadjusted, LATER):
+        with aside(walkers.x.device, later and not unadjusted and not self.in_turn, LATER):
             rows = random_rows(n, min(share(self.batch or n), n), context.rng, walkers.x.device)
+        if self.in_turn:
+            walkers = walkers.caught_up(context.energy, rows)
         if unadjusted:
             energy = walkers.energy_at(context.energy, rows)
             walkers = walkers._replace(grad=energy_and_grad(energy, walkers.x[rows]).grad)
@@ -246,7 +262,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             following = self._follow(context, state.following, state.following_rows, h)
         join()
         with aside(state.steering.x.device) as join:
-            metrics = self._metrics(context, state, steering, following)
+            told = self.populations, self.moves.invariant, context.data_scale
+            metrics = metrics_of(state, steering, following, *told)
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
         if log_step is not None:
             log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, GAIN)
@@ -260,7 +277,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """All of it by a few kernels, where chains are fused and what is asked for is what those do."""
         c = self.threshold_at(context.step + 1) if self.resample == "ess" else 0.0
         asked = (self.scheme, self.order) == ("systematic", "principal")
-        if context.engine != "fused" or c <= 0 or not asked or is_many():
+        if context.engine != "fused" or c <= 0 or not asked or is_many() or self.in_turn:
             return None
         longest = self.longest_log_step(context)
         rules = Rules(self.moves, self.steps, c, ACCEPTED, GAIN, longest, self.pace, context.data_scale)
@@ -279,12 +296,13 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if isinstance(kernel, ULA):
             if walkers.given is None:
                 energy = weighing_energy(kernel, energy, walkers.x, rng, context.engine)
-            walkers, move = langevin_step(kernel, energy, walkers, rows, rng, probe=probe)  # θ_k → θ_{k+1}
+            asked = {"probe": probe, "in_turn": self.in_turn}
+            walkers, move = langevin_step(kernel, energy, walkers, rows, rng, **asked)  # θ_k → θ_{k+1}
             for _ in range(self.steps - 1):
                 walkers, _ = langevin_step(kernel, energy, walkers, rows, rng, theta_moved=False)
         elif kernel.invariant:
             walkers, move = reweigh_then_move(
-                kernel, energy, walkers, rows, self.steps, rng, context.engine, h, probe
+                kernel, energy, walkers, rows, self.steps, rng, context.engine, h, probe, self.in_turn
             )
         else:
             raise UnsupportedError(
@@ -324,43 +342,13 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         in_force = [c for start, c in self.schedule if k >= start]
         return in_force[-1] if in_force else (0.0 if self.schedule else self.threshold)
 
-    def _metrics(
-        self, context: Context, state: JarzynskiState, steering: Followed, following: Followed | None
-    ) -> Metrics:
-        """Of the walkers after the update, and of the step and the learning rate that `state` held for it."""
-        move, log_z = steering.move, steering.log_z[0]
-        read = steering if following is None else following
-        per_population, ess, ancestors, noise = read.told(self.populations)
-        metrics = {
-            "displacement": move.moved.mean().sqrt() / context.data_scale,
-            "ess": steering.ess[0],
-            "resampled": steering.resampled[0].to(steering.ess),
-            "resamplings": steering.walkers.resamplings[0],
-            "ancestors": ancestors.amin(),
-            "log_z": log_mean_exp(per_population),
-            "log_z_steering": log_z,
-            "log_z_noise": noise.mean().sqrt(),
-        }
-        if following is not None:
-            metrics["log_z_se"] = per_population.std() / math.sqrt(len(per_population))
-            metrics["log_z_gap"] = log_z - metrics["log_z"]
-            metrics["ess_held_out"] = ess.mean()
-        if self.moves.invariant:
-            metrics["acceptance"] = move.acceptance.mean()
-        if move.shift is not None:
-            metrics["pace"] = move.shift
-        if state.log_factor is not None:
-            metrics["rate_factor"] = state.log_factor.exp()
-        if state.log_step is not None:
-            metrics["step_size"] = state.log_step.exp()
-        return metrics
-
     def current_walkers(self, context: Context, state: JarzynskiState) -> Walkers:
         """All walkers with weights that are comparable across populations; steering ones where those say nothing.
 
         Held-out populations that disagree leave all the weight to the one or two with the highest log Z, which is
         chance: then the walkers that training held on to the data stand for the model.
         """
+        state = self._caught_up(context, state)
         parts = [state.steering]
         if state.following is not None and HeldOut.of(state.following).agree:
             parts.append(state.following)
@@ -368,12 +356,16 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
     def log_partition(self, context: Context, state: JarzynskiState) -> LogPartition:
         """log Z of the current model, with the spread of the held-out populations as its error."""
+        state = self._caught_up(context, state)
         if state.following is None:
             value, ess = float(state.steering.log_partition()[0]), float(state.steering.ess()[0])
             warning = "log Z was read from the walkers that steer θ, which pulls it down; use held_out > 0"
             return LogPartition(value, math.nan, ess * len(state.steering.x), 0, (warning,))
         following, steering = state.following, state.steering
         return held_out_log_partition(context.energy, following, steering, self.moves, context.step)
+
+    def _caught_up(self, context: Context, state: JarzynskiState) -> JarzynskiState:
+        return state.caught_up(context.energy) if self.in_turn else state
 
     def gathered(self, state: JarzynskiState) -> JarzynskiState:
         """The walkers of all processes."""
@@ -385,16 +377,17 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         return state.own_part()
 
     def save(self, state: JarzynskiState) -> dict[str, Any]:
-        """Both populations; mini-batch rows are drawn anew in each update."""
+        """Both populations; mini-batch rows are drawn anew in each update, unless they steer the next."""
         return {
             "steering": state.steering.save(),
             "following": None if state.following is None else state.following.save(),
             "log_step": state.log_step,
             "log_factor": state.log_factor,
+            **({"rows": state.rows} if self.in_turn else {}),
         }
 
     def load(self, tree: dict[str, Any]) -> JarzynskiState:
         """From a checkpoint."""
         following = None if tree["following"] is None else Population(**tree["following"])
         steering, step, factor = Population(**tree["steering"]), tree["log_step"], tree["log_factor"]
-        return JarzynskiState(steering, following, log_step=step, log_factor=factor)
+        return JarzynskiState(steering, following, tree.get("rows"), log_step=step, log_factor=factor)

@@ -148,7 +148,7 @@ def make_plan(
     mixture = not smoothing and on_mixture(energy, train, method)
     trainer = trainer.resolved(len(train), train.x[0].numel(), mixture)
     coordinates = coordinates_for(units, energy, train, method, trainer.noise_at(0), seed)
-    rows = training_rows(train, method, engine, coordinates, seed)
+    rows = training_rows(train, method, engine, coordinates, seed, None if smoothing else trainer.batch_size)
     if smoothing:
         rows = smoothed_rows(rows, smoothing, seed)
     check_augmented(trainer.augment, dataset.event_shape, coordinates)

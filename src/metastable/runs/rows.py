@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from metastable.core.augment import augmented, require_images
 from metastable.core.batch import Batch, Beside
 from metastable.core.errors import InputError, UnsupportedError, require
+from metastable.core.pixels import Pixels, in_bytes
 from metastable.core.random import derive, generator, normal_like, with_normal
 from metastable.core.types import Proposal, is_discrete
 from metastable.core.units import Coordinates, Units, default_kind, rounded
@@ -21,6 +22,11 @@ from metastable.energies import AsEnergy, as_energy
 from metastable.energies.build import ENERGIES
 from metastable.methods import ChainMethod, Density, Method, Objective
 from metastable.training.engine import Engine
+
+LARGE = 2**24
+"""Numbers from which on pictures are worth to be kept as bytes."""
+BYTES_ON = ("cuda",)
+"""Kinds of devices that they are kept on: where training is on the host, the numbers are there already."""
 
 
 def coordinates_for(
@@ -97,12 +103,17 @@ def training_rows(
     engine: Engine,
     coordinates: Coordinates | None = None,
     seed: int = 0,
+    batch: int | None = None,
 ) -> Batch:
-    """The rows as training sees them: in its units, alone, or with the labels or contexts that the method needs."""
+    """The rows as training sees them: in its units, alone, or with the labels or contexts that the method needs.
+
+    Where a `batch` of them is seen at a time, large pictures stay bytes on a device.
+    """
     x, beside = dataset.x, needed_beside(dataset, method)
     if coordinates is not None:
         x = coordinates.events.enter(x, derive(seed, "still columns"))
-    x = engine.place(x)
+    some = batch is not None and batch < len(x) and coordinates is None
+    x = pixels_on(engine, x) if some else engine.place(x)
     if beside is None:
         return Batch(x)
     if method.needs == "labels":
@@ -110,6 +121,16 @@ def training_rows(
     if coordinates is not None and coordinates.given is not None:
         beside = rounded(coordinates.given.forward(beside))
     return Batch(x, engine.place(beside))
+
+
+def pixels_on(engine: Engine, x: Tensor) -> Tensor:
+    """Rows on the device, as bytes where they are many pictures of bytes and the device is not the host."""
+    large = x.dim() == 4 and x.numel() >= LARGE and engine.device.type in BYTES_ON
+    found = in_bytes(x) if large and x.dtype == torch.float32 and x.device.type == "cpu" else None
+    if found is None:
+        return engine.place(x)
+    codes, table = found
+    return Pixels(codes.to(engine.device), engine.place(table))
 
 
 def smoothed_rows(rows: Batch, smoothing: float, seed: int) -> Batch:

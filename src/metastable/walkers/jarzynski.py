@@ -66,30 +66,32 @@ def langevin_step(
     *,
     theta_moved: bool = True,
     probe: bool = False,
+    in_turn: bool = False,
 ) -> tuple[Population, Move]:
     """Algorithm 2, lines 8–15 (Algorithm 1, lines 7–10, when `rows` is None and every walker moves).
 
     `energy` is U_{k+1}; `walkers` caches U_k and ∇U_k, the latter at `rows` only. Where θ stayed the two are the
     same, and the weight of a step is its own Metropolis–Hastings ratio (Proposition 1 with θ_{k+1} = θ_k). `probe`
-    asks for v, which costs a few energies where every walker moves.
+    asks for v, which costs a few energies where every walker moves. With `in_turn` walkers that stand still keep U
+    and weight of their last turn: see `Population.caught_up`.
     """
-    X, A, U_k, dU_k = walkers.take(rows)
+    X, A_k, U_k, dU_k = walkers.take(rows)
     X = laid_out(X, energy)
     ξ = normal_like(X, rng)
     Y = kernel.move(X, dU_k, ξ)  # line 9
     U_next, dU_next = energy_and_grad(walkers.energy_at(energy, rows), Y)
-    A = A + kernel.log_weight_increment(ξ, U_k, dU_k, U_next, dU_next)  # line 10: α_k(X, Y) − α_{k+1}(Y, X)
+    A = A_k + kernel.log_weight_increment(ξ, U_k, dU_k, U_next, dU_next)  # line 10: α_k(X, Y) − α_{k+1}(Y, X)
     v = None
     with torch.no_grad():  # walkers that stand still need no gradient
-        if theta_moved and rows is not None:
+        if theta_moved and rows is not None and not in_turn:
             U_all = precise(walkers.energy_at(energy)(walkers.x))
             v = shift_of(walkers.log_weight, U_all - walkers.energy) if probe else None
             walkers = walkers.reweigh(U_all)  # line 14
         elif probe:
             n = min(PROBES, len(X))
             some = slice(0, n * (len(X) // n), len(X) // n)
-            U_some = precise(walkers.energy_at(energy, some)(X[some]))
-            v = shift_of(walkers.log_weight[some], U_some - U_k[some])
+            seen = walkers.energy_at(energy, some if rows is None else rows[some])
+            v = shift_of(A_k[some], precise(seen(X[some])) - U_k[some])
     every = max(1, len(X) // WATCHED)
     moved = (Y[::every] - X[::every]).flatten(1).square().sum(1)
     return walkers.put(rows, Y, A, U_next, dU_next), Move(moved, torch.ones_like(moved), v)
@@ -110,16 +112,20 @@ def reweigh_then_move(
     engine: str,
     step_size: Tensor | None = None,
     probe: bool = False,
+    in_turn: bool = False,
 ) -> tuple[Population, Move]:
     """For a kernel that leaves each model invariant: A += U_k − U_{k+1} where the walker stands, then move.
 
     Annealed importance sampling along the path of θ; a move that keeps the model does not change a weight. Where
     every walker moves, the energies that weigh them are those that their chains begin with. `step_size`, where it
-    is not the kernel's own, must not depend on what happens here; `probe` asks for v.
+    is not the kernel's own, must not depend on what happens here; `probe` asks for v. With `in_turn` only those in
+    `rows` are weighed.
     """
     known = keeps_energy(kernel, energy)
     own = energy if walkers.given is not None else weighing_energy(kernel, energy, walkers.x, rng, engine)
-    made = launched(own, kernel, walkers, rows, steps, step_size) if isinstance(own, OneKernel) else None
+    made = None
+    if isinstance(own, OneKernel) and not in_turn:
+        made = launched(own, kernel, walkers, rows, steps, step_size)
     changed = rows if made is None else None
     if made is None:
         X = laid_out(walkers.take(rows)[0], energy)
@@ -128,12 +134,16 @@ def reweigh_then_move(
         moving = walkers.energy_at(energy, rows)
         begin = kernel.init(moving, X)
         with torch.no_grad():
-            U = begin.energy if known and rows is None else precise(walkers.energy_at(energy)(walkers.x))
+            if in_turn and rows is not None:
+                U = walkers.energy.index_copy(0, rows, begin.energy if known else precise(moving(X)))
+            else:
+                U = begin.energy if known and rows is None else precise(walkers.energy_at(energy)(walkers.x))
         # fused and compiled chains would end with energies of another rounding than those they are weighed with
         engine = "eager" if engine in ("auto", "fused") or walkers.given is not None else engine
         made = U, run_chain(kernel, moving, begin, steps, rng, engine=engine, step_size=step_size)
     U, ((Y, U_new, _), info, *_) = made
-    v = shift_of(walkers.log_weight, U - walkers.energy) if probe else None
+    weighed = rows if in_turn and rows is not None else slice(None)
+    v = shift_of(walkers.log_weight[weighed], (U - walkers.energy)[weighed]) if probe else None
     walkers = walkers.reweigh(U)
     if not known:
         with torch.no_grad():

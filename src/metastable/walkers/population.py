@@ -13,7 +13,7 @@ from metastable.core.by_class import of_labels
 from metastable.core.errors import require_choice
 from metastable.core.precision import unrounded
 from metastable.core.resampling import draw_rows
-from metastable.core.types import Energy, Walkers
+from metastable.core.types import Energy, Walkers, precise
 from metastable.core.weights import entropy_fraction, ess_fraction, log_mean_exp, log_mean_exp_and_ess
 
 ORDERS = ("none", "principal", "energy")
@@ -103,6 +103,22 @@ class Population(NamedTuple):
     def reweigh(self, energy: Tensor) -> Population:
         """A += U_k − U_{k+1} where every walker stands; `energy` is U_{k+1} there, `(G·n,)`."""
         return self._replace(log_weight=self.log_weight + (self.energy - energy), energy=energy)
+
+    def caught_up(self, energy: Energy, rows: Tensor | None = None) -> Population:
+        """Walkers that stood still for some updates, those in `rows` or all, weighed for all of them at once.
+
+        Their increments add up to U where they were weighed last minus U now.
+        """
+        x, log_weight, before, _ = self.take(rows)
+        with torch.no_grad():
+            now = precise(self.energy_at(energy, rows)(x))
+        log_weight = log_weight + (before - now)
+        if rows is None:
+            return self._replace(log_weight=log_weight, energy=now)
+        return self._replace(
+            log_weight=self.log_weight.index_copy(0, rows, log_weight),
+            energy=self.energy.index_copy(0, rows, now),
+        )
 
     def comparable_log_weight(self) -> Tensor:
         """Log-weights that say what walkers count for across populations, `(G·n,)`."""

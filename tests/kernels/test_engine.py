@@ -349,7 +349,7 @@ def test_what_a_graph_does_not_take_is_said_with_its_line():
 @over("kernel", [ULA(0.05), MALA(0.2)])
 def test_compiled_steps_are_recorded_in_whole_calls(kernel, monkeypatch):
     monkeypatch.setattr(engine, "loop_of", recorded_whole)
-    monkeypatch.setattr(captured, "compiled_several", lambda: compiled.several)
+    monkeypatch.setattr(captured, "compiled_for", lambda _: compiled.several)
     monkeypatch.setattr(compiled, "UNROLL", 2)
     energy, x = energy_named("tilted"), rows(6, 2)
     assert choose(kernel, energy, x, 9, "compile") == Choice("compile", (), True)

@@ -16,7 +16,7 @@ from metastable.core.precision import cast_once, precision, unrounded
 from metastable.core.types import EnergyGrad, energy_and_grad
 from metastable.energies import MLP, Tilted
 from metastable.evaluation.rounding import rounding_of
-from metastable.kernels import MALA, ULA, engine, run_chain
+from metastable.kernels import MALA, ULA, compiled, engine, run_chain
 from metastable.methods import Context, Jarzynski, PersistentCD
 from metastable.proposals import fit_gaussian
 from metastable.training.config import Adam, TrainerConfig
@@ -199,7 +199,7 @@ def test_compiled_energies_weigh_walkers_everywhere(monkeypatch):
         values, grad = energy_and_grad(energy, x)
         return EnergyGrad(values + 1, grad)
 
-    monkeypatch.setattr(engine, "compiled_gradient", lambda: other)
+    monkeypatch.setattr(compiled, "compiled_gradient", lambda: other)
     energy, rng = MLP(2, hidden=(4,)), torch.Generator().manual_seed(0)
     x = torch.randn((30, 2), generator=rng)
     start = Population.start(x, *other(energy, x), torch.zeros(1, dtype=torch.float64))
@@ -215,7 +215,7 @@ def test_energies_that_do_not_compile_weigh_walkers_as_they_are(monkeypatch):
     def gives_up(energy, x):
         raise torch._dynamo.exc.Unsupported("no")
 
-    monkeypatch.setattr(engine, "compiled_gradient", lambda: gives_up)
+    monkeypatch.setattr(compiled, "compiled_gradient", lambda: gives_up)
     energy, x = MLP(2, hidden=(4,)), torch.ones(3, 2)
     made = engine.weighing_energy(MALA(0.1), energy, x, torch.Generator(), "compile")
     with pytest.warns(RuntimeWarning, match="cannot be compiled"):

@@ -13,7 +13,7 @@ from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import bind
 from metastable.kernels import HMC, MALA, ULA
 from metastable.methods import conditional_chains
-from metastable.methods import conditional_sampling as algorithms
+from metastable.methods import interpolating_sde as algorithms
 from metastable.methods.conditional_sampling import (
     best_of,
     follow_sde,

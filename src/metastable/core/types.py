@@ -83,6 +83,10 @@ class Bound:
         """The same at another time in [0, 1]; contexts are not encoded again."""
         return Bound(self.energy, self.given, _times(self.energy, t, self.given), self.code)
 
+    def parts(self) -> tuple[Any, Any, Any]:
+        """What it was bound to: contexts, times and codes. `Bound(energy, *parts)` is the same."""
+        return self.given, self.t, self.code
+
     def __call__(self, rows: Tensor) -> Tensor:
         """`(B·K, *event)` to `(B·K,)`."""
         B = len(self.given)

@@ -2,7 +2,8 @@
 
 The noise is drawn inside the graph from a generator of its own that takes up the caller's state and hands it back,
 so that a chain makes the moves that it makes eagerly. A recording belongs to an energy whose parameters stay where
-they are, and is made anew when anything that the energy reads has moved or changed (`watch`).
+they are, and is made anew when anything that the energy reads has moved or changed (`watch`). What an energy was
+bound to, contexts, times and codes, is copied in before each chain: a policy records once for all its chunks.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from torch.nn.utils import parametrize
 from metastable.core.capture import CaptureError, Recording, record
 from metastable.core.errors import OutOfMemoryError
 from metastable.core.precision import cast_once
-from metastable.core.types import Energy
+from metastable.core.types import Bound, Energy
 
 from .base import Kernel
-from .compiled import Walk, compiled_several, several, steps_per_call
+from .compiled import Walk, compiled_for, several, steps_per_call
 from .watch import UnwatchedError, reads
 
 STRIDE = 16
@@ -42,8 +43,25 @@ class Known(NamedTuple):
 _KNOWN: dict[int, Known] = {}
 
 
+def unbound(energy: Energy) -> tuple[Any, tuple[Tensor | None, ...]]:
+    """A conditional energy, and the tensors it was bound to; any other energy, and nothing."""
+    if isinstance(energy, Bound) and all(part is None or isinstance(part, Tensor) for part in energy.parts()):
+        return energy.energy, energy.parts()
+    return energy, ()
+
+
+def watched(energy: Energy, device: torch.device) -> Hashable:
+    """What a recording of this energy depends on: all that it reads, and the shapes of what it was bound to."""
+    inner, parts = unbound(energy)
+    for part in parts:
+        if part is not None and part.device != device:
+            raise UnwatchedError(f"contexts are on {part.device}, not on {device}")
+    return reads(inner, device).key, tuple(None if x is None else (x.shape, x.dtype) for x in parts)
+
+
 def known_of(energy: Energy) -> Known:
-    """What is known of this energy; raises `UnwatchedError` where nobody would notice its end."""
+    """What is known of this energy, whatever it is bound to; `UnwatchedError` where its end goes unnoticed."""
+    energy, _ = unbound(energy)
     place = id(energy)
     if place not in _KNOWN:
         try:
@@ -73,8 +91,10 @@ class Loop:
     def __init__(
         self, kernel: Kernel, energy: Energy, walk: Walk, h: Tensor, slopes: bool, count: int, compiled: bool
     ):
-        self.kernel, self.energy, self.slopes, self.count = kernel, weakref.ref(energy), slopes, count
-        self.several = compiled_several() if compiled else several
+        inner, parts = unbound(energy)
+        self.kernel, self.energy, self.slopes, self.count = kernel, weakref.ref(inner), slopes, count
+        self.parts = tuple(None if x is None else x.clone() for x in parts)
+        self.several = compiled_for(kernel) if compiled else several
         self.per_call = steps_per_call(kernel) if compiled else 1
         self.walk, self.h = Walk.of(tuple(t.clone() for t in walk.tensors())), h.clone()
         self.rng, self.stream = torch.Generator(h.device), _stream(h.device)
@@ -88,6 +108,7 @@ class Loop:
         """The steps, written back to where they began; while libraries warm up one call is enough."""
         energy, walk, rng = self.energy(), self.walk, self.rng
         assert energy is not None
+        energy = Bound(energy, *self.parts) if self.parts else energy
         warming = self.h.is_cuda and not torch.cuda.is_current_stream_capturing()
         left = min(self.per_call, self.count) if warming else self.count
         # a parametrised weight is made once in a launch; the compiler sees to that by itself
@@ -102,10 +123,13 @@ class Loop:
                 own.copy_(new)
         return ()
 
-    def run(self, walk: Walk, h: Tensor, rng: torch.Generator, times: int) -> Walk:
-        """The steps `times` times from `walk`, with the caller's random numbers."""
-        for own, new in zip((*self.walk.tensors(), self.h), (*walk.tensors(), h), strict=True):
-            own.copy_(new)
+    def run(self, energy: Energy, walk: Walk, h: Tensor, rng: torch.Generator, times: int) -> Walk:
+        """The steps `times` times from `walk`, on what the energy is bound to, with the caller's random numbers."""
+        _, parts = unbound(energy)
+        mine, theirs = (*self.walk.tensors(), self.h, *self.parts), (*walk.tensors(), h, *parts)
+        for own, new in zip(mine, theirs, strict=True):
+            if own is not None:
+                own.copy_(new)
         self.rng.set_state(rng.get_state())
         for _ in range(times):
             self.recording.replay()
@@ -120,14 +144,14 @@ def loop_of(
     known, device = known_of(energy), h.device
     setting = (count, compiled, slopes, _stream(device), *_precision(device))
     shapes = tuple((t.shape, t.stride(), t.dtype) for t in (*walk.tensors(), h))
-    key = (reads(energy, device).key, reads(kernel, device, "kernel").key, shapes, setting)
+    key = (watched(energy, device), reads(kernel, device, "kernel").key, shapes, setting)
     loop = known.loops.pop(key, None)
     if loop is None:
         while len(known.loops) >= MOST:
             known.loops.pop(next(iter(known.loops)))  # the one not used for longest
         prove(kernel, energy, walk, h)
         loop = Loop(kernel, energy, walk, h, slopes, count, compiled)
-        key = (reads(energy, device).key, *key[1:])  # a first call may have kept what it made
+        key = (watched(energy, device), *key[1:])  # a first call may have kept what it made
     known.loops[key] = loop
     return loop
 

@@ -18,6 +18,8 @@ from .fusion import fused
 
 UNROLL = 8
 """Gradients in one compiled call: enough to hide the call, few enough to compile in seconds."""
+MOST_UNROLLED = 32
+"""Gradients of one step from which on gradients are compiled alone: steps of more would take minutes."""
 VARIANTS = 256
 """Kernels × energies × batch shapes that one process may compile; torch's own limit of 8 is an error here."""
 
@@ -117,6 +119,29 @@ def compiled_several() -> Several:
 def compiled_gradient() -> Callable[[Energy, Tensor], EnergyGrad]:
     """`energy_and_grad`, compiled."""
     return compiled(energy_and_grad)
+
+
+class CompiledGradient:
+    """An energy whose values and gradients are one compiled function."""
+
+    def __init__(self, energy: Energy):
+        self.energy = energy
+
+    def value_and_grad(self, x: Tensor) -> EnergyGrad:
+        """E and ∇E."""
+        with torch.no_grad():
+            return compiled_gradient()(self.energy, x)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """E, `(B,)`, as it is computed beside its gradient."""
+        return self.value_and_grad(x).energy
+
+
+def compiled_for(kernel: Kernel) -> Several:
+    """`several`, compiled as a whole; of a kernel with many gradients a step, these alone."""
+    if kernel.gradients_per_step <= MOST_UNROLLED:
+        return compiled_several()
+    return lambda kernel, energy, *others: several(kernel, CompiledGradient(energy), *others)
 
 
 def _roomy(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,11 +27,11 @@ from metastable.core.types import Energy, EnergyGrad, energy_and_grad
 
 from . import fused
 from .base import ChainResult, ChainState, Kernel
-from .captured import REFUSALS, UnwatchedError, known_of, loop_of, stride_of
+from .captured import REFUSALS, UnwatchedError, known_of, loop_of, stride_of, watched
 from .compiled import (
+    CompiledGradient,
     Walk,
-    compiled_gradient,
-    compiled_several,
+    compiled_for,
     compiler_gave_up,
     several,
     steps_per_call,
@@ -111,7 +111,7 @@ def why_not_captured(kernel: Kernel, energy: Energy, x: Tensor, steps: int, aske
     if asked == "auto" and steps * max(1, kernel.gradients_per_step) < LEAST:
         return f"a chain of {steps} steps is done before it is recorded; from {LEAST} gradients on"
     try:
-        known_of(energy), reads(energy, x.device), reads(kernel, x.device, "kernel")
+        known_of(energy), watched(energy, x.device), reads(kernel, x.device, "kernel")
     except UnwatchedError as error:
         return str(error)
     return refused(energy, "captured")
@@ -150,7 +150,7 @@ def _compiled(
     kernel: Kernel, energy: Energy, h: Tensor, rng: torch.Generator, slopes: bool, walk: Walk, steps: int
 ) -> Walk:
     """Several steps a call, then one by one; eagerly where the compiler gives up."""
-    run, left, together = compiled_several(), steps, steps_per_call(kernel)
+    run, left, together = compiled_for(kernel), steps, steps_per_call(kernel)
     while left:
         noises = [kernel.draw(walk.state.x, rng, energy) for _ in range(together if left >= together else 1)]
         left -= len(noises)
@@ -191,7 +191,7 @@ def _recorded(
             raise
         refuse(energy, "compile", why)
         return _recorded(stretch, False, kernel, energy, h, rng, slopes, walk, steps)
-    walk = loop.run(walk, h, rng, steps // count)
+    walk = loop.run(energy, walk, h, rng, steps // count)
     return _eager(kernel, energy, h, rng, slopes, walk, steps % count)
 
 
@@ -236,30 +236,22 @@ class OneKernel:
         return None if made is None else (first, made)
 
 
-class CompiledEnergy:
+class CompiledEnergy(CompiledGradient):
     """An energy whose values and gradients are one compiled function wherever they are asked for: for weights.
 
     Compiled code rounds as its neighbours let it, and weights are exact for a function that is computed in one way.
     """
 
-    def __init__(self, energy: Energy):
-        self.energy = energy
-
     def value_and_grad(self, x: Tensor) -> EnergyGrad:
         """E and ∇E; eagerly where the compiler gave up."""
         if refused(self.energy, "compile") is None:
             try:
-                with torch.no_grad():
-                    return compiled_gradient()(self.energy, x)
+                return super().value_and_grad(x)
             except Exception as error:
                 if (why := compiler_gave_up(error)) is None:
                     raise
                 refuse(self.energy, "compile", why)
         return energy_and_grad(self.energy, x)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """E, `(B,)`, as it is computed beside its gradient."""
-        return self.value_and_grad(x).energy
 
 
 def weighing_energy(

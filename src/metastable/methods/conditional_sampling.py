@@ -26,15 +26,15 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import ConfigError, InputError, require, require_count
-from metastable.core.protocols import Flowing, JointlyScored, Sampled, provides
-from metastable.core.random import normal_like
-from metastable.core.types import Bound, Walkers, bind, energy_and_grad
+from metastable.core.protocols import JointlyScored, Sampled, provides
+from metastable.core.types import Bound, Walkers, bind
 from metastable.kernels import HMC, MALA, ULA, Kernel
 from metastable.proposals.given import sample_given
 
 from .conditional_chains import checked_walkers, choose_kernel, require_finite, run_chains, said_of_starts
 from .conditional_starts import Starts, draw_starts, own_draws, pilot_candidates
 from .conditional_tuning import Starter, Tuned
+from .interpolating_sde import follow_sde, require_eta
 
 CAREFUL = 0.95
 """Share of moves that the default chain of Algorithm 4 accepts: most, since the SDE takes steps of that length and
@@ -143,7 +143,7 @@ def sample_interpolating(
         kernel: of the chain; by default Langevin with step size η where that is given, as in the paper, else MALA
             with a step size for each context, which a few more walkers find at t = 1. The paper's policies take
             `HMC(step_size=eta, leapfrog=50)`.
-        engine: of the chain, as `run_chain` takes it.
+        engine: of the SDE and of the chain, as `run_chain` takes it.
         candidates: draws of the flow at t̲ for each walker, of which one is taken in proportion to
             exp(−E(· | given, t̲))/p_ξ^t̲; 1 takes the flow's own, as the paper does. With more, branches have the
             shares of the energy, not of the flow, for as many draws of the flow with their densities.
@@ -160,7 +160,7 @@ def sample_interpolating(
     """
     require_count("n", n)
     require_count("candidates", candidates)
-    _require_eta(eta or 0)
+    require_eta(eta or 0)
     require(0 < anneal <= 1, "anneal", "above 0 and at most 1", anneal)
     target, tuned = bind(energy, given, 1.0), None
     if kernel is None and eta:
@@ -171,52 +171,13 @@ def sample_interpolating(
     per_step = max(sde_steps, 1) / (1 - t_low)
     rate: float | Tensor = _langevin_step(kernel, tuned) * per_step if eta is None else eta
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
-    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate)  # line 2
+    y = follow_sde(
+        target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate, engine=engine
+    )  # line 2
     rows, info = run_chains(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned, anneal)  # line 3
     cost = sde_steps * rows.shape[0] + starts.rows + (0 if tuned is None else tuned.rows)
     info |= {"eta": rate, "sde_steps": sde_steps, "chain_steps": moves} | said_of_starts(starts)
     return checked_walkers(rows, y, info, cost)
-
-
-def follow_sde(
-    target: Bound,
-    flow: Any,
-    y: Tensor,
-    rng: torch.Generator,
-    *,
-    t_low: float,
-    steps: int,
-    eta: float | Tensor,
-) -> Tensor:
-    """(5.7): dy = [v̂_t(y) − η∇E(y | given, t)] dt + √(2η) dW from t̲ to 1, by Euler's rule; `(B, n, *event)`.
-
-    With the exact field and energy the law at t is p^t for every η: what the noise spreads, the drift brings back.
-    η is a number, or one for each context, `(B,)`.
-    """
-    if not isinstance(eta, Tensor):
-        _require_eta(eta)
-    dt = (1 - t_low) / max(steps, 1)
-    once = flow.velocity_given(target.given) if provides(flow, Flowing) else None  # contexts encoded once
-    each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
-    noise = (2 * each * dt).sqrt()
-    finite_for = torch.zeros(y.shape[:2], dtype=torch.long, device=y.device)
-    for k in range(steps):
-        t = t_low + k * dt
-        grad = energy_and_grad(target.at(t), y.flatten(0, 1)).grad.view(y.shape)
-        with torch.no_grad():
-            v = flow.velocity(y, t, target.given) if once is None else once(y, t)
-            drift = v - each * grad
-            y = y + dt * drift + noise * normal_like(y, rng)
-            finite_for += y.isfinite().flatten(2).all(2)
-    if bool((finite_for < steps).any()):
-        context, _ = (finite_for < steps).nonzero()[0].tolist()
-        t = t_low + (1 + int(finite_for[context].min())) * dt
-        used = float(each.flatten()[context if each.numel() > 1 else 0])
-        raise InputError(
-            f"eta: the SDE left every finite region at t = {t:.3g} for context {context} (counting from 0); try "
-            f"more evaluations or a smaller eta than {used:g}"
-        )
-    return y
 
 
 def split_evaluations(evaluations: int, t_low: float, kernel: Kernel | None) -> tuple[int, int]:
@@ -382,8 +343,3 @@ def _langevin_step(kernel: Kernel | None, tuned: Tuned | None) -> Any:
     if isinstance(kernel, HMC):
         return 0.5 * step**2 / float(torch.as_tensor(kernel.mass).max())
     return step
-
-
-def _require_eta(eta: float) -> None:
-    number = isinstance(eta, (int, float)) and not isinstance(eta, bool)
-    require(number and 0 <= eta < math.inf, "eta", "a finite number of at least 0", eta)

@@ -105,6 +105,7 @@ class RunActions:
             options["kernel"] = self.kernel
         self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
         self.covariance, self.step_size = covariance, step_size
+        self.free: dict[int, tuple[FreeActions, Tensor]] = {}
         self.units = None if run.coordinates is None else run.coordinates.events
         self.density = isinstance(run.trained_with, Density)
         self.has_chains = not self.density and not is_costly(self.model.energy)  # whose gradient is an ODE's
@@ -134,7 +135,7 @@ class RunActions:
         contexts = contexts[rows.to(contexts.device)]
         x = self.draw(contexts, DRAWS, seed)
         found = copy.copy(self)
-        found.covariance = pooled_covariance(x)
+        found.covariance, found.free = pooled_covariance(x), {}
         if found.has_chains and self.kernel is None:
             target, root = found._target(contexts, x[:, 0, :0])
             v = whitened(x[:, :PILOTS], root).flatten(0, 1)
@@ -182,11 +183,16 @@ class RunActions:
         return self.covariance
 
     def _target(self, contexts: Tensor, frozen: Tensor) -> tuple[Bound, Tensor]:
-        """E of v given contexts and frozen numbers, and L."""
-        root, given = free_root(self._settled(), frozen.shape[1]), self.model.as_contexts(contexts)
-        inner: Any = self.model.energy
-        kind = EncodedFreeActions if provides(inner, Encoding) else FreeActions
-        energy = kind(inner, self.units, root.to(self.model.home), frozen.shape[1])
+        """E of v given contexts and frozen numbers, and L.
+
+        The energy is made once for each number of frozen ones: what is recorded of it serves all later chunks.
+        """
+        p, given = frozen.shape[1], self.model.as_contexts(contexts)
+        if p not in self.free:
+            root, inner = free_root(self._settled(), p), self.model.energy
+            kind = EncodedFreeActions if provides(inner, Encoding) else FreeActions
+            self.free[p] = kind(inner, self.units, root.to(self.model.home), p), root  # pyright: ignore
+        energy, root = self.free[p]
         return bind(energy, torch.cat([given, frozen.to(given)], 1), self.time), root
 
 

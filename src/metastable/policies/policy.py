@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.api import fit, load_run
+from metastable.core.batch import Batch
 from metastable.core.configure import build
 from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
+from metastable.core.waiting import unwatched
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
 from metastable.methods import Method
+from metastable.methods.conditional_chains import require_finite
 from metastable.methods.conditional_sampling import best_of
 from metastable.methods.ranked import Ranked
 from metastable.proposals.choose import LEARNED
@@ -148,14 +151,17 @@ class Policy:
         """
         config, given = self.config, self.scaling.pack(self._named(contexts))
         seed, rest = derive(self.seed, "chunk", self.calls), self._rest()
-        x = self.model.draw(given, config.candidates, seed)
-        if rest is not None and config.warmed and self.model.has_chains:
-            x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
-        frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
-        x = self.model.move(x, given, config.steps, seed, frozen)
-        chosen = best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
+        with unwatched():  # so that flows are recorded on a GPU; what comes out is looked at
+            x = self.model.draw(given, config.candidates, seed)
+            if rest is not None and config.warmed and self.model.has_chains:
+                x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
+            frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
+            x = self.model.move(x, given, config.steps, seed, frozen)
+            chosen = best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
         self.last, self.calls = chosen, self.calls + 1
-        return self.scaling.to_actions(chosen.unflatten(1, (config.prediction, self.actions)).cpu())
+        actions = self.scaling.to_actions(chosen.unflatten(1, (config.prediction, self.actions)).cpu())
+        require_finite(actions, "the policy's actions")
+        return actions
 
     @property
     def actions(self) -> int:
@@ -269,7 +275,7 @@ def fit_policy(
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     if noise is not None:
         schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_over": 0.5}
-        options = {**schedule, "given_noise": scaling.noise_mask(config.context), **options}
+        options = {**schedule, "given_noise": _noised(scaling, config, data), **options}
     table = None
     if on is not None:
         units = options.setdefault("units", "none")
@@ -281,6 +287,17 @@ def fit_policy(
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
     assert data.given is not None
     return policy_of(run, scaling, data.given, config, seed, table)
+
+
+def _noised(scaling: Scaling, config: PolicyConfig, data: Batch) -> tuple[float, ...]:
+    """What σ_pert is multiplied with on every number of a context.
+
+    0 for one that never changes: in units of its own spread, which networks see, any noise would drown the others.
+    """
+    assert data.given is not None
+    changes = (data.given.amax(0) > data.given.amin(0)).tolist()
+    mask = scaling.noise_mask(config.context)
+    return tuple(share * varies for share, varies in zip(mask, changes, strict=True))
 
 
 def _flow_of(policy: Policy, scaling: Scaling) -> tuple[nn.Module, dict[str, Any]]:

@@ -1,0 +1,201 @@
+"""The SDE of Algorithm 4, (5.7), by Euler's rule: step by step, or some steps at once as a recorded CUDA graph.
+
+S. Singh, S. Tu, V. Sindhwani, *Revisiting energy based models as policies: ranking noise contrastive estimation and
+interpolating energy models*, TMLR 2024. A step is a gradient of the energy and a velocity of the flow, hundreds of
+small kernels. A recording has contexts, codes and times as inputs, so that one serves all calls of the same shapes,
+and makes the steps that are made without it bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metastable.core.capture import Replays, is_recording
+from metastable.core.errors import InputError, require
+from metastable.core.protocols import Flowing, provides
+from metastable.core.random import normal_like
+from metastable.core.types import Bound, energy_and_grad
+from metastable.kernels import ULA, engine
+from metastable.kernels.captured import REFUSALS, prove, watched
+from metastable.kernels.compiled import CompiledGradient, Walk, compiler_gave_up
+from metastable.kernels.watch import UnwatchedError, reads
+from metastable.proposals.cnf import InterpolantFlow
+
+STRIDE = 16
+"""Steps in one launch."""
+KEPT = 4
+"""Recordings kept for one energy."""
+
+
+class Recorded:
+    """Recordings of one energy's steps, and the generator that they draw from."""
+
+    def __init__(self, device: torch.device):
+        self.replays, self.rng = Replays(KEPT), torch.Generator(device)
+
+
+_RECORDED: weakref.WeakKeyDictionary[nn.Module, Recorded] = weakref.WeakKeyDictionary()
+
+
+def follow_sde(
+    target: Bound,
+    flow: Any,
+    y: Tensor,
+    rng: torch.Generator,
+    *,
+    t_low: float,
+    steps: int,
+    eta: float | Tensor,
+    engine: str = "auto",
+) -> Tensor:
+    """(5.7): dy = [v̂_t(y) − η∇E(y | given, t)] dt + √(2η) dW from t̲ to 1, by Euler's rule; `(B, n, *event)`.
+
+    With the exact field and energy the law at t is p^t for every η: what the noise spreads, the drift brings back.
+    η is a number, or one for each context, `(B,)`. `engine` is as `run_chain` takes it: all but `eager` record on
+    a GPU, and `compile` compiles gradients.
+    """
+    if not isinstance(eta, Tensor):
+        require_eta(eta)
+    dt = (1 - t_low) / max(steps, 1)
+    each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
+    times = [t_low + k * dt for k in range(steps)]
+    y, finite_for, done = _launched(target, flow, y.contiguous(), rng, times, dt, each, engine)
+    y, finite = euler(target, _velocity(flow, target.given), y, rng, times[done:], dt, each)
+    _require_finite(finite_for + finite, t_low, dt, steps, each)
+    return y
+
+
+def euler(
+    target: Bound,
+    velocity: Any,
+    y: Tensor,
+    rng: torch.Generator,
+    times: Sequence[float | Tensor],
+    dt: float,
+    eta: Tensor,
+    compiled: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """A step at each of these times: where walkers are then, and in how many steps each was finite, `(B, n)`."""
+    noise, finite_for = (2 * eta * dt).sqrt(), y.new_zeros(y.shape[:2], dtype=torch.long)
+    for t in times:
+        energy = CompiledGradient(target.at(t)) if compiled else target.at(t)
+        grad = energy_and_grad(energy, y.flatten(0, 1)).grad.view(y.shape)
+        with torch.no_grad():
+            drift = velocity(y, t) - eta * grad
+            y = y + dt * drift + noise * normal_like(y, rng)
+            finite_for = finite_for + y.isfinite().flatten(2).all(2)
+    return y, finite_for
+
+
+def _velocity(flow: Any, given: Tensor) -> Any:
+    """(y, t) ↦ the flow's velocity, with contexts encoded once where it can."""
+    if provides(flow, Flowing):
+        return flow.velocity_given(given)
+    return lambda y, t: flow.velocity(y, t, given)
+
+
+def _launched(
+    target: Bound,
+    flow: Any,
+    y: Tensor,
+    rng: torch.Generator,
+    times: Sequence[float],
+    dt: float,
+    eta: Tensor,
+    asked: str,
+) -> tuple[Tensor, Tensor, int]:
+    """`euler` in launches of `STRIDE` steps, and how many steps were made so: none where that cannot be."""
+    at, finite_for = y, y.new_zeros(y.shape[:2], dtype=torch.long)
+    key, compiled = _key(target, flow, y, len(times), asked), asked == "compile" and _compiles(target)
+    if key is None:
+        return y, finite_for, 0
+    own = _RECORDED.setdefault(target.energy, Recorded(y.device))
+    stretch = _stretch(target, flow, own.rng, dt, compiled)
+    table, held = torch.tensor(times, dtype=torch.float64).to(y), [x for x in target.parts() if x is not None]
+    own.rng.set_state(rng.get_state())
+    done = len(times) - len(times) % STRIDE
+    try:
+        for k in range(0, done, STRIDE):
+            inputs = (at, eta, table[k : k + STRIDE], *held)
+            at, finite = own.replays(stretch, (key, dt, compiled), *inputs, generators=(own.rng,))
+            finite_for = finite_for + finite
+    except Exception as error:
+        why = _why(error, compiled)
+        if why is None:
+            raise
+        engine.refuse(target, "compile" if compiled else "captured", why)
+        return _launched(target, flow, y, rng, times, dt, eta, asked)
+    rng.set_state(own.rng.get_state())
+    return at, finite_for, done
+
+
+def _stretch(
+    target: Bound, flow: Any, rng: torch.Generator, dt: float, compiled: bool
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`euler` as a function of tensors alone, which keeps neither energy nor flow alive."""
+    energy, field, there = (
+        weakref.ref(target.energy),
+        weakref.ref(flow),
+        [x is not None for x in target.parts()],
+    )
+
+    def run(y: Tensor, eta: Tensor, times: Tensor, *held: Tensor) -> tuple[Tensor, Tensor]:
+        left = iter(held)
+        bound = Bound(energy(), *(next(left) if known else None for known in there))
+        with torch.no_grad():
+            return euler(bound, _velocity(field(), bound.given), y, rng, times.unbind(), dt, eta, compiled)
+
+    return run
+
+
+def _compiles(target: Bound) -> bool:
+    return engine.refused(target, "compile") is None
+
+
+def _why(error: Exception, compiled: bool) -> str | None:
+    """Why steps could not be recorded or compiled; None for any other error."""
+    if isinstance(error, REFUSALS):
+        return str(error).splitlines()[0]
+    return compiler_gave_up(error) if compiled else None
+
+
+def _key(target: Bound, flow: Any, y: Tensor, steps: int, asked: str) -> Any:
+    """What a recording depends on beside its inputs; None where there can be none, or it is not worth it."""
+    able = (y.is_cuda or engine.STAND_IN) and asked != "eager" and steps >= max(engine.LEAST, STRIDE)
+    own = isinstance(flow, InterpolantFlow) and flow.replay and isinstance(target.energy, nn.Module)
+    if not able or not own or is_recording() or engine.refused(target, "captured") is not None:
+        return None
+    rows, kernel = y.flatten(0, 1), ULA()
+    try:
+        key = watched(target, y.device), reads(flow, y.device, "flow").key
+        if target.energy not in _RECORDED:
+            prove(kernel, target, Walk.start(kernel.init(target, rows), False), y.new_zeros(()))
+    except UnwatchedError as error:
+        engine.refuse(target, "captured", str(error))
+        return None
+    return key
+
+
+def _require_finite(finite_for: Tensor, t_low: float, dt: float, steps: int, eta: Tensor) -> None:
+    """Name the first context, and its time, that left every finite region."""
+    if not bool((finite_for < steps).any()):
+        return
+    context, _ = (finite_for < steps).nonzero()[0].tolist()
+    t = t_low + (1 + int(finite_for[context].min())) * dt
+    used = float(eta.flatten()[context if eta.numel() > 1 else 0])
+    raise InputError(
+        f"eta: the SDE left every finite region at t = {t:.3g} for context {context} (counting from 0); try "
+        f"more evaluations or a smaller eta than {used:g}"
+    )
+
+
+def require_eta(eta: float) -> None:
+    """η is a finite number of at least 0."""
+    number = isinstance(eta, (int, float)) and not isinstance(eta, bool)
+    require(number and 0 <= eta < math.inf, "eta", "a finite number of at least 0", eta)

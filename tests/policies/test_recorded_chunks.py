@@ -1,0 +1,179 @@
+"""Chunks by recorded chains are those of eager ones, whatever is seen, and are recorded once for all of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+import metastable as ms
+from metastable.core import capture
+from metastable.core.capture import Replays
+from metastable.core.random import generator
+from metastable.core.types import Bound, bind, energy_and_grad
+from metastable.data import Demonstrations, Scaling
+from metastable.energies import ConditionalNet
+from metastable.kernels import HMC, ULA, captured, compiled, engine, run_chain
+from metastable.methods import interpolating_sde as sde
+from metastable.policies import Policy, PolicyConfig, RunActions
+from metastable.proposals import InterpolantFlow
+
+SEEN, CHUNKS = 3, 3
+FLOW = {"name": "interpolant", "field": "concatsquash", "width": 8, "layers": 2, "steps": 3, "scored": 3}
+HOW = {
+    "chain": PolicyConfig(1, 4, 2, 2, 40, 0),
+    "joined": PolicyConfig(1, 4, 2, 2, 40, 0, freeze=1),
+    "kernel": PolicyConfig(1, 4, 2, 2, 40, 0, kernel={"name": "ula", "step_size": 1e-3}),
+    "stages": PolicyConfig(
+        1, 4, 2, 2, 0, 0, algorithm=4, sampling={"eta": 1e-3, "evaluations": 72},
+        kernel={"name": "hmc", "step_size": 1e-2, "leapfrog": 4},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    """On the CPU the recorded function is called on the memory that it was recorded with; nothing is recorded yet."""
+    monkeypatch.setattr(captured, "_KNOWN", {})
+    monkeypatch.setattr(sde, "_RECORDED", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(engine, "STAND_IN", True)
+    monkeypatch.setattr(engine, "LEAST", 4)
+    monkeypatch.setitem(engine.WHY_NOT, "fused", lambda *_: "left out")
+
+
+def demonstrations() -> Demonstrations:
+    rng = generator(0)
+    return Demonstrations.of(torch.rand(40, 3, generator=rng), torch.rand(40, 2, generator=rng), [20, 40])
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[bool, ms.Run]:
+    """Energies with a time and without, after an update."""
+    made = {}
+    for timed in (False, True):
+        shown = demonstrations()
+        data = shown.windows(1, 4).dataset(Scaling.fit(shown))
+        method = {
+            "name": "interpolating-nce" if timed else "ranking-nce",
+            "negatives_per_datum": 3,
+            "proposal": FLOW,
+        }
+        energy = {"name": "conditional", "width": 8, "depth": 2, "time": timed}
+        made[timed] = ms.fit(energy, data, method, 1, batch_size=4, units="none", evaluate=False)
+    return made
+
+
+def policy_of(runs: dict[bool, ms.Run], name: str) -> Policy:
+    config = HOW[name]
+    model = RunActions(runs[name == "stages"], config.algorithm, kernel=config.kernel, **config.sampling)
+    scaling = Scaling.fit(demonstrations())
+    if config.kernel is None:
+        model = model.settle(scaling.pack({"state": torch.rand(8, 1, 3, generator=generator(3))}))
+    return Policy(model, scaling, config, 5)
+
+
+def chunks(policy: Policy) -> Tensor:
+    """Some chunks, each of what is seen then."""
+    rng = generator(9)
+    policy.reset(5)
+    return torch.stack(
+        [policy.predict_action_chunk(torch.rand(SEEN, 1, 3, generator=rng)) for _ in range(CHUNKS)]
+    )
+
+
+def both(runs: dict[bool, ms.Run], name: str, monkeypatch) -> tuple[Tensor, Tensor]:
+    """Chunks of one policy with recorded chains, and without."""
+    policy = policy_of(runs, name)
+    recorded = chunks(policy)
+    with monkeypatch.context() as m:
+        m.setattr(engine, "STAND_IN", False)
+        return recorded, chunks(policy)
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_recorded_chunks_are_eager_ones(runs, name, monkeypatch):
+    recorded, eager = both(runs, name, monkeypatch)
+    assert torch.equal(recorded, eager)
+    assert not torch.equal(eager[0], eager[1])
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_a_recording_that_is_not_told_what_is_seen_now_makes_other_chunks(runs, name, monkeypatch):
+    run = captured.Loop.run
+
+    def forgets(self, energy, *others):
+        return run(self, Bound(energy.energy, *self.parts), *others)
+
+    monkeypatch.setattr(captured.Loop, "run", forgets)
+    recorded, eager = both(runs, name, monkeypatch)
+    assert torch.equal(recorded[0], eager[0])
+    assert not torch.equal(recorded[1:], eager[1:])
+
+
+def test_nor_may_the_steps_of_the_sde_forget_it(runs, monkeypatch):
+    call, first = Replays.__call__, []
+
+    def forgets(self, function, key, *inputs, generators=()):
+        first.append(inputs[3:])  # behind where walkers are, η and the times
+        return call(self, function, key, *inputs[:3], *first[0], generators=generators)
+
+    monkeypatch.setattr(Replays, "__call__", forgets)
+    recorded, eager = both(runs, "stages", monkeypatch)
+    assert torch.equal(recorded[0], eager[0])
+    assert not torch.equal(recorded[1:], eager[1:])
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_all_chunks_share_one_recording(runs, name, monkeypatch):
+    made = []
+    monkeypatch.setattr(capture, "_uncached", lambda device: made.append(device) or nullcontext())
+    policy = policy_of(runs, name)
+    policy.predict_action_chunk(torch.rand(SEEN, 1, 3, generator=generator(1)))
+    first = len(made)
+    assert first == (2 if name == "stages" else 1)
+    chunks(policy)
+    kinds = 2 if name == "joined" else 1  # the first chunk of an episode has nothing to join
+    assert len(made) == kinds * first
+
+
+def test_recordings_end_with_their_energy():
+    energy = ConditionalNet(2, 1, width=4, depth=2)
+    x, given = torch.zeros(4, 2), torch.zeros(2, 1)
+    run_chain(ULA(0.1), bind(energy, given), x, 8, generator(0))
+    assert len(captured.known_of(energy).loops) == 1
+    place, alive = id(energy), weakref.ref(energy)
+    del energy
+    gc.collect()
+    assert alive() is None
+    assert place not in captured._KNOWN
+
+
+def test_many_leapfrog_steps_have_gradients_compiled_alone(monkeypatch):
+    """Chains and SDE call one function for value and gradient, wherever `compile` was asked for."""
+    calls = []
+
+    def gradient(energy, x):
+        calls.append(len(x))
+        return energy_and_grad(energy, x)
+
+    monkeypatch.setattr(compiled, "compiled_gradient", lambda: gradient)
+    energy = ConditionalNet(2, 1, width=4, depth=2, time=True)
+    target, start, kernel = bind(energy, torch.ones(2, 1), 1.0), torch.zeros(2, 3, 2), HMC(0.1, leapfrog=33)
+    ends = [
+        run_chain(kernel, target, start.flatten(0, 1), 4, generator(1), engine=name).state.x
+        for name in ("compile", "eager")
+    ]
+    assert torch.equal(*ends)
+    assert len(calls) == 33 * 5  # four moves, and the one that is recorded
+    flow, calls[:] = InterpolantFlow(2, 1, width=4), []
+    options = {"t_low": 0.5, "steps": 20, "eta": 0.01}
+    ends = [
+        sde.follow_sde(target, flow, start, generator(1), **options, engine=name)
+        for name in ("compile", "eager")
+    ]
+    assert torch.equal(*ends)
+    assert len(calls) == 2 * sde.STRIDE

@@ -37,7 +37,7 @@ HOW = {
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
-    """On the CPU the recorded function is called on the memory that it was recorded with; nothing is recorded yet."""
+    """On the CPU the recorded function is called on the memory that it was recorded with; nothing is recorded."""
     monkeypatch.setattr(captured, "_KNOWN", {})
     monkeypatch.setattr(sde, "_RECORDED", weakref.WeakKeyDictionary())
     monkeypatch.setattr(engine, "STAND_IN", True)

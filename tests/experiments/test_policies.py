@@ -201,7 +201,7 @@ def test_a_finished_training_of_something_else_is_refused(tmp_path):
     for other, learned, words in (
         (own, Task(more, config, TINY), "was made with demonstrations = '"),
         (replace(own, seed=1), partial(lambda: task), "was made with seed = 0, now it is 1; choose another"),
-        (moved, partial(lambda: task), "was made with rate = 0.001, now it is 0.5"),
+        (moved, partial(lambda: task), "was made with rate = 0.003, now it is 0.5"),
     ):
         with pytest.raises(InputError, match=words):
             policy_arms.trained(other, learned, "cloning")

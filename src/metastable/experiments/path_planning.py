@@ -6,7 +6,8 @@ What counts is how many of its paths collide and what they cost, (7.2). The pape
 world nor its weights: ratios between models can be compared with its numbers, and costs cannot.
 
 Deviations, which trainings of minutes gain from: demonstrations are seen from where one stands
-(`policies.path_frames`; `centred=false` is the paper's frame) and mirrored, too (`mirrored=false`).
+(`policies.path_frames`; `centred=false` is the paper's frame) and mirrored, too (`mirrored=false`). At scale cpu
+dense networks see distances in 24 directions (`sight=0`: discs), and five points of a chunk are walked (`execute`).
 
 Every arm is trained in `training/` and judged in `pieces/`, so that a command makes what is missing and gathers all
 that is there. `straight` walks straight to the goal, `random` anywhere. Smoke asks for less than other scales: of
@@ -140,7 +141,7 @@ def demonstrations(bench: Bench) -> Demonstrations:
     if bench.mirrored:
         shown = with_mirrored(shown)
     if bench.centred:
-        shown = centred(shown)
+        shown = centred(shown, bench.sight)
     ends, arrays = shown.ends.numpy(), {key: x.numpy() for key, x in shown.observations.items()}
     part = path.with_suffix(".part.npz")  # so that what is found is whole
     np.savez_compressed(part, actions=shown.actions.numpy(), episode_ends=ends, **arrays)  # pyright: ignore
@@ -237,7 +238,7 @@ def body(bench: Bench) -> list[Row]:
     how |= {"worlds": bench.worlds, "paths": bench.paths}
     how |= {} if bench.world_seed == TEST_SEED else {"world_seed": bench.world_seed}
     pieces, sizes = Pieces(bench.folder / "pieces", how), replace(PATHS, **bench.sizes)
-    config = PolicyConfig(CONTEXT, PREDICTION, PREDICTION, bench.candidates, 0, 0)
+    config = PolicyConfig(CONTEXT, PREDICTION, bench.execute, bench.candidates, 0, 0)
 
     @cache
     def shown() -> Demonstrations:
@@ -343,6 +344,8 @@ EXPERIMENT = Experiment(
         refine=(False, False, True),
         mirrored=(False, True, True),
         centred=(True, True, True),
+        sight=(0, 24, 0),
+        execute=(10, 5, 10),
         worlds=(40, 25, 25),
         world_seed=(None, TEST_SEED, TEST_SEED),
         paths=(1, 16, 384),

@@ -43,7 +43,7 @@ class PathPrior:
     points: int = 50
     start: float = 1e-3
     goal: float = 1e-3
-    acceleration: float = 1.5
+    acceleration: float = 1.8
 
     def __post_init__(self) -> None:
         require_count("prior.points", self.points, 3)
@@ -103,10 +103,10 @@ class Planner:
     samples: int = 32
     iterations: int = 60
     temperature: float = 0.01
-    wide: float = 0.8
+    wide: float = 0.6
     narrow: float = 0.1
     rate: float = 0.7
-    scatter: float = 3.5
+    scatter: float = 5.0
 
     def __post_init__(self) -> None:
         for name in ("samples", "iterations"):

@@ -7,7 +7,7 @@ world nor its weights: ratios between models can be compared with its numbers, a
 
 Deviations, which trainings of minutes gain from: demonstrations are seen from where one stands
 (`policies.path_frames`; `centred=false` is the paper's frame) and mirrored, too (`mirrored=false`). At scale cpu
-dense networks see distances in 24 directions (`sight=0`: discs), and five points of a chunk are walked (`execute`).
+dense networks see distances in 24 directions (`sight=0`: discs), and two points of a chunk are walked (`execute`).
 
 Every arm is trained in `training/` and judged in `pieces/`, so that a command makes what is missing and gathers all
 that is there. `straight` walks straight to the goal, `random` anywhere. Smoke asks for less than other scales: of
@@ -345,12 +345,12 @@ EXPERIMENT = Experiment(
         mirrored=(False, True, True),
         centred=(True, True, True),
         sight=(0, 24, 0),
-        execute=(10, 5, 10),
+        execute=(10, 2, 10),
         worlds=(40, 25, 25),
         world_seed=(None, TEST_SEED, TEST_SEED),
-        paths=(1, 16, 384),
+        paths=(1, 8, 384),
         block=(1, 16, 16),
-        candidates=(4, 16, 48),
+        candidates=(4, 8, 48),
         width=(128, 192, 0),
         layers=(4, 5, 0),
         ode=((8, 5), (16, 9), (64, 17)),

@@ -85,6 +85,7 @@ def test_who_was_shown_distances_walks_by_them():
     shown = centred(path_demonstrations(2, 1, refine=False), 8)
     assert shown.observations[SIGHT].shape[1] == 8
     policy = walking(fit_policy(shown, "flow", "density", PLAN, padded=False, steps=2))
+    assert isinstance(policy, CentredPolicy)
     assert policy.sight == 8
     worlds = PathWorlds.draw(2)
     action = policy.select_action({"place": worlds.start.float(), **scene(worlds)})

@@ -107,13 +107,17 @@ def test_an_unknown_arm_is_refused(tmp_path):
         path_planning.body(bench(path_planning, tmp_path, arms="flw", **PATHS))
 
 
-def test_smoke_walks_in_worlds_of_its_own_and_larger_scales_in_the_test_worlds():
-    scales, test = path_planning.EXPERIMENT.scales, PathWorlds.test()
-    drawn = {name: PathWorlds.draw(s["worlds"], s["world_seed"]) for name, s in scales.items()}
-    assert not torch.isin(drawn["smoke"].start, test.start).any()
+def test_smoke_walks_in_the_worlds_it_was_shown_and_larger_scales_in_the_test_worlds(tmp_path):
+    own, scales = bench(path_planning, tmp_path, centred=False, **PATHS), path_planning.EXPERIMENT.scales
+    known, test = path_planning.walked_worlds(own), PathWorlds.test()
+    goals = path_planning.demonstrations(own).observations["goal"]
+    assert torch.equal(goals.unique(dim=0), known.goal[:1].float())  # of one world that was planned in
+    assert not torch.isin(known.start, test.start).any()
     for name in ("cpu", "gpu"):
-        assert torch.equal(drawn[name].start, test.start)
+        larger = Bench(scales[name], name, 0, "cpu", tmp_path)
+        assert torch.equal(path_planning.walked_worlds(larger).start, test.start)
         assert "straight/flow" in scales[name]["required"]
+    assert "straight/cloning" in scales["smoke"]["required"]
 
 
 def test_demonstrations_that_are_half_written_are_not_found(tmp_path, monkeypatch):
@@ -197,7 +201,7 @@ def test_a_finished_training_of_something_else_is_refused(tmp_path):
     for other, learned, words in (
         (own, Task(more, config, TINY), "was made with demonstrations = '"),
         (replace(own, seed=1), partial(lambda: task), "was made with seed = 0, now it is 1; choose another"),
-        (moved, partial(lambda: task), "was made with rate = 0.001, now it is 0.5"),
+        (moved, partial(lambda: task), "was made with rate = 0.003, now it is 0.5"),
     ):
         with pytest.raises(InputError, match=words):
             policy_arms.trained(other, learned, "cloning")

@@ -20,8 +20,10 @@ from metastable.policies import (
     load_policy,
     path_demonstrations,
 )
-from metastable.policies.path_frames import DISCS, GOAL, PLACE, Frame, roll_paths, walking
+from metastable.policies.path_frames import DISCS, FAR, GOAL, PLACE, SIGHT, Frame, roll_paths, walking
 from metastable.policies.path_world import CONTEXT, PREDICTION, scene
+
+PLAN = PolicyConfig(CONTEXT, PREDICTION, PREDICTION, 1, 0, 0)
 
 
 def window(worlds: PathWorlds) -> dict[str, torch.Tensor]:
@@ -61,6 +63,33 @@ def test_a_world_that_is_moved_and_turned_looks_the_same(seen):
     ours, theirs = (Frame.of(x).seen(x) for x in (seen, moved(seen, 1.1)))
     for key, value in ours.items():
         assert torch.allclose(value, theirs[key], atol=1e-5), key
+
+
+def test_one_sees_as_far_as_a_walk_is_free(seen):
+    frame, ways = Frame.of(seen), 8
+    found = frame.seen(seen, ways)[SIGHT][:, -1]
+    theirs = Frame.of(moved(seen, 1.1)).seen(moved(seen, 1.1), ways)[SIGHT][:, -1]
+    assert torch.allclose(found, theirs, atol=1e-5)
+    angle = torch.arange(ways) * 2 * math.pi / ways - math.pi
+    walk = torch.linspace(0, FAR, 7001)[:, None]
+    discs = seen["discs"][:, -1].unflatten(1, (-1, 3))
+    for k in range(ways):
+        line = walk * torch.tensor([math.cos(angle[k]), math.sin(angle[k])])
+        points = frame.outside(line.expand(5, -1, 2))
+        free = (torch.cdist(points, discs[..., :2]) > discs[:, None, :, 2]).all(-1).int().cumprod(1).sum(1)
+        assert torch.allclose(walk[(free - 1).clamp(min=0), 0], found[:, k], atol=3e-4)
+    assert (found < FAR).any()
+
+
+def test_who_was_shown_distances_walks_by_them():
+    shown = centred(path_demonstrations(2, 1, refine=False), 8)
+    assert shown.observations[SIGHT].shape[1] == 8
+    policy = walking(fit_policy(shown, "flow", "density", PLAN, padded=False, steps=2))
+    assert isinstance(policy, CentredPolicy)
+    assert policy.sight == 8
+    worlds = PathWorlds.draw(2)
+    action = policy.select_action({"place": worlds.start.float(), **scene(worlds)})
+    assert action.shape == (2, 2)
 
 
 def test_outside_is_the_inverse_of_inside(seen):

@@ -380,3 +380,11 @@ def test_a_file_from_before_there_were_averages_acts_by_the_weights(tmp_path):
     last = load_policy(tmp_path / "run", averaged=False).select_action(seen)
     assert torch.equal(load_policy(tmp_path / "run").select_action(seen), last)
     assert not torch.equal(policy.select_action(seen), last)
+
+
+def test_noise_leaves_out_numbers_of_a_context_that_never_change():
+    steps = np.linspace(0, 1, 40)
+    states = np.stack([steps, np.full(40, 3.0), -steps], 1)
+    shown = Demonstrations.of({"moves": states, "still": states[:, 1:]}, steps, [20, 40], noisy=("moves",))
+    policy = fit_policy(shown, "flow", "density", PolicyConfig(2, 4, 2), steps=1, noise=(0.1, 0.1))
+    assert policy.model.run.config["trainer"]["given_noise"] == [1, 0, 1, 1, 0, 1, 0, 0, 0, 0]

@@ -12,11 +12,12 @@ from torch import Tensor
 
 import metastable as ms
 from metastable.core import capture
+from metastable.core.batch import Batch
 from metastable.core.capture import Replays
 from metastable.core.random import generator
 from metastable.core.types import Bound, bind, energy_and_grad
 from metastable.data import Demonstrations, Scaling
-from metastable.energies import ConditionalNet
+from metastable.energies import ConditionalNet, TransformerEnergy
 from metastable.kernels import HMC, ULA, captured, compiled, engine, run_chain
 from metastable.methods import interpolating_sde as sde
 from metastable.policies import Policy, PolicyConfig, RunActions
@@ -37,7 +38,7 @@ HOW = {
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
-    """On the CPU the recorded function is called on the memory that it was recorded with; nothing is recorded yet."""
+    """On the CPU the recorded function is called on the memory that it was recorded with; nothing is recorded."""
     monkeypatch.setattr(captured, "_KNOWN", {})
     monkeypatch.setattr(sde, "_RECORDED", weakref.WeakKeyDictionary())
     monkeypatch.setattr(engine, "STAND_IN", True)
@@ -177,3 +178,21 @@ def test_many_leapfrog_steps_have_gradients_compiled_alone(monkeypatch):
     ]
     assert torch.equal(*ends)
     assert len(calls) == 2 * sde.STRIDE
+
+
+def test_the_papers_networks_are_recorded():
+    """Transformers keep places that are no part of their weights, which a recording must know how to watch."""
+    seen = torch.rand(8, 5, generator=generator(0)), torch.rand(8, 8, generator=generator(1))
+    energy = TransformerEnergy(
+        8, 5, step=2, width=8, layers=1, heads=2, time=True, data=Batch(seen[1], seen[0])
+    )
+    flow = InterpolantFlow(8, 5, field={"name": "film", "step": 2, "width": 8, "layers": 1})
+    target, start = bind(energy, seen[0][:2], 1.0), torch.zeros(2, 3, 8)
+    assert engine.choose(HMC(leapfrog=5), target, start.flatten(0, 1), 8).engine == "captured"
+    options = {"t_low": 0.5, "steps": 20, "eta": 0.01}
+    ends = [
+        sde.follow_sde(target, flow, start, generator(1), **options, engine=name)
+        for name in ("auto", "eager")
+    ]
+    assert torch.equal(*ends)
+    assert len(sde._RECORDED[energy].replays.recordings) == 1

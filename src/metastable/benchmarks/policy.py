@@ -82,19 +82,29 @@ def run(
                 )
             if name == "i-r-nce" and gpu:
                 rows += [shorter(policy, count, rounds, seed) for count in evaluations]
+                compiled = acting_with(policy, seed, engine="compile")
+                rows.append(
+                    Row(f"ms_a_chunk/{name}/{kind}/compiled", milliseconds(compiled, 1, rounds, seed))
+                )
     return [*rows, *machine()]
 
 
 def shorter(policy: Policy, evaluations: int, rounds: int, seed: int) -> Row:
     """The same policy with fewer gradients for a chunk."""
+    assert isinstance(policy.model, RunActions)
+    kernel = policy.model.options["kernel"]
+    fewer = replace(kernel, leapfrog=min(kernel.leapfrog, max(1, evaluations // 4)))
+    made = acting_with(policy, seed, evaluations=evaluations, kernel=fewer)
+    return Row(f"ms_a_chunk/i-r-nce/evaluations={evaluations}", milliseconds(made, 1, rounds, seed))
+
+
+def acting_with(policy: Policy, seed: int, **options: Any) -> Policy:
+    """The same policy, sampled with other options."""
     model = policy.model
     assert isinstance(model, RunActions)
-    options = {**model.options, "evaluations": evaluations}
-    kernel = options.pop("kernel")
-    made = RunActions(model.run, 4, **options)
-    made.options["kernel"] = replace(kernel, leapfrog=min(kernel.leapfrog, max(1, evaluations // 4)))
-    found = milliseconds(Policy(made, policy.scaling, policy.config, seed), 1, rounds, seed)
-    return Row(f"ms_a_chunk/i-r-nce/evaluations={evaluations}", found)
+    return Policy(
+        RunActions(model.run, 4, **{**model.options, **options}), policy.scaling, policy.config, seed
+    )
 
 
 def observed(B: int, seed: int) -> dict[str, torch.Tensor]:

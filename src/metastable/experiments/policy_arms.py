@@ -40,6 +40,7 @@ MADE = "made-with.json"
 LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
     *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
+    "sight",
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 

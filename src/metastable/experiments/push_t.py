@@ -277,11 +277,11 @@ EXPERIMENT = Experiment(
         {
             "most_parameters": 3_400_000,
             "warmup": 200,
-            "ema": 0.999,
-            "rate": 1e-3,
             "options": {},
             "pretrain": 10_000,
         },
+        rate=(3e-3, 1e-3, 1e-3),
+        ema=(0.99, 0.999, 0.999),
         start_seed=(16, 17, 17),  # what smoke trains was chosen on its starts; nothing else looks at them
         networks=("dense", "dense", "paper"),
         arms=(
@@ -307,7 +307,7 @@ EXPERIMENT = Experiment(
         pool=(1024, 8192, 8192),
         chain=(0, 20, 0),
         batch=(128, 256, 128),
-        density_updates=(4000, 16_000, 300_000),
+        density_updates=(1200, 16_000, 300_000),
         energy_updates=(200, 12_000, 600_000),
         seconds=(None, None, 1200.0),
     ),

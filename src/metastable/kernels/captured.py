@@ -43,7 +43,7 @@ class Known(NamedTuple):
 _KNOWN: dict[int, Known] = {}
 
 
-def unbound(energy: Energy) -> tuple[Any, tuple[Tensor | None, ...]]:
+def unbound(energy: Energy) -> tuple[Any, tuple[Any, ...]]:
     """A conditional energy, and the tensors it was bound to; any other energy, and nothing."""
     if isinstance(energy, Bound) and all(part is None or isinstance(part, Tensor) for part in energy.parts()):
         return energy.energy, energy.parts()
@@ -93,7 +93,7 @@ class Loop:
     ):
         inner, parts = unbound(energy)
         self.kernel, self.energy, self.slopes, self.count = kernel, weakref.ref(inner), slopes, count
-        self.parts = tuple(None if x is None else x.clone() for x in parts)
+        self.parts: tuple[Any, ...] = tuple(None if x is None else x.clone() for x in parts)
         self.several = compiled_for(kernel) if compiled else several
         self.per_call = steps_per_call(kernel) if compiled else 1
         self.walk, self.h = Walk.of(tuple(t.clone() for t in walk.tensors())), h.clone()

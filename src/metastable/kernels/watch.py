@@ -74,6 +74,8 @@ def _key(
         return (tuple(value.detach().flatten().tolist()), value.shape, value.dtype)
     if isinstance(value, Mapping):
         return tuple((inner(".key", k), inner(f".{k}", v)) for k, v in value.items())
+    if isinstance(value, (set, frozenset)) and all(isinstance(v, PLAIN) for v in value):
+        return (type(value), frozenset(value))
     if isinstance(value, (tuple, list)):
         return (type(value), *(inner(f"[{i}]", v) for i, v in enumerate(value)))
     if isinstance(value, functools.partial):

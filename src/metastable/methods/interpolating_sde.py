@@ -147,7 +147,8 @@ def _stretch(
 
     def run(y: Tensor, eta: Tensor, times: Tensor, *held: Tensor) -> tuple[Tensor, Tensor]:
         left = iter(held)
-        bound = Bound(energy(), *(next(left) if known else None for known in there))
+        parts: list[Any] = [next(left) if known else None for known in there]
+        bound = Bound(energy(), *parts)
         with torch.no_grad():
             return euler(bound, _velocity(field(), bound.given), y, rng, times.unbind(), dt, eta, compiled)
 

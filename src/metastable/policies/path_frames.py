@@ -2,6 +2,9 @@
 
 A world that is moved or turned is the same world, and its discs have no order. A network that is told so has less
 to learn. The paper's models see a fixed frame instead.
+
+Networks of plain dense layers still have to find out what a disc is, which takes tens of thousands of worlds. They
+can be shown how far one sees in some directions in the place of the discs: then a few hundred worlds are enough.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from .path_world import CONTEXT, PathWorlds, judge_paths, path_intervals, rollou
 from .policy import Policy
 from .rollouts import Acting
 
-PLACE, GOAL, DISCS = "place ahead", "goal ahead", "discs ahead"
+PLACE, GOAL, DISCS, SIGHT = "place ahead", "goal ahead", "discs ahead", "sight"
 """Observations in a frame."""
+FAR = 0.7
+"""As far as one sees: twice the way of a chunk."""
 SETS = {"goal": 2, GOAL: 2, "discs": 3, DISCS: 3}
 """Those that stay the same while a chunk is walked (either frame), with the numbers of one thing (`layout_of`)."""
 
@@ -55,26 +60,43 @@ class Frame(NamedTuple):
         """The inverse of `inside`, for `(P, n, 2)`."""
         return points @ self.turn.mT + self.at[:, None]
 
-    def seen(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Windows `(P, T, …)` in the frame, discs by how near their edge is."""
+    def seen(self, observations: Mapping[str, Tensor], sight: int = 0) -> dict[str, Tensor]:
+        """Windows `(P, T, …)` in the frame: discs by how near their edge is, or how far one sees `sight` ways."""
         discs = observations["discs"].unflatten(2, (-1, 3))
-        centres = self.inside(discs[..., :2])
-        order = (centres.norm(dim=-1) - discs[..., 2]).argsort(-1)[..., None]
-        nearest = torch.cat([centres, discs[..., 2:]], -1).take_along_dim(order, 2).flatten(2)
-        return {
-            PLACE: self.inside(observations["place"]),
-            GOAL: self.inside(observations["goal"]),
-            DISCS: nearest,
-        }
+        centres, radii = self.inside(discs[..., :2]), discs[..., 2]
+        ends = {key: self.inside(observations[name]) for key, name in ((PLACE, "place"), (GOAL, "goal"))}
+        ends[GOAL] = ends[GOAL].round(
+            decimals=5
+        )  # straight ahead: what rounding leaves aside would be scaled up
+        if sight:
+            return {**ends, SIGHT: seen_distances(centres, radii, sight)}
+        order = (centres.norm(dim=-1) - radii).argsort(-1)[..., None]
+        nearest = torch.cat([centres, radii[..., None]], -1).take_along_dim(order, 2).flatten(2)
+        return {**ends, DISCS: nearest}
 
 
-def centred(shown: Demonstrations) -> Demonstrations:
-    """Snippets of `path_demonstrations`, each in the frame of its last point of context."""
+def seen_distances(centres: Tensor, radii: Tensor, ways: int) -> Tensor:
+    """How far from 0 the first disc is in each of some directions, at most `FAR`: `(…, n, 2)` to `(…, ways)`.
+
+    Directions go around from straight back, ahead in the middle.
+
+    >>> seen_distances(torch.tensor([[0.5, 0.0]]), torch.tensor([0.1]), 4)
+    tensor([0.7000, 0.7000, 0.4000, 0.7000])
+    """
+    angle = torch.linspace(-torch.pi, torch.pi, ways + 1, dtype=centres.dtype, device=centres.device)[:-1]
+    along = centres @ torch.stack([angle.cos(), angle.sin()])
+    inside = radii.square()[..., None] - centres.square().sum(-1, keepdim=True) + along.square()
+    hit = (along - inside.clamp(min=0).sqrt()).clamp(0, FAR)
+    return torch.where((inside > 0) & (along > 0), hit, FAR).amin(-2)
+
+
+def centred(shown: Demonstrations, sight: int = 0) -> Demonstrations:
+    """Snippets of `path_demonstrations`, each in the frame of its last point of context; `sight` as of `seen`."""
     steps = int(shown.lengths[0])
     seen = {key: value.float().unflatten(0, (-1, steps)) for key, value in shown.observations.items()}
     frame = Frame.of(seen)
     actions = frame.inside(shown.actions.float().unflatten(0, (-1, steps)))
-    observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen).items()}
+    observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen, sight).items()}
     return Demonstrations.of(observations, actions.flatten(0, 1), shown.ends, shown.name, noisy=(PLACE,))
 
 
@@ -90,6 +112,8 @@ class CentredPolicy:
         carried = policy.config.warmed + policy.config.freeze
         require(carried == 0, "policy.warm", "0, as freeze, in frames that move", carried)
         self.policy = policy
+        known = policy.scaling.middle
+        self.sight = known[SIGHT].numel() if SIGHT in known else 0
         self.reset()
 
     def reset(self, seed: int | None = None) -> None:
@@ -105,7 +129,7 @@ class CentredPolicy:
             window = [self.seen[0]] * (CONTEXT - len(self.seen)) + list(self.seen)
             stacked = {key: torch.stack([step[key] for step in window], 1) for key in observation}
             frame = Frame.of(stacked)
-            chunk = frame.outside(self.policy.predict_action_chunk(frame.seen(stacked)))
+            chunk = frame.outside(self.policy.predict_action_chunk(frame.seen(stacked, self.sight)))
             self.planned.extend(chunk[:, : self.policy.config.execute].unbind(1))
         return self.planned.popleft()
 

@@ -43,7 +43,7 @@ class PathPrior:
     points: int = 50
     start: float = 1e-3
     goal: float = 1e-3
-    acceleration: float = 3.5
+    acceleration: float = 1.8
 
     def __post_init__(self) -> None:
         require_count("prior.points", self.points, 3)
@@ -92,6 +92,8 @@ class Planner:
         samples: τ for each path in an iteration.
         iterations: how many.
         temperature: λσ_o², of the cost.
+        scatter: σ_v of the prior that first paths are drawn from: wider than the other, so that they find different
+            ways, which are then pulled straight.
         wide: κ of the first iteration.
         narrow: κ of the last one.
         rate: share of the way to the weighed mean that μ goes in an iteration.
@@ -101,14 +103,15 @@ class Planner:
     samples: int = 32
     iterations: int = 60
     temperature: float = 0.01
-    wide: float = 0.3
-    narrow: float = 0.05
+    wide: float = 0.6
+    narrow: float = 0.1
     rate: float = 0.7
+    scatter: float = 5.0
 
     def __post_init__(self) -> None:
         for name in ("samples", "iterations"):
             require_count(f"planner.{name}", vars(self)[name])
-        for name in ("temperature", "wide", "narrow", "rate"):
+        for name in ("temperature", "wide", "narrow", "rate", "scatter"):
             require_positive(f"planner.{name}", vars(self)[name])
 
     @torch.no_grad()
@@ -127,11 +130,10 @@ class Planner:
             goal: float64.
             cost: of paths `(P, S, N, 2)`, S for each start, to `(P, S)`.
             rng: of everything random.
-            first: where μ begins, `(P, N, 2)`; by default a draw of the prior each, so that paths find different
-                ways.
+            first: where μ begins, `(P, N, 2)`; by default a draw each of a wider prior.
         """
-        μ0 = self.prior.mean(start, goal)
-        μ = μ0 + self.prior.noise((len(start),), rng) if first is None else first
+        μ0, wider = self.prior.mean(start, goal), self.scatter / self.prior.acceleration
+        μ = μ0 + wider * self.prior.noise((len(start),), rng) if first is None else first
         for k in range(self.iterations):
             κ = self.wide * (self.narrow / self.wide) ** (k / max(self.iterations - 1, 1))
             ε = κ * self.prior.noise((len(start), self.samples), rng)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.api import fit, load_run
-from metastable.core.batch import Batch
 from metastable.core.configure import build
 from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
@@ -275,7 +274,7 @@ def fit_policy(
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     if noise is not None:
         schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_over": 0.5}
-        options = {**schedule, "given_noise": _noised(scaling, config, data), **options}
+        options = {**schedule, "given_noise": _noised(scaling, config, data.given), **options}
     table = None
     if on is not None:
         units = options.setdefault("units", "none")
@@ -289,13 +288,13 @@ def fit_policy(
     return policy_of(run, scaling, data.given, config, seed, table)
 
 
-def _noised(scaling: Scaling, config: PolicyConfig, data: Batch) -> tuple[float, ...]:
+def _noised(scaling: Scaling, config: PolicyConfig, contexts: Tensor | None) -> tuple[float, ...]:
     """What σ_pert is multiplied with on every number of a context.
 
     0 for one that never changes: in units of its own spread, which networks see, any noise would drown the others.
     """
-    assert data.given is not None
-    changes = (data.given.amax(0) > data.given.amin(0)).tolist()
+    assert contexts is not None
+    changes = (contexts.amax(0) > contexts.amin(0)).tolist()
     mask = scaling.noise_mask(config.context)
     return tuple(share * varies for share, varies in zip(mask, changes, strict=True))
 

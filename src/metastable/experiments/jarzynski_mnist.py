@@ -102,7 +102,10 @@ def method_of(bench: Bench, arm: str, noise: float) -> Method:
 
 
 def energy_of(bench: Bench, arm: str, noise: float, x: Tensor, seed: int) -> Any:
-    """The paper's network on a Gaussian that is a little wider than the pictures with their first noise."""
+    """The paper's network on the Gaussian of the pictures with their first noise, `inflate` times as wide.
+
+    Wider by 5 % each of 784 pixels has too much energy, 37 nats in all, which a network is slow to take away.
+    """
     config: EnergyConfig = bench.energy
     network = config.network(tuple(x.shape[1:]), derive(seed, "network") % 2**31).to(x.device)
     if not is_annealed(bench, arm, noise):
@@ -332,7 +335,7 @@ EXPERIMENT = Experiment(
             "seconds": None,
             "precision": "32-true",
             "classifier_noise": 0.3,
-            "inflate": 1.05,
+            "inflate": 1.0,
             "moves": 1,
             "betas": (0.9, 0.999),
             "mala_step": 0.12,

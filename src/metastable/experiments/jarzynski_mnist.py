@@ -180,6 +180,12 @@ def weights_of(run: Run, walkers: Walkers, classifier: ImageClassifier, name: st
     return {f"{name}{key}": value for key, value in (said | {"ten_error": strict, "other": other}).items()}
 
 
+def steering(walkers: Walkers) -> Walkers:
+    """Those that the energy was steered by, as all of the paper's are: the first population."""
+    n = walkers.info.get("populations", [len(walkers)])[0]
+    return Walkers(walkers.x[:n], walkers.log_weight[:n])
+
+
 def judge(
     bench: Bench, data: Digits, classifier: ImageClassifier, noise: float, run: Run
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -211,6 +217,7 @@ def judge(
         "cross_entropy": None if own is None else energy + own.value,
         "smc_cross_entropy": energy + smc.value,
         **weights_of(run, run.walkers, classifier, ""),
+        **weights_of(run, steering(run.walkers), classifier, "steering_"),
         **({} if smc.walkers is None else weights_of(run, smc.walkers, classifier, "smc_")),
     }
     with precision(bench.precision, bench.device):

@@ -181,6 +181,13 @@ def test_shares_are_by_weight_and_their_error_is_relative():
     assert relative_error(TRUE, torch.zeros(3)) == (0.0, 0.0)
 
 
+def test_walkers_that_steer_are_the_first_population_or_all():
+    x, log_weight = torch.arange(5.0)[:, None], torch.arange(5.0, dtype=torch.float64)
+    first = room.steering(Walkers(x, log_weight, {"populations": [3, 1, 1]}))
+    assert (first.x[:, 0].tolist(), first.log_weight.tolist()) == ([0, 1, 2], [0, 1, 2])
+    assert len(room.steering(Walkers(x, log_weight))) == 5
+
+
 def test_the_three_digits_come_four_two_one():
     labels = torch.arange(100) % 10
     x, chosen = some_of(labels[:, None], labels, 2)

@@ -102,7 +102,7 @@ def method_of(bench: Bench, arm: str, noise: float) -> Method:
 
 
 def energy_of(bench: Bench, arm: str, noise: float, x: Tensor, seed: int) -> Any:
-    """The paper's network on a Gaussian that is a little wider than the pictures with their first noise."""
+    """The paper's network on the Gaussian of the pictures with their first noise, `inflate` times as wide."""
     config: EnergyConfig = bench.energy
     network = config.network(tuple(x.shape[1:]), derive(seed, "network") % 2**31).to(x.device)
     if not is_annealed(bench, arm, noise):
@@ -177,6 +177,12 @@ def weights_of(run: Run, walkers: Walkers, classifier: ImageClassifier, name: st
     return {f"{name}{key}": value for key, value in (said | {"ten_error": strict, "other": other}).items()}
 
 
+def steering(walkers: Walkers) -> Walkers:
+    """Those that the energy was steered by, as all of the paper's are: the first population."""
+    n = walkers.info.get("populations", [len(walkers)])[0]
+    return Walkers(walkers.x[:n], walkers.log_weight[:n])
+
+
 def judge(
     bench: Bench, data: Digits, classifier: ImageClassifier, noise: float, run: Run
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -208,6 +214,7 @@ def judge(
         "cross_entropy": None if own is None else energy + own.value,
         "smc_cross_entropy": energy + smc.value,
         **weights_of(run, run.walkers, classifier, ""),
+        **weights_of(run, steering(run.walkers), classifier, "steering_"),
         **({} if smc.walkers is None else weights_of(run, smc.walkers, classifier, "smc_")),
     }
     with precision(bench.precision, bench.device):
@@ -333,8 +340,6 @@ EXPERIMENT = Experiment(
             "precision": "32-true",
             "classifier_noise": 0.3,
             "inflate": 1.05,
-            "moves": 1,
-            "betas": (0.9, 0.999),
             "mala_step": 0.12,
             "ula_step": 0.05,
             "first_noise": 0.3,
@@ -359,7 +364,9 @@ EXPERIMENT = Experiment(
         populations=(4, 8, 8),
         batch=(105, 875, 1960),
         rate=(3e-3, 1e-3, 2e-4),
-        pace=(0.03, 0.1, 0.1),
+        betas=((0.99, 0.999), (0.9, 0.999), (0.9, 0.999)),
+        pace=(0.03, 0.05, 0.05),
+        moves=(1, 2, 2),
         steps=(600, 4000, 40_000),
         smc_walkers=(16, 16, 128),
         restored=(12, 24, 96),

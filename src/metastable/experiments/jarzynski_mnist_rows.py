@@ -12,7 +12,7 @@ from .jarzynski_mnist_figures import Found
 from .three_digits import CLASSES
 
 TOLD = (
-    *("ten_error", "other", "smc_error", "smc_ten_error", "ess", "ancestors"),
+    *("steering_error", "ten_error", "other", "smc_error", "smc_ten_error", "ess", "ancestors"),
     *("cross_entropy", "smc_cross_entropy", "seconds"),
 )
 """What nothing is required of."""

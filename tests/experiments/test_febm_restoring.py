@@ -64,9 +64,12 @@ def test_rows_are_shares_and_a_stopped_arm_is_told(tmp_path):
     method: Any = PersistentCD()
     done = Trial(Arm("cd", method), 0, kept=dict.fromkeys(room.TASKS, task))
     stopped = Trial(Arm("js", method), 0, stopped=7)
-    rows = {row.metric: row for row in room.rows_of(bench(tmp_path), {"cd": [done], "js": [stopped]})}
+    targets = {"inpainting": (1.0, None), "denoising": (1.0, 1.0)}
+    asked = bench(tmp_path, targets=targets)
+    rows = {row.metric: row for row in room.rows_of(asked, {"cd": [done], "js": [stopped]})}
     assert rows["over_start/inpainting/cd"].value == 0.25
     assert rows["over_class_mean/denoising/cd"].value == 2
     assert rows["over_start/inpainting/cd"].ok
     assert not rows["over_class_mean/denoising/cd"].ok
+    assert rows["over_class_mean/inpainting/cd"].ok
     assert rows["stopped_at_update/js"].value == 7

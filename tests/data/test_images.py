@@ -654,6 +654,7 @@ def test_pixels_that_never_change_are_noted_before_training(tmp_path):
     assert "112 of 784 pixels hardly change" in job.notes[0]
     assert job.dataset.name == source
     assert resolve({"data": f"{source}?noise=0.2", "method": "cd"}).notes == ()
+    assert resolve({"data": source, "method": "cd", "trainer": {"data_noise": 0.2}}).notes == ()
     bare = {"name": "conv", "reference": "none"}
     assert resolve({"data": source, "method": "cd", "energy": bare}).notes == ()
 

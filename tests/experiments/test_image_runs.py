@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,6 +181,9 @@ def test_an_unknown_arm_too_few_minutes_and_rows_that_are_no_pictures_are_refuse
         trials(bench(tmp_path, minutes=2.0)).run(cifar10.ALL_ARMS)
     with pytest.raises(ConfigError, match="data: must be pictures"):
         image_runs.pictures_of(bench(tmp_path, data="toy:two-modes"))
+    np.save(tmp_path / "bytes.npy", np.arange(256, dtype=np.uint8).reshape(4, 1, 8, 8))
+    with pytest.raises(ConfigError, match=r"data: must be pictures on \[−1, 1\], got '0 … 255'"):
+        image_runs.pictures_of(bench(tmp_path, data=str(tmp_path / "bytes.npy")))
 
 
 def test_a_cold_chain_moves_as_one_of_its_temperature():

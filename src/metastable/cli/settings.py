@@ -199,23 +199,26 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     energy = energy_of(settings.get("energy"), dataset.event_shape, beside_of(method, needs), method.timed)
     mixture = on_mixture(energy, dataset, method)
     trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel(), mixture)
-    notes += _still_pixels(dataset, energy)
+    notes += _still_pixels(dataset, energy, trainer.noise_at(0))
     if not dequantise:
         notes += tuple(f"data: {words}" for words in oddities(dataset))
     return Job(dataset, energy, method, trainer, seed, float(held_out), units, dequantise, notes)
 
 
-def _still_pixels(dataset: Dataset, energy: Any) -> tuple[str, ...]:
-    """A note where pixels hardly change: on a Gaussian fitted to them any ordinary step is far too long."""
+def _still_pixels(dataset: Dataset, energy: Any, noise: float) -> tuple[str, ...]:
+    """A note where pixels hardly change: on a Gaussian fitted to them any ordinary step is far too long.
+
+    `noise` is what training puts on them.
+    """
     if len(dataset.event_shape) != 3 or reference_of(energy) in (None, "none"):
         return ()
-    sd = dataset.x.std(0)
+    sd = (dataset.x.var(0) + noise**2).sqrt()
     still = int((sd < STILL * sd.square().mean().sqrt()).sum())
     if not still:
         return ()
     return (
         f"data: {still} of {sd.numel()} pixels hardly change and have no density to speak of, so that training is "
-        "likely to diverge; add a little noise, as in --data 'NAME:FOLDER?noise=0.2'",
+        "likely to diverge; add a little noise, as in --set trainer.data_noise=0.2",
     )
 
 

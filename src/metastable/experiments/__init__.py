@@ -94,6 +94,10 @@ _INDEX: dict[str, tuple[str, str]] = {
         "febm_stability",
         "Local stability of f-EBM in one dimension, and why E must be slower than H (Theorems 4 and 5)",
     ),
+    "febm-restoring": (
+        "febm_restoring",
+        "Digits without noise and half digits filled in, by four divergences and CD (Section 6.2, G.3, G.4)",
+    ),
     "robust-toy": (
         "robust_toy",
         "Eight modes and four circles from chains that do not arrive: β and its variants (Fig. 2, 5-11)",

@@ -55,6 +55,8 @@ SIDE = 8
 """Side of the pictures whose pixels are compared."""
 LOGGED = ("energy_gap", "ess", "ancestors", "rate_factor", "var_log_g", "divergence", "grad_scale")
 """What is kept of the last line of a log, where it is there."""
+BEYOND = 2.0
+"""How far values of pictures on [−1, 1] may lie, noise included."""
 POINTS = 400
 """Lines of a log that are kept."""
 
@@ -335,4 +337,6 @@ def pictures_of(bench: Bench) -> Dataset:
     """The data: a toy set, a file, or a set of pictures with its settings."""
     data = load_array(bench.data)
     require(data.x.dim() == 4, "data", "pictures, (C, H, W)", f"rows of shape {data.event_shape}")
+    low, high = (float(end) for end in data.x.aminmax())
+    require(low >= -BEYOND and high <= BEYOND, "data", "pictures on [−1, 1]", f"{low:.4g} … {high:.4g}")
     return data

@@ -173,9 +173,10 @@ EXPERIMENT = Experiment(
     title="Hidden units of a Boltzmann machine against enumeration, and HMC with a full mass matrix (Chapter 2)",
     paper="Nathaniel Xu, Self-adapting noise-contrastive estimation for energy-based models, 2022, Chapter 2",
     scales=by_scale(
-        {"spread": 0.5, "dim": 20, "correlation": 0.9, "ratio": 20.0, "leapfrog": 5, "share": 0.3},
+        {"dim": 20, "correlation": 0.9, "ratio": 20.0, "leapfrog": 5, "share": 0.3},
         units=(3, 5),
-        hidden=(2, 4),
+        hidden=(2, 6),  # with four, one start in three stays at half a nat
+        spread=(0.5, 1.0),
         rows=(500, 2000),
         walkers=(500, 1000),
         steps=(200, 1500),

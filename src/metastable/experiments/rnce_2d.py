@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row, WithSettings
+from .finished import Slot
 from .trials import by_scale
 
 SETS = ("pinwheel", "spiral")
@@ -255,24 +256,50 @@ def jobs(bench: Bench) -> list[Job]:
 
 
 def learn_all(bench: Bench, todo: Sequence[Job]) -> list[Outcome]:
-    """Every job, `workers` at a time: small networks keep one core busy, and no more than that."""
+    """Every job that was not done before, `workers` at a time: small networks keep one core busy, and no more."""
+    slots = [slot_of(bench, job) for job in todo]
+    known = [slot.find() for slot in slots]
+    found = {i: Outcome(todo[i], *kept) for i, kept in enumerate(known) if kept is not None}
+    for outcome in found.values():
+        tell(bench, outcome, " (made before)")
+    missing = [i for i in range(len(todo)) if i not in found]
+
+    def done(i: int, outcome: Outcome) -> None:
+        slots[i].keep(tuple(outcome[1:]), sum(outcome.seconds) / bench.workers)
+        tell(bench, outcome)
+        found[i] = outcome
+
     if bench.workers == 1:
-        return [_told(bench, learn(job)) for job in todo]
-    with ProcessPoolExecutor(
-        bench.workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        futures: list[Future[Outcome]] = [pool.submit(learn, job) for job in todo]
-        return [_told(bench, future.result()) for future in as_completed(futures)]
+        for i in missing:
+            done(i, learn(todo[i]))
+    elif missing:
+        first = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with ProcessPoolExecutor(bench.workers, get_context("spawn"), **first) as pool:
+            futures = {pool.submit(learn, todo[i]): i for i in missing}
+            try:
+                for future in as_completed(futures):
+                    done(futures[future], future.result())
+            except BaseException:  # Ctrl-C, too: what has not begun does not begin
+                pool.shutdown(cancel_futures=True)
+                raise
+    return [found[i] for i in range(len(todo))]
 
 
-def _told(bench: Bench, outcome: Outcome) -> Outcome:
+def slot_of(bench: Bench, job: Job) -> Slot:
+    """Where its outcome is kept."""
+    name = f"{job.toy}, {job.settings.get('arm', job.model)}, repeat {job.repeat}"
+    seeds = {"trial_seed": job.seed, "truth_seed": job.truth}
+    return bench.finished.slot(name, (Likelihood,), **seeds, model=job.model, own=job.settings)
+
+
+def tell(bench: Bench, outcome: Outcome, more: str = "") -> None:
+    """What came out, for whoever waits."""
     job, (training, rest) = outcome.job, outcome.seconds
     bench.say(
         f"{job.toy}, {job.model}: {updates(job)} updates in {training:.0f} s, all else in {rest:.0f} s, "
         f"{outcome.parameters} parameters, log-likelihood {outcome.likelihood.mean:.3f}, "
-        f"Bhattacharyya coefficient {outcome.overlap:.4f}"
+        f"Bhattacharyya coefficient {outcome.overlap:.4f}{more}"
     )
-    return outcome
 
 
 # ---- numbers

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError
 from metastable.core.random import generator
-from metastable.energies import MLP
 from metastable.experiments import EXPERIMENTS, finished, rnce_2d
 from metastable.experiments import trials as room
 from metastable.experiments.base import Bench, Experiment, Row, reproduce
 from metastable.experiments.finished import Finished, joined, parted
+from metastable.experiments.gmm import student, teacher
 from metastable.experiments.pieces import Pieces
 from metastable.experiments.trials import Arm, Problem, Trial, Trials, draw_curves
-from metastable.methods import AdaptiveNCE, PersistentCD
+from metastable.methods import Jarzynski, PersistentCD
 from metastable.report.figures import picture
 
 
@@ -315,18 +315,19 @@ def test_jobs_of_several_processes_are_kept_and_come_in_their_order(tmp_path, mo
 
 
 def real_body(bench: Bench) -> list[Row]:
-    """A small network that is really trained, and a picture of its losses."""
-    data = torch.randn((40, 2), generator=generator(bench.seed))
-    arms = [Arm(f"K={K}", AdaptiveNCE(PersistentCD(walkers=8), interval=K)) for K in (1, 2)]
-    settings = {"steps": 3, "batch_size": 8}
-    (one, two) = (
-        Trials(arms, lambda arm, seed: Problem(MLP(2, (4,), seed=seed), data), settings, 2)
-        .run(bench)
-        .values()
+    """Two modes that are really learned, and a picture of their weights."""
+    arms = [Arm("pcd", PersistentCD(walkers=8)), Arm("jarzynski", Jarzynski(walkers=8, held_out=0.0))]
+    trials = Trials(
+        arms,
+        lambda arm, seed: Problem(student(2, seed), teacher(20, 2, -10.0, 6.0, 0.25, seed).x),
+        {"steps": 3, "batch_size": None, "device": "cpu"},
+        2,
+        watch=lambda at, line: {"mass": at.model.first_mass()},
     )
-    with picture(bench.folder / "losses.png", 3, 2) as axes:
-        draw_curves(axes, [*one, *two], "loss", "black")
-    return [Row("loss", float(trial.curves["loss"][-1])) for trial in (*one, *two)]
+    one, two = trials.run(bench).values()
+    with picture(bench.folder / "masses.png", 3, 2) as axes:
+        draw_curves(axes, [*one, *two], "mass", "black")
+    return [Row("mass", float(trial.curves["mass"][-1])) for trial in (*one, *two)]
 
 
 def test_real_trainings_go_on_to_the_bit(tmp_path):
@@ -334,8 +335,8 @@ def test_real_trainings_go_on_to_the_bit(tmp_path):
     for _ in range(2):
         reproduce(experiment, "smoke", 3, tmp_path, device="cpu")
         rows = json.loads((tmp_path / "result.json").read_text())["rows"]
-        results.append((rows, (tmp_path / "losses.png").read_bytes()))
-        for name in ("002-K=2-repeat-0", "003-K=1-repeat-1"):
+        results.append((rows, (tmp_path / "masses.png").read_bytes()))
+        for name in ("002-jarzynski-repeat-0", "003-pcd-repeat-1"):
             (tmp_path / "trials" / f"{name}.json").unlink()
-    assert all(math.isfinite(row["value"]) for row in results[0][0])
+    assert all(0 < row["value"] < 1 and row["value"] != 0.5 for row in results[0][0])
     assert results[0] == results[1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from metastable.core.random import generator
 from metastable.experiments import EXPERIMENTS, finished, rnce_2d
 from metastable.experiments import trials as room
 from metastable.experiments.base import Bench, Experiment, Row, reproduce
-from metastable.experiments.finished import Finished, joined, parted
+from metastable.experiments.finished import Finished, joined, parted, processes
 from metastable.experiments.gmm import student, teacher
 from metastable.experiments.pieces import Pieces
 from metastable.experiments.trials import Arm, Problem, Trial, Trials, draw_curves
@@ -229,6 +231,41 @@ def test_seconds_of_trials_that_were_taken_count(calls, tmp_path):
         pieces.keep(name, {**piece.numbers, "seconds": 100.0}, piece.arrays)
     run(tmp_path)
     assert 600 <= json.loads((tmp_path / "result.json").read_text())["seconds"] < 650
+
+
+def test_seconds_of_trials_add_up_to_the_time_that_went_by(tmp_path):
+    kept = Finished(tmp_path)
+    began = kept.last
+    for slot in [kept.slot(name) for name in "ab"]:  # both are asked for at first, as of several processes
+        slot.keep(1.0)
+    seconds = [json.loads(path.read_text())["numbers"]["seconds"] for path in tmp_path.glob("*.json")]
+    assert sum(seconds) == pytest.approx(kept.last - began, abs=1e-9)
+    assert min(seconds) > 0
+
+
+@pytest.mark.parametrize("call", [(math.sqrt, 4.0), (math.sqrt, -1.0)])
+def test_what_another_process_gave_is_kept_unless_it_failed(tmp_path, call):
+    results: list[Any] = []
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            future = Finished(tmp_path).submit(pool, "root", *call)
+        results.append(future.exception() or future.result())
+    assert repr(results[0]) == repr(results[1])
+    assert len(list(tmp_path.glob("*.json"))) == (call[1] > 0)
+
+
+def test_after_an_error_processes_begin_nothing_more(monkeypatch):
+    monkeypatch.setattr(finished, "ProcessPoolExecutor", lambda count, *_, **__: ThreadPoolExecutor(count))
+    futures: list[Future[None]] = []
+
+    def stopped() -> None:
+        with processes(1) as pool:
+            futures.extend(pool.submit(time.sleep, 0.01) for _ in range(50))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert futures[-1].cancelled()
 
 
 def test_values_come_back_as_they_were():

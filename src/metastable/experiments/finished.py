@@ -11,10 +11,13 @@ import functools
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +29,7 @@ from metastable.core.errors import InputError, UnsupportedError
 
 from .pieces import Pieces
 
+T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
 APART = ("benchmarks", "cli", "report")
 """Rooms on whose code no trial depends."""
@@ -96,6 +100,23 @@ def code() -> str:
     return found.hexdigest()[:16]
 
 
+def failed(future: Future[Any]) -> bool:
+    """Whether nothing came of it."""
+    return future.cancelled() or future.exception() is not None
+
+
+@contextmanager
+def processes(count: int) -> Iterator[Executor]:
+    """As many of one thread each; after an error or Ctrl-C, what has not begun does not begin."""
+    first = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ProcessPoolExecutor(count, get_context("spawn"), **first) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 @dataclass
 class Finished:
     """The trials of an experiment that are done.
@@ -106,6 +127,7 @@ class Finished:
         say: told which files are not taken, and why.
         begun: trials that were asked for.
         seconds: what those that were taken had needed.
+        last: when the last one was done, or all began: what is done next took the time since then.
     """
 
     folder: Path | None = None
@@ -113,6 +135,7 @@ class Finished:
     say: Callable[[str], None] = lambda text: None
     begun: int = 0
     seconds: float = 0.0
+    last: float = field(default_factory=time.perf_counter)
 
     def slot(self, name: str, records: Sequence[type] = (), **about: Any) -> Slot:
         """The place of the next trial: its number and name are the file's, and `about` is what sets it apart."""
@@ -120,16 +143,38 @@ class Finished:
         label = re.sub(r"[^\w.=+-]+", "-", name, flags=re.ASCII)
         return Slot(self, f"{self.begun:03d}-{label}", records, {"trial": name, **describe(about)})
 
+    def once(
+        self, name: str, make: Callable[[], T], records: Sequence[type] = (), **about: Any
+    ) -> tuple[T, bool]:
+        """What `make` gives, or what it gave before the command was stopped; and whether it was before."""
+        slot = self.slot(name, records, **about)
+        if (known := slot.find()) is not None:
+            return known, True
+        slot.keep(made := make())
+        return made, False
+
+    def submit(
+        self, pool: Executor, name: str, function: Callable[..., T], *given: Any, records: Sequence[type] = ()
+    ) -> Future[T]:
+        """What a function gives in another process, kept the moment that it is there; or what it gave before."""
+        slot, future = self.slot(name, records, given=given), Future[T]()
+        if (known := slot.find()) is not None:
+            self.say(f"{name}: made before")
+            future.set_result(known)
+            return future
+        future = pool.submit(function, *given)
+        future.add_done_callback(lambda done: None if failed(done) else slot.keep(done.result()))
+        return future
+
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one trial, in which it is found or put; `began` is when it was asked for."""
+    """The place of one trial, in which it is found or put."""
 
     finished: Finished
     name: str
     records: Sequence[type]
     about: Mapping[str, Any]
-    began: float = field(default_factory=time.perf_counter)
 
     @property
     def pieces(self) -> Pieces | None:
@@ -153,10 +198,11 @@ class Slot:
             return None
         return value
 
-    def keep(self, value: Any, seconds: float | None = None) -> None:
-        """Put a trial, which needed as many seconds, or all since it was asked for."""
+    def keep(self, value: Any) -> None:
+        """Put a trial that is done."""
         if self.pieces is not None:
             arrays: Arrays = {}
-            seconds = time.perf_counter() - self.began if seconds is None else seconds
+            before, self.finished.last = self.finished.last, time.perf_counter()
+            seconds = self.finished.last - before
             numbers = {"seconds": seconds, "value": parted(value, arrays, self.records)}
             self.pieces.keep(self.name, numbers, arrays)

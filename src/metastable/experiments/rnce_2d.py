@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +46,7 @@ from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row, WithSettings
-from .finished import Slot
+from .finished import processes
 from .trials import by_scale
 
 SETS = ("pinwheel", "spiral")
@@ -222,6 +222,9 @@ class Outcome(NamedTuple):
     seconds: tuple[float, float]  # training, then sampling and the rest
 
 
+RECORDS = (Outcome, Job, Likelihood)
+
+
 def learn(job: Job) -> Outcome:
     """Data, training, samples, their overlap with true ones, likelihood."""
     toy = toy_of(job.toy)
@@ -256,50 +259,28 @@ def jobs(bench: Bench) -> list[Job]:
 
 
 def learn_all(bench: Bench, todo: Sequence[Job]) -> list[Outcome]:
-    """Every job that was not done before, `workers` at a time: small networks keep one core busy, and no more."""
-    slots = [slot_of(bench, job) for job in todo]
-    known = [slot.find() for slot in slots]
-    found = {i: Outcome(todo[i], *kept) for i, kept in enumerate(known) if kept is not None}
-    for outcome in found.values():
-        tell(bench, outcome, " (made before)")
-    missing = [i for i in range(len(todo)) if i not in found]
-
-    def done(i: int, outcome: Outcome) -> None:
-        slots[i].keep(tuple(outcome[1:]), sum(outcome.seconds) / bench.workers)
-        tell(bench, outcome)
-        found[i] = outcome
-
+    """Every job, `workers` at a time: small networks keep one core busy, and no more than that."""
+    named = [(f"{job.toy}, {job.settings.get('arm', job.model)}, repeat {job.repeat}", job) for job in todo]
     if bench.workers == 1:
-        for i in missing:
-            done(i, learn(todo[i]))
-    elif missing:
-        first = {"initializer": torch.set_num_threads, "initargs": (1,)}
-        with ProcessPoolExecutor(bench.workers, get_context("spawn"), **first) as pool:
-            futures = {pool.submit(learn, todo[i]): i for i in missing}
-            try:
-                for future in as_completed(futures):
-                    done(futures[future], future.result())
-            except BaseException:  # Ctrl-C, too: what has not begun does not begin
-                pool.shutdown(cancel_futures=True)
-                raise
-    return [found[i] for i in range(len(todo))]
+        made = bench.finished.once
+        return [tell(bench, *made(name, partial(learn, job), RECORDS, given=job)) for name, job in named]
+    with processes(bench.workers) as pool:
+        begin = partial(bench.finished.submit, pool, records=RECORDS)
+        futures = [begin(name, learn, job) for name, job in named]
+        for future in as_completed(futures):
+            tell(bench, future.result())
+        return [future.result() for future in futures]
 
 
-def slot_of(bench: Bench, job: Job) -> Slot:
-    """Where its outcome is kept."""
-    name = f"{job.toy}, {job.settings.get('arm', job.model)}, repeat {job.repeat}"
-    seeds = {"trial_seed": job.seed, "truth_seed": job.truth}
-    return bench.finished.slot(name, (Likelihood,), **seeds, model=job.model, own=job.settings)
-
-
-def tell(bench: Bench, outcome: Outcome, more: str = "") -> None:
-    """What came out, for whoever waits."""
+def tell(bench: Bench, outcome: Outcome, before: bool = False) -> Outcome:
+    """The same, once it is said."""
     job, (training, rest) = outcome.job, outcome.seconds
     bench.say(
         f"{job.toy}, {job.model}: {updates(job)} updates in {training:.0f} s, all else in {rest:.0f} s, "
         f"{outcome.parameters} parameters, log-likelihood {outcome.likelihood.mean:.3f}, "
-        f"Bhattacharyya coefficient {outcome.overlap:.4f}{more}"
+        f"Bhattacharyya coefficient {outcome.overlap:.4f}{' (made before)' if before else ''}"
     )
+    return outcome
 
 
 # ---- numbers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -319,10 +318,9 @@ def train(bench: Bench, setups: Sequence[Setup]) -> list[Students]:
             bench.say(f"{setup.name}, {setup.toy.name}: made before")
     on_gpu = torch.device(bench.device).type == "cuda"
     for some in [waiting] if on_gpu else [[one] for one in waiting]:
-        began = time.perf_counter()
         in_turns(bench, [group for group, _ in some])
         for group, slot in some:
-            slot.keep(group.nets.state_dict(), (time.perf_counter() - began) / len(some))
+            slot.keep(group.nets.state_dict())
     return groups
 
 

@@ -153,15 +153,15 @@ class Trials:
     def trial(self, bench: Bench, arm: Arm, repeat: int) -> Trial:
         """One training, or what was kept of it before the command was stopped."""
         seed, name = self.seed(bench, arm, repeat), f"{arm.name}, repeat {repeat}"
-        settings = {**self.settings, **arm.settings}
-        slot = bench.finished.slot(name, self.records, trial_seed=seed, method=arm.method, fit=settings)
-        if (known := slot.find()) is not None:
-            lines, kept, stopped = known
-            trial = Trial(arm, seed, Curves(lines), kept, stopped)
-        else:
-            trial = self.train(bench, arm, seed)
-            slot.keep((trial.curves.lines, trial.kept, trial.stopped))
-        bench.say(f"{name}: {self.words(trial)}{' (made before)' if known is not None else ''}")
+
+        def make() -> tuple[list[Line], Any, int | None]:
+            made = self.train(bench, arm, seed)
+            return made.curves.lines, made.kept, made.stopped
+
+        about = {"trial_seed": seed, "method": arm.method, "fit": {**self.settings, **arm.settings}}
+        (lines, kept, stopped), before = bench.finished.once(name, make, self.records, **about)
+        trial = Trial(arm, seed, Curves(lines), kept, stopped)
+        bench.say(f"{name}: {self.words(trial)}{' (made before)' if before else ''}")
         return trial
 
     def train(self, bench: Bench, arm: Arm, seed: int) -> Trial:

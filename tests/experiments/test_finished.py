@@ -50,7 +50,7 @@ ARMS = (Arm("slow/K=1", PersistentCD(walkers=4)), Arm("wild", PersistentCD(walke
 def body(bench: Bench) -> list[Row]:
     """Two arms on two repeats, then one arm again under the same name on another problem."""
 
-    def keep(trial: Trial, at: Problem, run: Tensor) -> Ended:
+    def keep(trial: Trial, at: Problem, run: Any) -> Ended:
         return Ended(float(run.sum()) / 3, Inner(run, ("a", "b")), run.double().numpy() > 0)
 
     def trials(start: float, arms: tuple[Arm, ...]) -> dict[str, list[Trial]]:
@@ -273,13 +273,14 @@ def test_values_come_back_as_they_were():
         "numbers": [1, -0.0, 1e-310, math.inf, True, None, "β"],
         "ended": Ended(0.1 + 0.2, Inner(torch.tensor([[1.5], [math.nan]]), ()), np.arange(3)),
         "none": Ended(math.nan, None, np.array(2.0)),
-        "nested": ((1, [2.0]), {}),
+        "nested": ((1, [2.0]), {}, np.float32(0.1), np.int64(3)),
     }
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(parted(value, arrays, (Ended, Inner)))
     back = joined(json.loads(text), arrays, (Ended, Inner))
     assert repr(back) == repr(value)
     assert back["ended"].inner.path.dtype == torch.float32
+    assert type(back["nested"][2]) is np.float32
 
 
 @pytest.mark.parametrize(
@@ -291,13 +292,20 @@ def test_values_come_back_as_they_were():
         {1: 2},
         {"$x": 1},
         {1},
-        np.float32(1),
     ],
     ids=str,
 )
 def test_what_would_not_come_back_is_refused(value):
     with pytest.raises(UnsupportedError, match="cannot be kept of a trial"):
         parted(value, {})
+
+
+def test_what_cannot_be_kept_is_said_and_stops_nothing(tmp_path):
+    said: list[str] = []
+    made, before = Finished(tmp_path, say=said.append).once("odd", lambda: {1, 2})
+    assert (made, before) == ({1, 2}, False)
+    assert said == ["001-odd is not kept: keep: a set cannot be kept of a trial; name it in `records`"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bench_without_a_folder_keeps_nothing(tmp_path):

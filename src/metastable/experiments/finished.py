@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,13 @@ APART = ("benchmarks", "cli", "report")
 
 # ---- values as JSON and arrays
 
+KINDS: Mapping[str, type] = {"$tensor": Tensor, "$array": np.ndarray, "$scalar": np.generic}
+
+
+def is_object(value: Any) -> bool:
+    """Whether it is an array of Python's own objects, which a file would have to run code to bring back."""
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
+
 
 def parted(value: Any, arrays: Arrays, records: Sequence[type] = ()) -> Any:
     """A value as JSON can hold it; its arrays and tensors go into `arrays`.
@@ -48,16 +55,17 @@ def parted(value: Any, arrays: Arrays, records: Sequence[type] = ()) -> Any:
     ({'kl': 0.5, 'x': {'$tuple': [{'$tensor': 'array_0'}, None]}}, ['array_0'])
     """
     if type(value) in records:
-        own = value._asdict() if isinstance(value, tuple) else vars(value)
+        own = vars(value) if is_dataclass(value) else value._asdict()
         return {"$record": type(value).__name__, "fields": parted(own, arrays, records)}
     match value:
         case None | bool() | int() | str():
             return value
         case float():
             return float(value)
-        case Tensor() | np.ndarray() if not (isinstance(value, np.ndarray) and value.dtype == object):
-            kind, name = "$array" if isinstance(value, np.ndarray) else "$tensor", f"array_{len(arrays)}"
-            arrays[name] = value if isinstance(value, np.ndarray) else value.detach().cpu().numpy().copy()
+        case Tensor() | np.ndarray() | np.generic() if not is_object(value):
+            kind = next(word for word, known in KINDS.items() if isinstance(value, known))
+            name = f"array_{len(arrays)}"
+            arrays[name] = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.array(value)
             return {kind: name}
         case Mapping() if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: parted(one, arrays, records) for key, one in value.items()}
@@ -77,6 +85,8 @@ def joined(value: Any, arrays: Mapping[str, np.ndarray], records: Sequence[type]
             return tuple(joined(items, arrays, records))
         case {"$array": name}:
             return arrays[name]
+        case {"$scalar": name}:
+            return arrays[name][()]
         case {"$tensor": name}:
             return torch.from_numpy(arrays[name])
         case {"$record": name, "fields": own}:
@@ -204,5 +214,9 @@ class Slot:
             arrays: Arrays = {}
             before, self.finished.last = self.finished.last, time.perf_counter()
             seconds = self.finished.last - before
-            numbers = {"seconds": seconds, "value": parted(value, arrays, self.records)}
-            self.pieces.keep(self.name, numbers, arrays)
+            try:
+                numbers = {"seconds": seconds, "value": parted(value, arrays, self.records)}
+            except (UnsupportedError, TypeError) as error:  # its numbers are right, so that all goes on
+                self.finished.say(f"{self.name} is not kept: {error}")
+            else:
+                self.pieces.keep(self.name, numbers, arrays)

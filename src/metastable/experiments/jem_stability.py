@@ -41,8 +41,6 @@ TAIL = 0.2
 """Accuracies are means over this share of a training's last lines: one line is one lucky batch."""
 LINES = 40
 """Lines of metrics in a training; each of them classifies all test pictures."""
-SHOWN = 10
-"""Chains of a buffer that are drawn."""
 CLASSIFIER = -1.0
 """In the place of β·o: cross-entropy only."""
 
@@ -210,7 +208,7 @@ def trials(bench: Bench, task: Task, scenario: Scenario, betas: Sequence[float])
         bench.seeds,
         seed=lambda bench, arm, repeat: bench.seed + repeat,
         watch=watch,
-        keep=lambda trial, at, run: None if run.walkers is None else run.walkers.x[:SHOWN].cpu(),
+        keep=lambda trial, at, run: None if run.walkers is None else run.walkers.x[:10].cpu(),
         may_stop=True,
         words=lambda t: (
             f"{'finished' if t.stopped is None else f'stopped at {t.stopped}'}, {accuracy(t):.3f}"
@@ -361,14 +359,14 @@ def _symmetric_log(axes: Any) -> None:
     axes[0].set_ylim(min(-3.0, 3 * ends[:, 0].min()), max(3.0, 3 * ends[:, 1].max()))
 
 
-def _draw_buffers(bench: Bench, task: Task, found: Found) -> None:
+def _draw_buffers(bench: Bench, task: Task, found: Found, count: int = 10) -> None:
     """Figure 4: chains of the buffer at the end, a row for each scenario and β, and data for comparison."""
-    rows = {"data": task.train.x[:SHOWN]}
+    rows = {"data": task.train.x[:count]}
     for number in bench.data[task.name]:
         for beta_o in betas_of(bench, number):
             buffers = [t.kept for t in found[task.name, number, beta_o] if t.kept is not None]
             if buffers:
-                rows[f"scenario {number}, β·o = {beta_o:g}"] = buffers[0]
+                rows[f"scenario {number}, β·o = {beta_o:g}"] = buffers[0][:count]
     save_image_rows(bench.folder / f"chains-{task.name}.png", rows)
 
 

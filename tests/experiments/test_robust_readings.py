@@ -14,6 +14,7 @@ from metastable.experiments import EXPERIMENTS, TITLES
 from metastable.experiments import robust_readings as readings
 from metastable.experiments import robust_students as kit
 from metastable.experiments.base import Bench, reproduce
+from metastable.experiments.finished import Finished
 
 CIRCLES = kit.TOYS["circles"]
 
@@ -109,3 +110,26 @@ def test_every_reading_is_trained_on_both_sets_but_modes_on_modes(tmp_path):
 
 def test_the_title_is_the_one_in_the_index():
     assert EXPERIMENTS["robust-readings"].title == TITLES["robust-readings"]
+
+
+def test_setups_that_were_trained_are_not_trained_again(tmp_path, monkeypatch):
+    toys = [dataclasses.replace(toy, positives=4, negatives=4) for toy in kit.TOYS.values()]
+    setups = [kit.Setup("few", toy, (kit.Student(0.0), kit.Student(0.5)), 4, steps=2) for toy in toys]
+    settings = {"updates": 3, "repeats": 2, "learning_rate": 1e-2}
+
+    def weights() -> list[list[float]]:
+        bench = Bench(settings, "tiny", 0, "cpu", tmp_path, finished=Finished(tmp_path))
+        groups = kit.train(bench, setups)
+        return [torch.cat([p.flatten() for p in group.nets.parameters()]).tolist() for group in groups]
+
+    whole, advance, advanced = weights(), kit.Students.advance, []
+
+    def counted(self: kit.Students, done: int, updates: int) -> None:
+        advanced.append(self.setup.toy.name)
+        advance(self, done, updates)
+
+    monkeypatch.setattr(kit.Students, "advance", counted)
+    for path in tmp_path.glob("001-*"):
+        path.unlink()
+    assert weights() == whole
+    assert advanced == ["gaussians"] * 3

@@ -79,7 +79,7 @@ def learned(bench: Bench) -> dict[str, list[Trial]]:
         },
         bench.repeats,
         watch=watch,
-        keep=lambda trial, at, run: run.energy,
+        keep=lambda trial, at, run: run.energy.state_dict(),  # pyright: ignore
         words=lambda trial: f"KL {trial.curves['kl'][-1]:.4f}",
     ).run(bench)
 
@@ -165,7 +165,10 @@ def body(bench: Bench) -> list[Row]:
         Row("kl/restricted", kl["restricted"], oracle=0.0),
         Row("kl_best/hidden", float(best), oracle=0.0),
     ]
-    return [*rows, *gibbs_rows(bench, found["hidden"][0].kept), *mass_rows(bench)]
+    first = found["hidden"][0]
+    machine = machines(bench, first.seed)["hidden"]
+    machine.load_state_dict(first.kept)
+    return [*rows, *gibbs_rows(bench, machine), *mass_rows(bench)]
 
 
 EXPERIMENT = Experiment(

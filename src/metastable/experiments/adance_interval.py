@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from metastable.core.random import derive
 from metastable.data.toy import ToySet, toy_set
@@ -36,12 +36,12 @@ PCD = "PCD"
 
 
 class Learned(NamedTuple):
-    """KL at the end of a training, and the mean of Var(log g) over its updates after the first tenth."""
+    """KL and density at the end, and the mean of Var(log g) over updates after the first tenth."""
 
     kl: float
     var_log_g: float
     var_log_g_data: float
-    energy: torch.nn.Module
+    density: Tensor  # on the grid of the figure
 
 
 Found = dict[str, list[Learned]]
@@ -74,7 +74,7 @@ def body(bench: Bench) -> list[Row]:
         late = slice(len(trial.curves) // 10, None)
         var, on_data = (mean(trial.curves[name][late]) for name in ("var_log_g", "var_log_g_data"))
         energy: Any = run.energy
-        return Learned(kl_on_grid(truth, energy, BOX, POINTS), var, on_data, energy)
+        return Learned(kl_on_grid(truth, energy, BOX, POINTS), var, on_data, shown(energy))
 
     settings = {
         "steps": bench.steps,
@@ -89,11 +89,17 @@ def body(bench: Bench) -> list[Row]:
         bench.repeats,
         keep=keep,
         words=lambda t: f"KL {t.kept.kl:.4f}, Var(log g) {t.kept.var_log_g:.3g}",
+        records=(Learned,),
     )
     found = {name: [trial.kept for trial in own] for name, own in trials.run(bench).items()}
     _draw(bench, found)
     _draw_densities(bench, toy, found)
     return _rows(bench, found)
+
+
+def shown(energy: Any) -> Tensor:
+    """Its density on a grid of 151² points."""
+    return grid_density(energy, [(-4.0, 4.0)] * 2, 151).density
 
 
 def kl_and_spread(learned: Iterable[Learned]) -> tuple[float, float]:
@@ -160,12 +166,11 @@ def _draw(bench: Bench, found: Found) -> None:
 def _draw_densities(bench: Bench, toy: ToySet, found: Found) -> None:
     """The truth, and the first repeat of PCD and of the shortest and longest interval."""
     truth: Any = toy.log_density
-    shown: dict[str, Any] = {"data": lambda x: -truth(x)}
+    densities = {"data": shown(lambda x: -truth(x))}
     for name in (PCD, name_of(bench.intervals[0]), name_of(bench.intervals[-1])):
-        shown[name] = found[name][0].energy
-    with picture(bench.folder / "densities.png", 8, 2.3, columns=len(shown)) as axes:
-        for axis, (label, energy) in zip(axes, shown.items(), strict=True):
-            density = grid_density(energy, [(-4.0, 4.0)] * 2, 151).density
+        densities[name] = found[name][0].density
+    with picture(bench.folder / "densities.png", 8, 2.3, columns=len(densities)) as axes:
+        for axis, (label, density) in zip(axes, densities.items(), strict=True):
             axis.imshow(density.T, origin="lower", extent=(-4, 4, -4, 4), cmap="viridis")
             axis.set(title=label, xticks=[], yticks=[])
             axis.grid(False)

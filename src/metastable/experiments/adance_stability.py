@@ -224,6 +224,7 @@ def body(bench: Bench) -> list[Row]:
         keep=keep,
         may_stop=True,
         words=words,
+        records=(Look,),
     ).run(bench)
     trials = {name: trial for name, (trial,) in found.items()}
     _draw_v(bench, trials)

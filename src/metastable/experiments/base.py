@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from metastable._version import __version__
+from metastable.core.configure import describe
 from metastable.core.ending import ending_all
 from metastable.core.errors import InputError, nearest, require, require_choice, require_options
 from metastable.runs.folder import write_json
+
+from .finished import Finished
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 SCALES = ("smoke", "cpu", "gpu")
@@ -66,7 +69,7 @@ class WithSettings:
 
 @dataclass
 class Bench(WithSettings):
-    """What an experiment's body is given: its settings, seed, device, a folder for pictures, and a voice."""
+    """What an experiment's body is given: settings, seed, device, a folder for pictures, a voice, trials done."""
 
     settings: Mapping[str, Any]
     scale: str
@@ -74,6 +77,7 @@ class Bench(WithSettings):
     device: str
     folder: Path
     say: Callable[[str], None] = field(default=lambda text: None)
+    finished: Finished = field(default_factory=Finished)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,8 @@ def reproduce(
 ) -> Result:
     """Run one experiment, and write `result.json`, its pictures and a report into `out`.
 
-    `changes` are settings in the place of those of the scale.
+    `changes` are settings in the place of those of the scale. Trials that are done are kept in `out/trials`, and a
+    command that was stopped takes them from there; their seconds count as if they were made now.
     """
     from metastable.report import write_report
     from metastable.training.engine import Engine
@@ -168,11 +173,15 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     place = str(Engine(device).device)
     settings = changed(experiment.scales[scale], changes or {})
-    bench = Bench(settings, scale, seed, place, out, say or (lambda text: None))
+    say = say or (lambda text: None)
+    made_with = {"experiment": experiment.name, "scale": scale, "seed": seed, "device": place}
+    made_with |= {f"settings.{key}": value for key, value in describe(settings).items()}
+    bench = Bench(settings, scale, seed, place, out, say, Finished(out / "trials", made_with, say))
     began = time.perf_counter()
     with ending_all():
         rows = experiment.body(bench)
-    result = Result(experiment.name, scale, seed, place, time.perf_counter() - began, rows)
+    seconds = time.perf_counter() - began + bench.finished.seconds
+    result = Result(experiment.name, scale, seed, place, seconds, rows)
     write_json(out / "result.json", result.as_json())
     write_report(out)
     return result

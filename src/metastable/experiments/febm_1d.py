@@ -125,7 +125,14 @@ def langevin(bench: Bench) -> PersistentCD:
 
 
 def trained(bench: Bench, data: Tensor, arms: list[Arm], may_stop: bool = False) -> dict[str, Trial]:
-    """Every arm once, from its own start; μ and σ are watched, and the run is kept."""
+    """Every arm once, from its own start; μ and σ are watched, the ratio is kept, and for some the correction."""
+
+    def keep(trial: Trial, at: Problem, run: Any) -> Learned:
+        log_ratio = run.log_ratio(_view()[0][:, None].float())
+        name = trial.arm.name
+        return Learned(
+            run.energy.place, log_ratio, correct(bench, name, run) if name in bench.corrected else None
+        )
 
     def watch(at: Problem, line: Line) -> Line:
         return dict(zip(("mu", "sigma"), at.model.place, strict=True))
@@ -138,9 +145,10 @@ def trained(bench: Bench, data: Tensor, arms: list[Arm], may_stop: bool = False)
         seed=lambda bench, arm, repeat: arm.about.seed,
         watch=watch,
         from_start=True,
-        keep=lambda trial, at, run: run,
+        keep=keep,
         may_stop=may_stop,
         words=lambda t: "mu {:.4f} sigma {:.4f}, off by {:.4f} {:.4f}".format(*place(t), *errors(t)),
+        records=(Learned, Correction),
     ).run(bench)
     return {name: trial for name, (trial,) in found.items()}
 
@@ -187,21 +195,27 @@ class Correction:
         return self.before / self.after
 
 
-def correct(bench: Bench, trial: Trial) -> Correction:
+def correct(bench: Bench, name: str, run: Any) -> Correction:
     """Figure 2: accept draws of the model in proportion to e^{H+E}, and measure 1-Wasserstein distances to p.
 
     The bound is the ratio that all but one in a thousand draws stay below: far out the network has learned
     nothing, and its largest value there would decide how few draws are accepted.
     """
-    name, run = trial.arm.name, trial.kept
     rng = generator(derive(bench.seed, "rejection", name))
     data = target().sample(bench.draws, rng).float()
     drawn = run.energy.sample(bench.draws, rng)
     log_ratio = run.log_ratio(drawn)
     kept = rejection_sample(drawn, log_ratio, rng, log_bound=log_ratio.quantile(0.999).item())
     before, after = (float(wasserstein_1d(x, data)) for x in (drawn, kept.x))
-    bench.say(f"{name}: W1 {before:.4f} → {after:.4f}, acceptance {kept.acceptance:.2f}")
     return Correction(drawn, kept.x, before, after, kept.acceptance)
+
+
+class Learned(NamedTuple):
+    """What is kept of a training: its last (μ, σ), H + E along the figures' axis, and its correction, if any."""
+
+    place: tuple[float, float]
+    log_ratio: Tensor
+    correction: Correction | None
 
 
 STARTS = ((-1.0, 2.5), (0.0, 1.0), (3.0, 1.0), (3.0, 2.5), (1.0, 3.0))
@@ -214,7 +228,9 @@ def body(bench: Bench) -> list[Row]:
     """Every divergence, corrections, Theorem 1 for as many updates, and paths from several starts."""
     data = target().sample(bench.rows, generator(derive(bench.seed, "data"))).float()
     found = trained(bench, data, [arm_of(bench, name) for name in bench.divergences])
-    corrections = {name: correct(bench, found[name]) for name in bench.corrected}
+    corrections: dict[str, Correction] = {name: found[name].kept.correction for name in bench.corrected}
+    for name, c in corrections.items():
+        bench.say(f"{name}: W1 {c.before:.4f} → {c.after:.4f}, acceptance {c.acceptance:.2f}")
     others = [arm_of(bench, name, estimator="theorem1") for name in bench.baselines]
     for name in bench.far:
         others += [arm_of(bench, name, label="far", start=FAR, estimator=f"theorem{k}") for k in (1, 3)]
@@ -339,10 +355,9 @@ def _draw_3(bench: Bench, found: Mapping[str, Trial]) -> None:
     x, p = _view()
     with _panels(bench, "figure-3.png", found) as panels:
         for name, axes in panels.items():
-            run: Any = found[name].kept
-            axes.plot(x, p / log_model(x, *run.energy.place).exp().numpy(), color=palette.blue, label="p/q")
-            learned = run.log_ratio(x[:, None].float()).exp()
-            axes.plot(x, learned, color="#b00020", ls="--", label="exp(H + E)")
+            kept: Learned = found[name].kept
+            axes.plot(x, p / log_model(x, *kept.place).exp().numpy(), color=palette.blue, label="p/q")
+            axes.plot(x, kept.log_ratio.exp(), color="#b00020", ls="--", label="exp(H + E)")
             axes.set(title=name, yscale="log", ylim=(1e-2, 30))
 
 

@@ -183,6 +183,7 @@ def one_dimension(bench: Bench) -> Trials:
         from_start=True,
         keep=keep,
         words=lambda t: f"z({bench.horizon:g}) = {t.curves['z'][-1]:.4f}, {t.kept.crossed} crossed",
+        records=(Shares,),
     )
 
 

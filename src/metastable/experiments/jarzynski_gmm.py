@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from metastable.core.types import LogPartition
 from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD
 from metastable.report.figures import draw_level, palette, picture
+from metastable.runs.run import Run
 
 from .base import Bench, Experiment, Row
 from .gmm import kl_from_teacher, rates, student, teacher
@@ -73,7 +75,11 @@ def trials_of(
 
 def body(bench: Bench) -> list[Row]:
     """Every method on every repeat, then thresholds 1/(1 + c) on the first."""
-    trials = trials_of(bench, arms(bench), lines=100, keep=lambda trial, at, run: run.log_partition)
+
+    def keep(trial: Trial, at: Problem, run: Run) -> LogPartition | None:
+        return run.log_partition and replace(run.log_partition, walkers=None)
+
+    trials = trials_of(bench, arms(bench), lines=100, keep=keep, records=(LogPartition,))
     found = trials.run(bench)
     sweep = [jarzynski(bench, f"c={c}", 1 / (1 + c), steps=bench.sweep_steps) for c in bench.sweep]
     swept = replace(trials, arms=sweep, repeats=1).run(bench)

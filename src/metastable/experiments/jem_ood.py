@@ -16,6 +16,8 @@ The images are not part of the package: `METASTABLE_DATA` names the folder that 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from torch import Tensor
 
@@ -37,6 +39,13 @@ from .trials import Arm, Problem, Trial, Trials, by_scale
 
 OUTSIDE = "Fashion-MNIST"
 TARGETS = {"accuracy": (">=", 0.98), "calibration_error": ("<=", 0.03), "auroc/log_density": (">=", 0.95)}
+
+
+class Kept(NamedTuple):
+    """What is kept of a training: its scores, and samples of each class, `(120, 1, 28, 28)`, of the joint model."""
+
+    summary: ClassifierSummary
+    drawn: Tensor | None
 
 
 def energy(bench: Bench) -> JointEnergy:
@@ -93,20 +102,14 @@ def body(bench: Bench) -> list[Row]:
     data = load_images("mnist", n=bench.rows, seed=bench.seed)
     inside = load_images("mnist", split="test", n=bench.tested, seed=bench.seed)
     outside = load_images("fashion-mnist", split="test", n=bench.tested, seed=bench.seed)
-    rows: list[Row] = []
 
-    def keep(trial: Trial, at: Problem, run: Run) -> None:
-        name = trial.arm.name
+    def keep(trial: Trial, at: Problem, run: Run) -> Kept:
         place: Tensor = run.energy.network.head.weight  # pyright: ignore
         assert inside.labels is not None
         found = classifier_summary(
             run.energy, inside.x.to(place), inside.labels, {OUTSIDE: outside.x.to(place)}, seed=bench.seed
         )
-        rows.extend(row(bench, name, metric, value) for metric, value in numbers(found).items())
-        bench.say(f"{name}: " + ", ".join(f"{r.metric} {r.value:.4f}" for r in rows[-5:]))
-        draw(bench, name, found)
-        if name == "jem":
-            draw_classes(bench, run)
+        return Kept(found, classes(bench, run) if trial.arm.name == "jem" else None)
 
     settings = {
         "steps": bench.steps,
@@ -117,13 +120,23 @@ def body(bench: Bench) -> list[Row]:
         "log_every": 50,
     }
     arms = [Arm("jem", method(bench, bench.generative)), Arm("classifier", method(bench, 0.0))]
-    Trials(
+    trials = Trials(
         arms,
         lambda arm, seed: Problem(energy(bench), data),
         settings,
         seed=lambda bench, arm, repeat: bench.seed,
         keep=keep,
-    ).run(bench)
+        words=lambda trial: ", ".join(f"{k} {v:.4f}" for k, v in numbers(trial.kept.summary).items()),
+        records=(Kept, ClassifierSummary),
+    )
+    rows: list[Row] = []
+    for name, (trial,) in trials.run(bench).items():
+        summary, drawn = trial.kept
+        rows.extend(row(bench, name, metric, value) for metric, value in numbers(summary).items())
+        draw(bench, name, summary)
+        if drawn is not None:
+            picture = image_grid(drawn.numpy(), -1.0, 1.0, columns=12, most=120)
+            (bench.folder / "class-samples.png").write_bytes(picture)
     return rows + gains(rows)
 
 
@@ -144,8 +157,8 @@ def draw(bench: Bench, name: str, found: ClassifierSummary) -> None:
     save_figure(figure, bench.folder / f"scores-{name}.png")
 
 
-def draw_classes(bench: Bench, run: Run) -> None:
-    """Samples of p(x | y), a row for each digit: chains of p(x) go on, and are chosen in proportion to p(y | x).
+def classes(bench: Bench, run: Run) -> Tensor:
+    """Samples of p(x | y), twelve for each digit: chains of p(x) go on, and are chosen in proportion to p(y | x).
 
     Chains on the joint energy would hardly feel the label, which is one part in o of it.
     """
@@ -156,8 +169,7 @@ def draw_classes(bench: Bench, run: Run) -> None:
         run.energy, bench.shown, kernel=kernel, steps=bench.sample_steps, init=start, seed=bench.seed
     )
     x = class_samples(run.energy, moved.x, kernel=kernel, per_class=12, steps=0, seed=bench.seed)
-    picture = image_grid(x.flatten(0, 1).cpu().numpy(), -1.0, 1.0, columns=12, most=120)
-    (bench.folder / "class-samples.png").write_bytes(picture)
+    return x.flatten(0, 1).cpu()
 
 
 COMMON = {"output_scale": 20_000.0, "beta_o": 1.0, "batch_size": 64, "data_noise": 0.03}

@@ -105,7 +105,7 @@ def train(bench: Bench, task: Task, place: Placed, beta_o: float) -> list[Trial]
         chains = run.walkers.x[:500]
         return Ended(chains.cpu(), drift_to_noise(at.model, chains, scenario.alpha))
 
-    (found,) = replace(base, problem=problem, keep=keep).run(bench).values()
+    (found,) = replace(base, problem=problem, keep=keep, records=(Ended,)).run(bench).values()
     return found
 
 

@@ -208,7 +208,7 @@ def trials(bench: Bench, task: Task, scenario: Scenario, betas: Sequence[float])
         bench.seeds,
         seed=lambda bench, arm, repeat: bench.seed + repeat,
         watch=watch,
-        keep=lambda trial, at, run: None if run.walkers is None else run.walkers.x.cpu(),
+        keep=lambda trial, at, run: None if run.walkers is None else run.walkers.x[:10].cpu(),
         may_stop=True,
         words=lambda t: (
             f"{'finished' if t.stopped is None else f'stopped at {t.stopped}'}, {accuracy(t):.3f}"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from metastable.core.errors import InputError
-from metastable.runs.folder import write_json
+from metastable.runs.folder import plain, write_arrays, write_json
 
 
 @dataclass(frozen=True)
@@ -49,18 +52,37 @@ class Pieces:
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def find(self, name: str) -> Piece | None:
-        """A piece that was made before; one of other settings is refused."""
+        """A piece that was made before; one of other settings is refused, and one that is damaged."""
         path = self.folder / f"{name}.json"
         if not path.is_file():
             return None
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        refuse_other(path, kept["settings"], self.settings)
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
-            return Piece(name, kept["numbers"], {key: stored[key] for key in stored.files})
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            content, numbers, settings = (
+                path.with_suffix(".npz").read_bytes(),
+                kept["numbers"],
+                kept["settings"],
+            )
+            if kept.get("sha256") not in (None, sha_of(numbers, content)):  # None: from before there was one
+                raise ValueError("it is not as it was written")
+            with np.load(BytesIO(content), allow_pickle=False) as stored:
+                piece = Piece(name, numbers, {key: stored[key] for key in stored.files})
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
+            raise InputError(f"out: {path} or its arrays are damaged ({error}); remove it") from error
+        refuse_other(path, settings, self.settings)
+        return piece
 
     def keep(self, name: str, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> Piece:
         """Write a piece; its numbers come last, so that what is found is whole."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(self.folder / f"{name}.npz", **arrays)  # pyright: ignore
-        write_json(self.folder / f"{name}.json", {"settings": dict(self.settings), "numbers": numbers})
+        path = self.folder / f"{name}.json"
+        arrays_path = path.with_suffix(".npz")
+        write_arrays(arrays_path, **arrays)
+        kept = json.loads(json.dumps({"settings": dict(self.settings), "numbers": numbers}, default=plain))
+        write_json(path, kept | {"sha256": sha_of(kept["numbers"], arrays_path.read_bytes())})
         return Piece(name, numbers, arrays)
+
+
+def sha_of(numbers: Any, content: bytes) -> str:
+    """Of numbers as JSON gives them back, and of the file of arrays."""
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode() + content).hexdigest()

@@ -23,6 +23,7 @@ from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD
 from metastable.proposals import Signs
 from metastable.proposals.signs import log_2cosh, state_numbers, states
 from metastable.report.figures import draw_level, palette, picture
+from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 from metastable.walkers.smc import ais
 
@@ -149,9 +150,9 @@ def annealed(energy: RBM, seeds: int, walkers: int, groups: int, temperatures: i
 
 
 class Learned(NamedTuple):
-    """A trained machine and its exact KL(data ‖ model)."""
+    """Exact draws of a trained machine, `(64, *event)`, and its exact KL(data ‖ model)."""
 
-    student: RBM
+    drawn: Tensor
     kl: float
 
 
@@ -184,6 +185,9 @@ def learn(
     def problem(arm: Arm, seed: int) -> Problem:
         return Problem(RBM(tuple(data.shape[1:]), hidden, seed=derive(seed, "student") % 2**31), data)
 
+    def keep(trial: Trial, at: Problem, run: Run) -> Learned:
+        return Learned(at.model.sample(64, generator(derive(bench.seed, "shown"))), exact_kl(truth, at.model))
+
     settings = {
         "steps": steps,
         "batch_size": 256,
@@ -198,8 +202,9 @@ def learn(
         settings,
         seed=lambda bench, arm, repeat: bench.seed,
         watch=lambda at, line: {"kl": exact_kl(truth, at.model)},
-        keep=lambda trial, at, run: Learned(at.model, exact_kl(truth, at.model)),
+        keep=keep,
         words=lambda trial: f"KL(truth ‖ student) = {trial.kept.kl:.4f}",
+        records=(Learned,),
     ).run(bench)
     return {name: trial for name, (trial,) in found.items()}
 
@@ -333,8 +338,9 @@ def _draw_training(bench: Bench, trained: dict[str, Trial], alone: float, on_bar
         left.set(title="KL(teacher ‖ student), exact", xlabel="update", yscale="log")
         left.legend(fontsize=7)
         for axes, (name, trial) in zip(panels, on_bars.items(), strict=True):
-            x = trial.kept.student.sample(64, generator(derive(bench.seed, "shown")))
-            axes.imshow(sheet(x[:, 0], 8, 0.3), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
+            axes.imshow(
+                sheet(trial.kept.drawn[:, 0], 8, 0.3), cmap="gray", vmin=-1, vmax=1, interpolation="nearest"
+            )
             axes.set_title(f"bars and stripes, {name}\nKL {trial.kept.kl:.2f}", fontsize=8)
             axes.set_axis_off()
 

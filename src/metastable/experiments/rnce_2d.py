@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row, WithSettings
+from .finished import processes
 from .trials import by_scale
 
 SETS = ("pinwheel", "spiral")
@@ -221,6 +222,9 @@ class Outcome(NamedTuple):
     seconds: tuple[float, float]  # training, then sampling and the rest
 
 
+RECORDS = (Outcome, Job, Likelihood)
+
+
 def learn(job: Job) -> Outcome:
     """Data, training, samples, their overlap with true ones, likelihood."""
     toy = toy_of(job.toy)
@@ -256,21 +260,25 @@ def jobs(bench: Bench) -> list[Job]:
 
 def learn_all(bench: Bench, todo: Sequence[Job]) -> list[Outcome]:
     """Every job, `workers` at a time: small networks keep one core busy, and no more than that."""
+    named = [(f"{job.toy}, {job.settings.get('arm', job.model)}, repeat {job.repeat}", job) for job in todo]
     if bench.workers == 1:
-        return [_told(bench, learn(job)) for job in todo]
-    with ProcessPoolExecutor(
-        bench.workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        futures: list[Future[Outcome]] = [pool.submit(learn, job) for job in todo]
-        return [_told(bench, future.result()) for future in as_completed(futures)]
+        made = bench.finished.once
+        return [tell(bench, *made(name, partial(learn, job), RECORDS, given=job)) for name, job in named]
+    with processes(bench.workers) as pool:
+        begin = partial(bench.finished.submit, pool, records=RECORDS)
+        futures = [begin(name, learn, job) for name, job in named]
+        for future in as_completed(futures):
+            tell(bench, future.result())
+        return [future.result() for future in futures]
 
 
-def _told(bench: Bench, outcome: Outcome) -> Outcome:
+def tell(bench: Bench, outcome: Outcome, before: bool = False) -> Outcome:
+    """The same, once it is said."""
     job, (training, rest) = outcome.job, outcome.seconds
     bench.say(
         f"{job.toy}, {job.model}: {updates(job)} updates in {training:.0f} s, all else in {rest:.0f} s, "
         f"{outcome.parameters} parameters, log-likelihood {outcome.likelihood.mean:.3f}, "
-        f"Bhattacharyya coefficient {outcome.overlap:.4f}"
+        f"Bhattacharyya coefficient {outcome.overlap:.4f}{' (made before)' if before else ''}"
     )
     return outcome
 

@@ -180,6 +180,7 @@ def body(bench: Bench) -> list[Row]:
         seed=lambda bench, arm, repeat: derive(bench.seed, arm.name) % 2**31,
         keep=outcome,
         words=lambda trial: f"objective {trial.kept.end:.3f}, found {', '.join(trial.kept.names)}",
+        records=(Outcome,),
     ).run(bench)
     outcomes = {name: trial.kept for name, (trial,) in found.items()}
     _draw(bench, outcomes)

@@ -17,6 +17,7 @@ from metastable.methods import robust_loss
 
 from .base import Bench
 from .batched_nets import BatchedNets, OneNet
+from .finished import Slot
 
 SIZES, SLOPE = (2, 32, 64, 64, 64), 0.05
 """ToyNet: hidden layers, and the leaky ReLU."""
@@ -303,20 +304,39 @@ def cosine(t: float) -> float:
 
 
 def train(bench: Bench, setups: Sequence[Setup]) -> list[Students]:
-    """All setups in turns, so that a GPU works on several at once."""
+    """All setups that were not trained before, one by one; on a GPU in turns, so that several share it."""
     seeds = [derive(bench.seed, "student", i) % 2**31 for i in range(bench.repeats)]
     groups = [Students(setup, seeds, bench.learning_rate, bench.device) for setup in setups]
-    last = bench.updates * max(setup.times for setup in setups)
+    waiting: list[tuple[Students, Slot]] = []
+    for group in groups:
+        setup = group.setup
+        slot = bench.finished.slot(f"{setup.name}, {setup.toy.name}", trial_seeds=seeds, setup=setup)
+        if (known := slot.find()) is None:
+            waiting.append((group, slot))
+        else:
+            group.nets.load_state_dict(known)
+            bench.say(f"{setup.name}, {setup.toy.name}: made before")
+    on_gpu = torch.device(bench.device).type == "cuda"
+    for some in [waiting] if on_gpu else [[one] for one in waiting]:
+        in_turns(bench, [group for group, _ in some])
+        for group, slot in some:
+            slot.keep(group.nets.state_dict())
+    return groups
+
+
+def in_turns(bench: Bench, groups: Sequence[Students]) -> None:
+    """Every update of each, an update of one after an update of the other."""
+    names = ", ".join(f"{group.setup.name} of {group.setup.toy.name}" for group in groups)
+    last = bench.updates * max((group.setup.times for group in groups), default=0)
     for done in range(last):
         for group in groups:
             updates = bench.updates * group.setup.times
             if done < updates:
                 group.advance(done, updates)
         if (done + 1) % max(1, last // 10) == 0:
-            bench.say(f"{done + 1} of {last} updates")
+            bench.say(f"{names}: {done + 1} of {last} updates")
     if torch.device(bench.device).type == "cuda":
         torch.cuda.synchronize(bench.device)
-    return groups
 
 
 @dataclass(frozen=True)

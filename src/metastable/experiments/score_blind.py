@@ -223,6 +223,7 @@ def learn_all(bench: Bench, distance: float, repeats: int) -> dict[str, list[Lea
         seed=lambda bench, arm, repeat: derive(bench.seed, "modes", distance, repeat) % 2**31,
         keep=keep,
         words=lambda t: f"left mass {t.kept.left_mass:.3f} (true {t.kept.true_mass:.3f})",
+        records=(Learned, GridDensity),
     )
     return {name: [trial.kept for trial in own] for name, own in trials.run(bench).items()}
 

@@ -127,6 +127,7 @@ class Trials:
         keep: of a trial, its problem and its finished run, what is kept when these are let go.
         may_stop: whether a training that the guard stops is an outcome, and no error.
         words: of a finished trial, for whoever waits.
+        records: classes that what is kept is made of, beside plain values, arrays and tensors.
     """
 
     arms: Sequence[Arm]
@@ -139,16 +140,29 @@ class Trials:
     keep: Callable[[Trial, Problem, Run], Any] = lambda trial, problem, run: None
     may_stop: bool = False
     words: Callable[[Trial], str] = lambda trial: "done"
+    records: Sequence[type] = ()
 
     def run(self, bench: Bench) -> dict[str, list[Trial]]:
         """The trials of each arm by its name, in the order of repeats."""
         found: dict[str, list[Trial]] = {arm.name: [] for arm in self.arms}
         for repeat in range(self.repeats):
             for arm in self.arms:
-                trial = self.train(bench, arm, self.seed(bench, arm, repeat))
-                found[arm.name].append(trial)
-                bench.say(f"{arm.name}, repeat {repeat}: {self.words(trial)}")
+                found[arm.name].append(self.trial(bench, arm, repeat))
         return found
+
+    def trial(self, bench: Bench, arm: Arm, repeat: int) -> Trial:
+        """One training, or what was kept of it before the command was stopped."""
+        seed, name = self.seed(bench, arm, repeat), f"{arm.name}, repeat {repeat}"
+
+        def make() -> tuple[list[Line], Any, int | None]:
+            made = self.train(bench, arm, seed)
+            return made.curves.lines, made.kept, made.stopped
+
+        about = {"trial_seed": seed, "method": arm.method, "fit": {**self.settings, **arm.settings}}
+        (lines, kept, stopped), before = bench.finished.once(name, make, self.records, **about)
+        trial = Trial(arm, seed, Curves(lines), kept, stopped)
+        bench.say(f"{name}: {self.words(trial)}{' (made before)' if before else ''}")
+        return trial
 
     def train(self, bench: Bench, arm: Arm, seed: int) -> Trial:
         """One training, to its end or to where the guard stops it."""

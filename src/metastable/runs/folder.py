@@ -239,7 +239,7 @@ def read_history(folder: Path) -> list[Row]:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON whole or not at all."""
     partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(json.dumps(value, indent=2, default=_plain) + "\n")
+    partial.write_text(json.dumps(value, indent=2, default=plain) + "\n")
     partial.replace(path)
 
 
@@ -259,7 +259,8 @@ def write_arrays(path: Path, **arrays: Any) -> None:
     partial.replace(path)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON has no word for, in its words."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, (np.generic, np.ndarray)):

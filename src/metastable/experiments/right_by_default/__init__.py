@@ -9,22 +9,20 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Executor
 from statistics import fmean
 from typing import Any
-
-import torch
 
 from metastable.core.random import derive
 
 from ..base import Bench, Experiment, Row
+from ..finished import processes
 from ..trials import by_scale
 from .first import first_command
 from .samples import branch_weights, interpolated_widths, left_mass, widths
 from .scales import likelihoods_in_two_units, log_z_at
 from .sweep import KINDS, WAYS, attempt
-from .tables import TABLES, fit_estimator, fit_run, load, ours, rivals, split
+from .tables import TABLES, Rivals, fit_estimator, fit_run, load, ours, rivals, split
 from .targets import TARGETS, estimate
 
 SCALES = (1e-3, 1e-1, 1.0, 1e2, 1e4)
@@ -38,7 +36,7 @@ def body(bench: Bench) -> list[Row]:
     """Every part, with its targets."""
     workers = min(os.cpu_count() or 1, 16)
     parts = (_scales, _units, _mixture, _contexts, _coverage, _sweep, _tables, _first)
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with processes(workers) as pool:
         # everything is handed out before anything is waited for
         begun = [part(bench, pool) for part in parts]
         return [row for finish in begun for row in finish()]
@@ -48,15 +46,16 @@ Finish = Callable[[], list[Row]]
 
 
 def _all(
-    pool: Executor, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]
+    bench: Bench, pool: Executor, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]
 ) -> Callable[[], list[Any]]:
     """Hand out one call for each tuple of arguments; what is returned waits for all of them."""
-    futures = [pool.submit(function, *arguments) for arguments in calls]
+    name, begin = function.__name__, bench.finished.submit
+    futures = [begin(pool, name, function, *arguments, records=(Rivals,)) for arguments in calls]
     return lambda: [future.result() for future in futures]
 
 
 def _scales(bench: Bench, pool: Executor) -> Finish:
-    found = _all(pool, log_z_at, [(scale, bench.rows, bench.seed) for scale in SCALES])
+    found = _all(bench, pool, log_z_at, [(scale, bench.rows, bench.seed) for scale in SCALES])
 
     def finish() -> list[Row]:
         rows = []
@@ -73,7 +72,7 @@ def _scales(bench: Bench, pool: Executor) -> Finish:
 
 
 def _units(bench: Bench, pool: Executor) -> Finish:
-    found = _all(pool, likelihoods_in_two_units, [(bench.rows, bench.seed)])
+    found = _all(bench, pool, likelihoods_in_two_units, [(bench.rows, bench.seed)])
 
     def finish() -> list[Row]:
         ((first, second),) = found()
@@ -87,7 +86,7 @@ def _units(bench: Bench, pool: Executor) -> Finish:
 
 
 def _mixture(bench: Bench, pool: Executor) -> Finish:
-    found = _all(pool, left_mass, [(_seed(bench, "mixture", i),) for i in range(bench.mixture_seeds)])
+    found = _all(bench, pool, left_mass, [(_seed(bench, "mixture", i),) for i in range(bench.mixture_seeds)])
 
     def finish() -> list[Row]:
         masses = found()
@@ -105,7 +104,7 @@ def _mixture(bench: Bench, pool: Executor) -> Finish:
 def _contexts(bench: Bench, pool: Executor) -> Finish:
     n, seed = bench.context_samples, bench.seed
     weights, narrow, stages = (
-        _all(pool, part, [(n, seed)]) for part in (branch_weights, widths, interpolated_widths)
+        _all(bench, pool, part, [(n, seed)]) for part in (branch_weights, widths, interpolated_widths)
     )
 
     def finish() -> list[Row]:
@@ -121,7 +120,7 @@ def _contexts(bench: Bench, pool: Executor) -> Finish:
 
 def _coverage(bench: Bench, pool: Executor) -> Finish:
     calls = [(name, _seed(bench, name, i)) for name in TARGETS for i in range(bench.coverage_seeds)]
-    found = _all(pool, estimate, calls)
+    found = _all(bench, pool, estimate, calls)
 
     def finish() -> list[Row]:
         every = found()
@@ -159,7 +158,7 @@ def _sweep(bench: Bench, pool: Executor) -> Finish:
         (*turns[i % len(turns)], _seed(bench, "sweep", i), bench.sweep_steps, bench.sweep_walkers)
         for i in range(bench.sweep_runs)
     ]
-    found = _all(pool, attempt, calls)
+    found = _all(bench, pool, attempt, calls)
 
     def finish() -> list[Row]:
         every = found()
@@ -190,8 +189,10 @@ def _row(metric: str, value: float, relation: str, target: float, *, required: b
 def _tables(bench: Bench, pool: Executor) -> Finish:
     places = [(table, number) for table in bench.tables for number in range(bench.splits)]
     parts = [split(load(table), number) for table, number in places]
-    theirs = _all(pool, rivals, [(part, bench.seed) for part in parts])
-    mine = {how: _all(pool, ours, [(p, bench.seed, fit) for p in parts]) for how, fit in ESTIMATORS.items()}
+    theirs = _all(bench, pool, rivals, [(part, bench.seed) for part in parts])
+    mine = {
+        how: _all(bench, pool, ours, [(p, bench.seed, fit) for p in parts]) for how, fit in ESTIMATORS.items()
+    }
 
     def finish() -> list[Row]:
         them = dict(zip(places, theirs(), strict=True))
@@ -222,7 +223,7 @@ def _tables(bench: Bench, pool: Executor) -> Finish:
 
 
 def _first(bench: Bench, pool: Executor) -> Finish:
-    found = _all(pool, first_command, [(bench.rows, bench.seed)])
+    found = _all(bench, pool, first_command, [(bench.rows, bench.seed)])
 
     def finish() -> list[Row]:
         (what,) = found()

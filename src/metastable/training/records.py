@@ -171,12 +171,15 @@ def _joined(name: str, line: np.ndarray) -> float:
         return float(line.mean() if join is None else join.reduce(line))
 
 
-def of_all(row: Row) -> Row:
-    """A line of all processes: means, or extremes, of what each of them found."""
+def of_all(coming: Callable[[], Row]) -> Callable[[], Row]:
+    """A line of all processes, on its way: means, or extremes, of what each of them found."""
     if not processes.is_many():
-        return row
-    every = processes.stacked(torch.tensor(list(row.values()), dtype=torch.float64)).numpy()
-    return {name: _joined(name, every[:, i].copy()) for i, name in enumerate(row)}
+        return coming
+    row = coming()
+    every = processes.asked(torch.tensor(list(row.values()), dtype=torch.float64))
+    return lambda: {
+        name: _joined(name, line.numpy().copy()) for name, line in zip(row, every().unbind(1), strict=True)
+    }
 
 
 def read_jsonl(path: Path) -> list[Row]:

@@ -161,10 +161,7 @@ def messages_of_an_update(method: Any) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("method", "numbers"),
     [
-        (
-            M.Jarzynski(walkers=62, populations=5, threshold=1.0),
-            2,
-        ),  # of steering walkers, and of held-out ones
+        (M.Jarzynski(walkers=62, populations=5, threshold=1.0), 1),
         (M.PersistentCD(walkers=30, step_size=0.1), 0),
     ],
     ids=["jarzynski", "pcd"],

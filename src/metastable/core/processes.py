@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -156,6 +157,31 @@ def asked(value: Tensor) -> Callable[[], Tensor]:
         return made.view(len(made), *value.shape)
 
     return arrived
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A metric of things that lie on several processes, which nobody asks the others for before it is logged.
+
+    Attributes:
+        own: what those of this process say, `(k,)`.
+        total: things of all processes, of which each has its share.
+        read: the metric, of `(…, total)`.
+        plus: what is added to it, the mean over processes, `()`.
+    """
+
+    own: Tensor
+    total: int
+    read: Callable[[Tensor], Tensor]
+    plus: Tensor
+
+    def __add__(self, number: Tensor) -> Shared:
+        return replace(self, plus=self.plus + number)
+
+
+def shared(own: Tensor, total: int, read: Callable[[Tensor], Tensor]) -> Any:
+    """`read` of what things of all processes say, where each has some of `total`; at once when alone."""
+    return Shared(own, total, read, own.new_zeros(())) if is_many() else read(own)
 
 
 def joined(rows: Tensor, total: int | None = None) -> Tensor:

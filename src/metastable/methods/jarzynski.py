@@ -41,7 +41,7 @@ from metastable.walkers.starts import random_rows
 
 from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
-from .jarzynski_state import Followed, Heard, JarzynskiState, metrics_of, weighed
+from .jarzynski_state import Followed, Heard, JarzynskiState, metrics_of, of_populations, weighed
 
 CRITERIA = ("ess", "entropy", "lag", "never")
 GRADIENTS = ("all", "batch", "moved")
@@ -240,7 +240,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     ) -> tuple[Tensor, Metrics]:
         """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k."""
         with aside(state.steering.x.device) as join:
-            log_z = log_mean_exp(state.log_partition(self.populations))
+            log_z = of_populations(state, self.populations, state.log_partition(), log_mean_exp)
         loss, metrics = super().loss(context, state, player, batch, negatives)
         join()
         return loss, {**metrics, "cross_entropy": log_z + metrics["energy_data"]}
@@ -262,8 +262,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             following = self._follow(context, state.following, state.following_rows, h)
         join()
         with aside(state.steering.x.device) as join:
-            told = (following or steering).told(self.populations)
-            metrics = metrics_of(state, steering, following, told, self.moves.invariant, context.data_scale)
+            told = self.populations, self.moves.invariant, context.data_scale
+            metrics = metrics_of(state, steering, following, *told)
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
         if log_step is not None:
             log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, GAIN)
@@ -272,7 +272,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         followed = None if following is None else following.walkers
         join()
         # in turn, walkers are weighed once more before the next update
-        heard = None if steering.totals is None or self.in_turn else Heard(steering.totals.share, told[0])
+        heard = (
+            None if steering.totals is None or self.in_turn else Heard(steering.totals.share, steering.log_z)
+        )
         return JarzynskiState(steering.walkers, followed, *state[2:4], log_step, log_factor, heard), metrics
 
     def _settled(self, context: Context, state: JarzynskiState) -> Following | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from metastable.core.method import Metrics
-from metastable.core.processes import is_many, joined
+from metastable.core.processes import shared
 from metastable.core.types import Energy
 from metastable.core.weights import log_mean_exp
 from metastable.walkers.jarzynski import Move
@@ -22,7 +24,7 @@ class Heard(NamedTuple):
 
     Attributes:
         share: what steering walkers of this process count for in the whole, `()`, see `Negatives`.
-        log_z: of all populations that log Z is read from, `(G,)`.
+        log_z: of the steering walkers of all, `(1,)`.
     """
 
     share: Tensor
@@ -49,13 +51,11 @@ class JarzynskiState(NamedTuple):
         following = None if self.following is None else self.following.caught_up(energy)
         return self._replace(steering=self.steering.caught_up(energy), following=following)
 
-    def log_partition(self, groups: int) -> Tensor:
-        """Of all `groups` populations that it is read from, those of other processes too."""
-        if self.heard is not None:
+    def log_partition(self) -> Tensor:
+        """Of the populations here that it is read from, `(G,)`."""
+        if self.following is None and self.heard is not None:
             return self.heard.log_z
-        if self.following is None:
-            return self.steering.log_partition()
-        return joined(self.following.log_partition(), groups)
+        return (self.following or self.steering).log_partition()
 
     def gathered(self) -> JarzynskiState:
         """The walkers of all processes; each has rows of its own, which are drawn anew."""
@@ -107,46 +107,45 @@ class Followed(NamedTuple):
             log_z = walkers.log_partition()
         return cls(walkers, move, ess, resampled, log_z)
 
-    def told(self, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log Z, ESS, ancestors and noise of all `groups` populations, those of other processes too."""
-        ended = torch.where(self.resampled, 1.0, self.ess)
+    def told(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log Z, ESS, ancestors and noise of the populations here."""
+        ended, known = torch.where(self.resampled, 1.0, self.ess), self.totals
         if isinstance(self.walkers, Spread):
-            noise = self.walkers.noise(ended, self.totals)
-            return self.log_z, self.ess, self.walkers.ancestors(self.totals), noise
-        told = self.log_z, self.ess, self.walkers.ancestors(), self.walkers.noise(ended)
-        if not is_many():
-            return told
-        return joined(torch.stack(told, 1), groups).unbind(1)  # pyright: ignore
+            return self.log_z, self.ess, self.walkers.ancestors(known), self.walkers.noise(ended, known)
+        return self.log_z, self.ess, self.walkers.ancestors(), self.walkers.noise(ended)
+
+
+def of_populations(state: JarzynskiState, groups: int, own: Tensor, read: Callable[[Tensor], Tensor]) -> Any:
+    """A metric of all `groups` populations, from those here, `(G,)`; of one that is spread all is known here."""
+    return read(own) if state.following is None else shared(own, groups, read)
 
 
 def metrics_of(
     state: JarzynskiState,
     steering: Followed,
     following: Followed | None,
-    told: tuple[Tensor, Tensor, Tensor, Tensor],
+    populations: int,
     adjusted: bool,
     scale: float | Tensor,
 ) -> Metrics:
-    """Of the walkers after the update, and of the step and the learning rate that `state` held for it.
-
-    `told` is what the populations do that log Z is read from.
-    """
+    """Of the walkers after the update, and of the step and the learning rate that `state` held for it."""
     move, log_z = steering.move, steering.log_z[0]
-    per_population, ess, ancestors, noise = told
+    per_population, ess, ancestors, noise = (following or steering).told()
+    of_all = partial(of_populations, state, populations)
     metrics = {
         "displacement": move.moved.mean().sqrt() / scale,
         "ess": steering.ess[0],
         "resampled": steering.resampled[0].to(steering.ess),
         "resamplings": steering.walkers.resamplings[0],
-        "ancestors": ancestors.amin(),
-        "log_z": log_mean_exp(per_population),
+        "ancestors": of_all(ancestors, lambda each: each.amin(-1)),
+        "log_z": of_all(per_population, log_mean_exp),
         "log_z_steering": log_z,
-        "log_z_noise": noise.mean().sqrt(),
+        "log_z_noise": of_all(noise, lambda each: each.mean(-1).sqrt()),
     }
     if following is not None:
-        metrics["log_z_se"] = per_population.std() / math.sqrt(len(per_population))
-        metrics["log_z_gap"] = log_z - metrics["log_z"]
-        metrics["ess_held_out"] = ess.mean()
+        metrics["log_z_se"] = of_all(per_population, lambda each: each.std(-1) / math.sqrt(populations))
+        metrics["log_z_gap"] = of_all(per_population, lambda each: -log_mean_exp(each)) + log_z
+        metrics["ess_held_out"] = of_all(ess, lambda each: each.mean(-1))
     if adjusted:
         metrics["acceptance"] = move.acceptance.mean()
     if move.shift is not None:

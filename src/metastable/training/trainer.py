@@ -393,7 +393,7 @@ class Trainer(KeptTraining):
             "learning_rate": shown.param_groups[0]["lr"],
             "evaluations": self.evaluations,
         }
-        self.asked = row, of_all(self.gather.asked())
+        self.asked = row, of_all(self.gather.shared, self.gather.asked())
 
     def _log(self) -> bool:
         """Write the line that was asked for; False when the guard rolled training back."""

@@ -25,7 +25,7 @@ from metastable.methods import METHODS
 from metastable.proposals import fit_gaussian
 from metastable.training import agreement
 from metastable.training.checkpoints import CheckpointStore, pack
-from metastable.training.records import read_jsonl
+from metastable.training.records import Gather, of_all, read_jsonl
 
 M = ms.methods
 WALKERS, POPULATIONS, LIMIT = 1210, 6, 3.0
@@ -168,6 +168,27 @@ def messages_of_an_update(method: Any) -> tuple[float, float]:
 )
 def test_an_update_has_no_more_messages_than_it_needs(method, numbers):
     assert on(2, messages_of_an_update, method) == [(1, numbers)] * 2
+
+
+def line() -> dict[str, float]:
+    """Of two updates, in each of which five things say a number each; a process has some of them."""
+    gather, rank = Gather(), torch.tensor(float(processes.rank()))
+    for k in (1, 2):
+        own = (k * torch.arange(1.0, 6.0).double())[processes.own_rows(5)]
+        mean = processes.shared(own, 5, lambda each: each.exp().mean(-1)) + rank
+        gather.add(
+            {"mean": mean, "rank": rank}, {"most": processes.shared(own, 5, lambda each: each.amax(-1))}
+        )
+    return of_all(gather.shared, gather.asked())()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_line_reads_what_lies_on_all_processes(count):
+    values = torch.arange(1.0, 6.0).double()
+    mean = float(torch.stack([values.exp(), (2 * values).exp()]).mean()) + (count - 1) / 2
+    for told in on(count, line):
+        assert list(told) == ["mean", "rank", "most"]
+        assert told == pytest.approx({"mean": mean, "rank": (count - 1) / 2, "most": 10.0}, rel=1e-14)
 
 
 # ---- every method

@@ -79,10 +79,12 @@ def test_a_spread_population_is_read_and_resampled_as_a_whole(count):
 def heard_once() -> list[bool]:
     """What one message says is what would be asked for again, to the last bit, before a resampling and after."""
     own, rng = spread(population()), torch.Generator().manual_seed(processes.rank())
+    assert isinstance(own, Spread)
     other, need = rng.clone_state(), torch.ones(1, dtype=torch.bool)
     accepted = torch.tensor(float(processes.rank()))
     totals, before = own.totals(rng, accepted), processes.messages.copy()
     made = own.resample(need, "systematic", "energy", rng, totals)
+    assert isinstance(made, Spread)
     silent = processes.messages["numbers"] == before["numbers"]
     asked = own.resample(need, "systematic", "energy", other)
     pairs = [

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from metastable.core.errors import ConfigError, InputError, ProcessError, Unsupp
 from metastable.energies import MLP, JointEnergy, Tilted
 from metastable.methods import METHODS
 from metastable.proposals import fit_gaussian
+from metastable.training import agreement
 from metastable.training.checkpoints import CheckpointStore, pack
+from metastable.training.records import Gather, of_all, read_jsonl
 
 M = ms.methods
 WALKERS, POPULATIONS, LIMIT = 1210, 6, 3.0
@@ -125,6 +128,12 @@ def test_a_checkpoint_of_two_goes_on_in_one_two_and_three(name, tmp_path):
         assert digest(other, 8) != digest(whole, 8)  # other streams of random numbers
     on(2, kept, str(first), 8, method, True)
     assert digest(first, 8) == digest(whole, 8)  # the same streams
+    assert lines(first) == lines(whole)
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    """Of metrics, but for the clock."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_jsonl(folder / "metrics.jsonl")]
 
 
 def copied(source: Path, target: Path) -> None:
@@ -133,6 +142,53 @@ def copied(source: Path, target: Path) -> None:
         if path.is_file():
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(path.read_bytes())
+
+
+def messages_of(method: Any, steps: int) -> Counter[str]:
+    """Of a training without a line of metrics but its last, with processes that agree at its start only."""
+    agreement.EVERY = 1e9
+    before, energy = processes.messages.copy(), Tilted(fit_gaussian(two_modes()), MLP(1, hidden=(8,)))
+    ms.fit(energy, two_modes(), method, steps, batch_size=30, log_every=1000, evaluate=False)
+    return processes.messages - before
+
+
+def messages_of_an_update(method: Any) -> tuple[float, float]:
+    """Of gradients and of numbers."""
+    few, many = messages_of(method, 4), messages_of(method, 9)
+    return (many["gradients"] - few["gradients"]) / 5, (many["numbers"] - few["numbers"]) / 5
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [
+        (M.Jarzynski(walkers=62, populations=5, threshold=1.0), 1),
+        (M.PersistentCD(walkers=30, step_size=0.1), 0),
+    ],
+    ids=["jarzynski", "pcd"],
+)
+def test_an_update_has_no_more_messages_than_it_needs(method, numbers):
+    assert on(2, messages_of_an_update, method) == [(1, numbers)] * 2
+
+
+def line() -> dict[str, float]:
+    """Of two updates, in each of which five things say a number each; a process has some of them."""
+    gather, rank = Gather(), torch.tensor(float(processes.rank()))
+    for k in (1, 2):
+        own = (k * torch.arange(1.0, 6.0).double())[processes.own_rows(5)]
+        mean = processes.shared(own, 5, lambda each: each.exp().mean(-1)) + rank
+        gather.add(
+            {"mean": mean, "rank": rank}, {"most": processes.shared(own, 5, lambda each: each.amax(-1))}
+        )
+    return of_all(gather.shared, gather.asked())()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_line_reads_what_lies_on_all_processes(count):
+    values = torch.arange(1.0, 6.0).double()
+    mean = float(torch.stack([values.exp(), (2 * values).exp()]).mean()) + (count - 1) / 2
+    for told in on(count, line):
+        assert list(told) == ["mean", "rank", "most"]
+        assert told == pytest.approx({"mean": mean, "rank": (count - 1) / 2, "most": 10.0}, rel=1e-14)
 
 
 # ---- every method

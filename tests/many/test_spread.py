@@ -76,6 +76,37 @@ def test_a_spread_population_is_read_and_resampled_as_a_whole(count):
                 assert (copies >= low).all()
 
 
+def heard_once() -> list[bool]:
+    """What one message says is what would be asked for again, to the last bit, before a resampling and after."""
+    own, rng = spread(population()), torch.Generator().manual_seed(processes.rank())
+    assert isinstance(own, Spread)
+    other, need = rng.clone_state(), torch.ones(1, dtype=torch.bool)
+    accepted = torch.tensor(float(processes.rank()))
+    totals, before = own.totals(rng, accepted), processes.messages.copy()
+    made = own.resample(need, "systematic", "energy", rng, totals)
+    assert isinstance(made, Spread)
+    silent = processes.messages["numbers"] == before["numbers"]
+    asked = own.resample(need, "systematic", "energy", other)
+    pairs = [
+        (totals.share, share_of(own.log_weight)),
+        (totals.resampled.share, share_of(made.log_weight)),
+        (totals.log_z, own.log_partition()),
+        (totals.resampled.log_z, made.log_partition()),
+        (totals.ess, own.ess()),
+        (made.noise(totals.resampled.ess, totals), made.noise()),
+        (made.ancestors(totals), made.ancestors()),
+        (totals.means, torch.tensor([(processes.count() - 1) / 2]).double()),
+        (rng.get_state(), other.get_state()),
+        *zip(made[:-1], asked[:-1], strict=True),
+    ]
+    return [silent, *(torch.equal(a, b) for a, b in pairs)]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_one_message_has_said_need_not_be_asked_again(count):
+    assert all(all(told) for told in on(count, heard_once))
+
+
 def gradients() -> list[float]:
     """Of the loss on a part of data and walkers, averaged over processes."""
     theta = torch.tensor([0.3, -0.2], requires_grad=True)

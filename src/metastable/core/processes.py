@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,8 @@ POLL = 0.05
 """Seconds between two looks at whether the first process has done what it alone does."""
 sent: Counter[str] = Counter()
 """Bytes that this process gave to others so far, by occasion."""
+messages: Counter[str] = Counter()
+"""Messages that it took part in so far, likewise."""
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 _calls: Counter[str] = Counter()
 """What all processes have asked for so far, in step, so that names made of it are the same in all."""
@@ -135,14 +138,50 @@ def own_seed(seed: int, *names: object) -> int:
 
 def stacked(value: Tensor) -> Tensor:
     """The same tensor of every process, `(R, …)`; shapes are equal."""
+    return asked(value)()
+
+
+def asked(value: Tensor) -> Callable[[], Tensor]:
+    """`stacked`, on its way: nobody waits but the function that is returned."""
     if not is_many():
-        return value[None]
+        return lambda: value[None]
     value = value.detach().contiguous()
     made = value.new_empty((count(), value.numel()))
     with _blaming():
-        dist.all_gather(list(made), value.reshape(-1))
-    sent["numbers"] += value.nbytes
-    return made.view(count(), *value.shape)
+        work = dist.all_gather(list(made), value.reshape(-1), async_op=True)
+    _counted("numbers", value)
+
+    def arrived() -> Tensor:
+        with _blaming():
+            work.wait()  # pyright: ignore
+        return made.view(len(made), *value.shape)
+
+    return arrived
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A metric of things that lie on several processes, which nobody asks the others for before it is logged.
+
+    Attributes:
+        own: what those of this process say, `(k,)`.
+        total: things of all processes, of which each has its share.
+        read: the metric, of `(…, total)`.
+        plus: what is added to it, the mean over processes, `()`.
+    """
+
+    own: Tensor
+    total: int
+    read: Callable[[Tensor], Tensor]
+    plus: Tensor
+
+    def __add__(self, number: Tensor) -> Shared:
+        return replace(self, plus=self.plus + number)
+
+
+def shared(own: Tensor, total: int, read: Callable[[Tensor], Tensor]) -> Any:
+    """`read` of what things of all processes say, where each has some of `total`; at once when alone."""
+    return Shared(own, total, read, own.new_zeros(())) if is_many() else read(own)
 
 
 def joined(rows: Tensor, total: int | None = None) -> Tensor:
@@ -166,7 +205,7 @@ def average(value: Tensor) -> Tensor:
     made = value.detach().clone()
     with _blaming():
         dist.all_reduce(made)
-    sent["numbers"] += made.nbytes
+    _counted("numbers", made)
     return made / count()
 
 
@@ -178,7 +217,7 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
         flat = torch.cat([g.reshape(-1) for g in same])
         with _blaming():
             dist.all_reduce(flat)
-        sent["gradients"] += flat.nbytes
+        _counted("gradients", flat)
         parts = (flat / count()).split([g.numel() for g in same])
         for gradient, part in zip(same, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
@@ -256,7 +295,7 @@ def moved(rows: Tensor, surplus: Sequence[tuple[int, int, int]]) -> Tensor:
         if source == me:
             part, used = rows[used : used + k].contiguous(), used + k
             operations.append(dist.P2POp(dist.isend, part, target))
-            sent["walkers"] += part.nbytes
+            _counted("walkers", part)
         elif target == me:
             arrived.append(rows.new_empty((k, rows.shape[1])))
             operations.append(dist.P2POp(dist.irecv, arrived[-1], source))
@@ -264,6 +303,11 @@ def moved(rows: Tensor, surplus: Sequence[tuple[int, int, int]]) -> Tensor:
         for request in dist.batch_isend_irecv(operations) if operations else ():
             request.wait()
     return torch.cat(arrived)
+
+
+def _counted(occasion: str, value: Tensor) -> None:
+    sent[occasion] += value.nbytes
+    messages[occasion] += 1
 
 
 def _store() -> dist.Store:

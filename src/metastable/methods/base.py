@@ -17,7 +17,6 @@ from metastable.core.errors import ConfigError, require
 from metastable.core.method import Context, Method, Metrics, Negatives, State
 from metastable.core.method import Nothing as Nothing
 from metastable.core.parts import NUMBERS, in_parts
-from metastable.core.processes import average
 from metastable.core.types import Energy, LogPartition, Walkers, precise
 from metastable.kernels import ULA, Kernel, follow_acceptance, fused
 from metastable.kernels.base import require_kernel
@@ -105,8 +104,8 @@ class ChainMethod(Method[State]):
     def next_log_step(
         self, context: Context, log_step: Tensor, acceptance: Tensor, target: float, gain: float
     ) -> Tensor:
-        """log h of the update after one in which `acceptance`, `()`, of the moves were (or would be) accepted."""
-        moved = follow_acceptance(log_step, average(acceptance), target, gain)
+        """log h of the update after one in which `acceptance`, `()`, of all moves were (or would be) accepted."""
+        moved = follow_acceptance(log_step, acceptance, target, gain)
         return moved.clamp(max=self.longest_log_step(context))
 
     def longest_log_step(self, context: Context) -> float:

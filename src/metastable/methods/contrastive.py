@@ -17,7 +17,7 @@ from metastable.core.augment import augmented, require_changes, require_images
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.by_class import of_labels
 from metastable.core.errors import InputError, require, require_choice, require_count
-from metastable.core.processes import even_share, share
+from metastable.core.processes import average, even_share, share
 from metastable.core.protocols import Sampled, provides
 from metastable.core.types import Walkers
 from metastable.kernels import MALA, Kernel, run_chain, unadjusted_target
@@ -87,7 +87,7 @@ class UnadjustedChains(ChainMethod[State]):
         with torch.no_grad():
             _, info = kernel.step(energy, state, kernel.draw(x, context.rng), h)
         target = unadjusted_target(x[0].numel())
-        return self.next_log_step(context, log_step, info.acceptance.mean(), target, gain=0.5)
+        return self.next_log_step(context, log_step, average(info.acceptance.mean()), target, gain=0.5)
 
     def evaluations(self, context: Context, batch: int) -> int | None:
         """The chains' gradients, one energy for each datum and each negative, and the two of a probe."""

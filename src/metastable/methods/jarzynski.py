@@ -26,7 +26,7 @@ from torch import Tensor
 from metastable.core.batch import Rows
 from metastable.core.capture import LATER, aside, together_again
 from metastable.core.errors import UnsupportedError, require, require_choice, require_count, require_positive
-from metastable.core.processes import average, count, is_many, joined, share
+from metastable.core.processes import count, is_many, share
 from metastable.core.resampling import SCHEMES
 from metastable.core.types import LogPartition, Walkers, energy_and_grad
 from metastable.core.weights import log_mean_exp
@@ -41,7 +41,7 @@ from metastable.walkers.starts import random_rows
 
 from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
-from .jarzynski_state import Followed, JarzynskiState, metrics_of
+from .jarzynski_state import Followed, Heard, JarzynskiState, metrics_of, of_populations, weighed
 
 CRITERIA = ("ess", "entropy", "lag", "never")
 GRADIENTS = ("all", "batch", "moved")
@@ -219,7 +219,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             rows, state = moved, state._replace(steering=state.steering.caught_up(context.energy, moved))
         x, log_weight = (v if rows is None else v.index_select(0, rows) for v in state.steering[:2])
         given = state.steering.labels_of(rows)
-        return Negatives(x, log_weight, given=given, share=share_of(log_weight)), state, {}
+        heard = state.heard if rows is None else None
+        part = share_of(log_weight) if heard is None else heard.share
+        return Negatives(x, log_weight, given=given, share=part), state, {}
 
     def _mini_batch(self, context: Context, walkers: Population, later: bool) -> tuple[Population, Tensor]:
         """Line 7, and ∇U_k at the chosen rows, which an unadjusted move needs; `later` if only `advance` does."""
@@ -238,9 +240,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     ) -> tuple[Tensor, Metrics]:
         """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k."""
         with aside(state.steering.x.device) as join:
-            held_out = state.following
-            each = (held_out or state.steering).log_partition()
-            log_z = log_mean_exp(each if held_out is None else joined(each, self.populations))
+            log_z = of_populations(state, self.populations, state.log_partition(), log_mean_exp)
         loss, metrics = super().loss(context, state, player, batch, negatives)
         join()
         return loss, {**metrics, "cross_entropy": log_z + metrics["energy_data"]}
@@ -268,10 +268,14 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         if log_step is not None:
             log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, GAIN)
         if log_factor is not None and self.pace is not None and move.shift is not None:
-            log_factor = paced(log_factor, average(move.shift), self.pace)
+            log_factor = paced(log_factor, move.shift, self.pace)
         followed = None if following is None else following.walkers
         join()
-        return JarzynskiState(steering.walkers, followed, *state[2:4], log_step, log_factor), metrics
+        # in turn, walkers are weighed once more before the next update
+        heard = (
+            None if steering.totals is None or self.in_turn else Heard(steering.totals.share, steering.log_z)
+        )
+        return JarzynskiState(steering.walkers, followed, *state[2:4], log_step, log_factor, heard), metrics
 
     def _settled(self, context: Context, state: JarzynskiState) -> Following | None:
         """All of it by a few kernels, where chains are fused and what is asked for is what those do."""
@@ -281,7 +285,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             return None
         longest = self.longest_log_step(context)
         rules = Rules(self.moves, self.steps, c, ACCEPTED, GAIN, longest, self.pace, context.data_scale)
-        return settled(rules, context.energy, *state, context.rng)
+        return settled(rules, context.energy, *state[:6], context.rng)
 
     def _follow(
         self,
@@ -311,14 +315,13 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             )
         if rows is not None:  # gradients of a mini-batch are of no use to the next one
             walkers = walkers._replace(grad=walkers.grad[:0])
-        log_z, ess = walkers.log_partition_and_ess()
-        due = self.due(walkers, context.step + 1, ess)
+        known, move = weighed(walkers, move, rng)
+        due, after = self.due(walkers, context.step + 1, known[1]), walkers
         if due is None:
-            return Followed(walkers, move, ess, torch.zeros_like(ess, dtype=torch.bool), log_z)
-        after = walkers.resample(due, self.scheme, self.order, rng, (log_z, ess))  # line 16
-        if after is not walkers and log_z.device.type == "cpu":  # the same but for its rounding, and cheap
-            log_z = after.log_partition()
-        return Followed(after, move, ess, due, log_z)
+            due = torch.zeros_like(known[1], dtype=torch.bool)
+        else:
+            after = walkers.resample(due, self.scheme, self.order, rng, known)  # line 16
+        return Followed.of(after, move, due, known, after is not walkers)
 
     def due(self, walkers: Population, k: int, ess: Tensor) -> Tensor | None:
         """Line 16: which populations are to be resampled after update k; None when none can be."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from metastable.core import processes
 from metastable.core.errors import InputError, need
+from metastable.core.processes import Shared
 
 Row = dict[str, float]
 
@@ -71,15 +72,25 @@ class Gather:
         self.kept: dict[str, list[Tensor]] = {}
         self.latest: dict[str, Tensor] = {}
         self.lines: list[Line] = []
+        self.shared: dict[str, list[Shared]] = {}
         self.count = 0
 
-    def add(self, averaged: Mapping[str, Tensor], latest: Mapping[str, Tensor]) -> None:
+    def add(self, averaged: Mapping[str, Tensor | Shared], latest: Mapping[str, Tensor | Shared]) -> None:
         """One update's metrics; tensors that nothing changes afterwards."""
         self._join()
         for name, value in averaged.items():
-            self.kept.setdefault(name, []).append(value.detach())
-        self.latest = {name: value.detach() for name, value in latest.items()}
+            self.kept.setdefault(name, []).append(self._own(name, value).detach())
+        for name in latest:
+            self.shared.pop(name, None)
+        self.latest = {name: self._own(name, value).detach() for name, value in latest.items()}
         self._counted()
+
+    def _own(self, name: str, value: Tensor | Shared) -> Tensor:
+        """What this process can say of it; the rest is read with the line."""
+        if isinstance(value, Tensor):
+            return value
+        self.shared.setdefault(name, []).append(value)
+        return value.plus
 
     def add_line(self, line: Line) -> None:
         """The same, of updates that left them in rows."""
@@ -130,7 +141,7 @@ class Gather:
 
     def clear(self) -> None:
         """Forget the line so far."""
-        self.kept, self.latest, self.lines, self.count = {}, {}, [], 0
+        self.kept, self.latest, self.lines, self.shared, self.count = {}, {}, [], {}, 0
 
     def save(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -171,12 +182,34 @@ def _joined(name: str, line: np.ndarray) -> float:
         return float(line.mean() if join is None else join.reduce(line))
 
 
-def of_all(row: Row) -> Row:
-    """A line of all processes: means, or extremes, of what each of them found."""
+def of_all(shared: Mapping[str, Sequence[Shared]], coming: Callable[[], Row]) -> Callable[[], Row]:
+    """A line of all processes, on its way: means, or extremes, of what each of them found.
+
+    What lies on all of them, one of `shared` in each update, is read when it is there.
+    """
     if not processes.is_many():
-        return row
-    every = processes.stacked(torch.tensor(list(row.values()), dtype=torch.float64)).numpy()
-    return {name: _joined(name, every[:, i].copy()) for i, name in enumerate(row)}
+        return coming
+    row = coming()
+    most = {name: max(processes.shares(kept[0].total)) for name, kept in shared.items()}
+    owns = [torch.stack([_padded(one.own, most[name]) for one in kept]) for name, kept in shared.items()]
+    numbers = torch.tensor(list(row.values()), dtype=torch.float64)
+    every = processes.asked(torch.cat([numbers, *(own.flatten() for own in owns)]))
+
+    def read() -> Row:
+        found, *rest = every().split([len(row), *(own.numel() for own in owns)], 1)
+        made = {name: _joined(name, found[:, i].numpy().copy()) for i, name in enumerate(row)}
+        for (name, kept), own, values in zip(shared.items(), owns, rest, strict=True):
+            sizes = processes.shares(kept[0].total)
+            parts = [part.view_as(own)[:, :size] for part, size in zip(values, sizes, strict=True)]
+            made[name] += float(kept[0].read(torch.cat(parts, 1)).mean())
+        return made
+
+    return read
+
+
+def _padded(values: Tensor, n: int) -> Tensor:
+    """As float64 on the host, with zeros up to n."""
+    return torch.nn.functional.pad(values.detach().double().cpu(), (0, n - len(values)))
 
 
 def read_jsonl(path: Path) -> list[Row]:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from metastable.core.errors import ConfigError
+from metastable.core.processes import Shared
 
 SHAPES = {
     "negatives": ("negatives", "state", "metrics"),
@@ -29,7 +30,7 @@ def returned(name: str, piece: str, made: Any) -> Any:
     if not isinstance(made, tuple) or len(made) != len(shape) or not isinstance(made[-1], Mapping):
         raise ConfigError(f"{name}.{piece}", f"must return ({', '.join(shape)}), got {_words(made)}")
     for metric, value in made[-1].items():
-        if not isinstance(value, Tensor) or value.numel() != 1:
+        if not isinstance(value, Shared) and (not isinstance(value, Tensor) or value.numel() != 1):
             raise ConfigError(
                 f"{name}.{piece}",
                 "metrics must be tensors of one number, which nobody waits for (no float(), no .item()); got "

@@ -361,8 +361,9 @@ class Trainer(KeptTraining):
         timely = not save and self._is_time()
         if step % config.log_every == 0 or save or last:
             self._ask()
-            # recorded updates go on while a line comes from the device
-            if (save or last or timely or self.captured is None) and not self._log():
+            # updates go on while a line comes from the device or from other processes
+            at_once = save or last or timely or (self.captured is None and not processes.is_many())
+            if at_once and not self._log():
                 return
         elif timely and self.asked is not None and not self._log():
             return
@@ -392,13 +393,13 @@ class Trainer(KeptTraining):
             "learning_rate": shown.param_groups[0]["lr"],
             "evaluations": self.evaluations,
         }
-        self.asked = row, self.gather.asked()
+        self.asked = row, of_all(self.gather.shared, self.gather.asked())
 
     def _log(self) -> bool:
         """Write the line that was asked for; False when the guard rolled training back."""
         assert self.asked is not None
         (row, coming), self.asked = self.asked, None
-        values = of_all(coming())
+        values = coming()
         if values:
             self.row = row | {name: value + self.offsets.get(name, 0.0) for name, value in values.items()}
             reason = self.guard.reason(self.row)

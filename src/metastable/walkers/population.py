@@ -162,7 +162,7 @@ class Population(NamedTuple):
         scheme: str,
         order: str,
         rng: torch.Generator,
-        known: tuple[Tensor, Tensor] | None = None,
+        known: tuple[Tensor, ...] | None = None,
     ) -> Population:
         """Resample the populations marked in `need` `(G,)` and set their weights to one.
 
@@ -172,7 +172,7 @@ class Population(NamedTuple):
         """
         if self.x.device.type == "cpu" and not bool(need.any()):
             return self
-        log_z, ess = self.log_partition_and_ess() if known is None else known
+        log_z, ess, *_ = self.log_partition_and_ess() if known is None else known
         rows = self._rows(need, scheme, order, rng)
         keep_grad = self.grad.numel() > 0
         return Population(

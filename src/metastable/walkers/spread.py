@@ -8,6 +8,7 @@ Those that go on stay where they are, and only what a process then has too many 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,52 @@ SENT = ("x", "energy", "grad", "ancestor", "given")
 """Those that go with a walker to another process: after resampling all weights are one."""
 
 
+class Totals(NamedTuple):
+    """What all processes have said of their parts of one population, in one message.
+
+    Attributes:
+        log_z: of the whole, `(1,)`.
+        ess: of the whole as a fraction, `(1,)`.
+        log_sums: log Σw of each, `(R,)`.
+        counts: walkers of each, `(R,)`.
+        uniform: the next random number of each, `(R,)`; the first one's places the grid of a resampling.
+        means: of whatever else they said, `(k,)`.
+    """
+
+    log_z: Tensor
+    ess: Tensor
+    log_sums: Tensor
+    counts: Tensor
+    uniform: Tensor
+    means: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        log_z: Tensor,
+        log_sums: Tensor,
+        log_squares: Tensor,
+        counts: Tensor,
+        uniform: Tensor,
+        means: Tensor,
+    ) -> Totals:
+        """From log Z as of the last resampling, and what every process said."""
+        log_total, log_n = log_sums.logsumexp(0), counts.sum().log()
+        ess = (2 * log_total - log_squares.logsumexp(0) - log_n).exp()
+        return cls(log_z + (log_total - log_n), ess[None], log_sums, counts, uniform, means)
+
+    @property
+    def resampled(self) -> Totals:
+        """The same after a resampling, which leaves all weights one."""
+        log_n = self.counts.log()
+        return Totals.of(self.log_z, log_n, log_n, self.counts, self.uniform, self.means)
+
+    @property
+    def share(self) -> Tensor:
+        """What the walkers of this process count for in the whole, as a multiple of an equal share, `()`."""
+        return torch.softmax(self.log_sums, 0)[processes.rank()] * processes.count()
+
+
 class Spread(Population):
     """The walkers of this process, of one population that all have a part of.
 
@@ -32,47 +79,55 @@ class Spread(Population):
 
     __slots__ = ()
 
-    def _totals(self) -> Tensor:
-        """log Σw, log Σw² and the number of walkers of every process, `(R, 3)`."""
+    def totals(self, rng: torch.Generator | None = None, *own: Tensor) -> Totals:
+        """What all processes say of it at once, with whatever else each has to say, `()`.
+
+        With `rng` also the number that a resampling would draw next; it is not drawn yet, since that is up to the
+        others' weights.
+        """
         A = self.log_weight
-        count = A.new_tensor(len(A))
-        return processes.stacked(torch.stack([A.logsumexp(0), (2 * A).logsumexp(0), count]))
+        told = [A.logsumexp(0), (2 * A).logsumexp(0), A.new_tensor(len(A)), _upcoming(rng, A), *own]
+        every = processes.stacked(torch.stack([one.to(A) for one in told]))
+        log_sums, log_squares, counts, uniform = every[:, :4].unbind(1)
+        return Totals.of(self.log_z, log_sums, log_squares, counts, uniform, every[:, 4:].mean(0))
 
     def log_partition_and_ess(self) -> tuple[Tensor, Tensor]:
         """Both of the whole population."""
-        if not processes.is_many():
-            return super().log_partition_and_ess()
-        log_sums, log_squares, counts = self._totals().unbind(1)
-        log_total, log_n = log_sums.logsumexp(0), counts.sum().log()
-        ess = (2 * log_total - log_squares.logsumexp(0) - log_n).exp()
-        return self.log_z + (log_total - log_n), ess[None]
+        return self.totals()[:2] if processes.is_many() else super().log_partition_and_ess()
 
     def log_partition(self) -> Tensor:
         """Of the whole population."""
-        return self.log_partition_and_ess()[0] if processes.is_many() else super().log_partition()
+        return self.totals().log_z if processes.is_many() else super().log_partition()
 
     def ess(self) -> Tensor:
         """Of the whole population."""
-        return self.log_partition_and_ess()[1] if processes.is_many() else super().ess()
+        return self.totals().ess if processes.is_many() else super().ess()
 
     def entropy(self) -> Tensor:
-        """Of the whole population."""
-        return Population.entropy(self._weights()) if processes.is_many() else super().entropy()
+        """Of the whole population: log Σw minus the mean of log w, where w is weighed by itself."""
+        if not processes.is_many():
+            return super().entropy()
+        A = self.log_weight
+        mean = torch.dot(torch.softmax(A, 0), A.clamp(min=-1e30))
+        log_sums, means, counts = processes.stacked(
+            torch.stack([A.logsumexp(0), mean, A.new_tensor(len(A))])
+        ).unbind(1)
+        entropy = log_sums.logsumexp(0) - torch.dot(torch.softmax(log_sums, 0), means)
+        return (entropy.exp() / counts.sum())[None]
 
-    def ancestors(self) -> Tensor:
+    def ancestors(self, known: Totals | None = None) -> Tensor:
         """Of the whole population."""
-        return Population.ancestors(self._weights()) if processes.is_many() else super().ancestors()
+        if not processes.is_many():
+            return super().ancestors()
+        first = processes.joined(self.ancestor, None if known is None else int(known.counts.sum()))
+        return Population(*self)._replace(x=first, ancestor=first).ancestors()
 
-    def noise(self, ess: Tensor | None = None) -> Tensor:
+    def noise(self, ess: Tensor | None = None, known: Totals | None = None) -> Tensor:
         """Of the whole population."""
         if not processes.is_many():
             return super().noise(ess)
-        return self.past_noise + (1 / (self.ess() if ess is None else ess) - 1) / self._totals()[:, 2].sum()
-
-    def _weights(self) -> Population:
-        """The whole population as far as weights and ancestors go."""
-        A, first = processes.joined(self.log_weight), processes.joined(self.ancestor)
-        return Population(*self)._replace(x=A[:, None], log_weight=A, ancestor=first)
+        known = self.totals() if known is None else known
+        return self.past_noise + (1 / (known.ess if ess is None else ess) - 1) / known.counts.sum()
 
     def resample(
         self,
@@ -80,44 +135,58 @@ class Spread(Population):
         scheme: str,
         order: str,
         rng: torch.Generator,
-        known: tuple[Tensor, Tensor] | None = None,
+        known: tuple[Tensor, ...] | None = None,
     ) -> Population:
-        """Resample the whole population where `need`, `(1,)`, says so; walkers move as little as that allows."""
+        """Resample the whole population where `need`, `(1,)`, says so; walkers move as little as that allows.
+
+        Nothing is asked of other processes where `known` is their `totals`, which hold what `rng` draws next.
+        """
         if not processes.is_many():
             return super().resample(need, scheme, order, rng, known)
         if not bool(need.any()):
             return self
-        log_z, ess = self.log_partition_and_ess() if known is None else known
-        past_noise = self.noise(ess)
+        totals = known if isinstance(known, Totals) else self.totals(rng)
         p = torch.softmax(self.log_weight, 0)
         places = self._order(order, p[None], None)
-        drawn, have, want = draw_own(self.log_weight, scheme, None if places is None else places[0], rng)
+        _uniform(rng, p.device)  # all have heard the first one's
+        drawn, have, want = draw_own(p, totals, scheme, None if places is None else places[0])
         kept = {name: value for name in SENT if (value := self._asdict()[name]) is not None and len(value)}
         rows = balanced([value.index_select(0, drawn) for value in kept.values()], have, want)
         new = self._replace(**dict(zip(kept, rows, strict=True)))
         return new._replace(
             log_weight=torch.zeros_like(new.log_weight),
-            log_z=log_z,
+            log_z=totals.log_z,
             resamplings=self.resamplings + 1,
-            past_noise=past_noise,
+            past_noise=self.noise(None, totals),
         )
 
 
+def _uniform(rng: torch.Generator, device: torch.device) -> Tensor:
+    """A number on [0, 1), `()`."""
+    return torch.rand((), generator=rng, dtype=torch.float64, device=device)
+
+
+def _upcoming(rng: torch.Generator | None, like: Tensor) -> Tensor:
+    """What `_uniform` will return next; 0 without a source of it."""
+    if rng is None:
+        return like.new_zeros(())
+    now = rng.get_state()
+    number = _uniform(rng, like.device)
+    rng.set_state(now)
+    return number
+
+
 def draw_own(
-    log_weight: Tensor, scheme: str, order: Tensor | None, rng: torch.Generator
+    share: Tensor, totals: Totals, scheme: str, order: Tensor | None
 ) -> tuple[Tensor, list[int], list[int]]:
     """Which walkers of this process go on, and how many go on in each process, and how many it had.
 
-    Every scheme is that of the whole population, see `core.resampling`; what is random is the first process's.
+    `share` is what each weighs among those of this process. Every scheme is that of the whole population, see
+    `core.resampling`; what is random is the first process's.
     """
-    A = log_weight if order is None else log_weight[order]
-    u = torch.rand((), generator=rng, dtype=torch.float64, device=A.device)
-    log_sums, uniform, counts = processes.stacked(
-        torch.stack([A.logsumexp(0), u, A.new_tensor(len(A))])
-    ).unbind(1)
-    N, u, want = int(counts.sum()), uniform[0], counts.long().tolist()
-    weight, me = torch.softmax(log_sums, 0), processes.rank()
-    p = weight[me] * torch.softmax(A, 0)
+    N, u, want = int(totals.counts.sum()), totals.uniform[0], totals.counts.long().tolist()
+    weight, me = torch.softmax(totals.log_sums, 0), processes.rank()
+    p = weight[me] * (share if order is None else share[order])
     if scheme == "systematic":
         rows, have = _of_grid(p, weight, N, u)
     elif scheme == "residual":
@@ -128,9 +197,9 @@ def draw_own(
         sure = torch.repeat_interleave(torch.arange(len(p), device=p.device), certain.long())
         rows, have = torch.cat([sure, rows]), have + copies.long()
     else:
-        common = generator(int(u * 2**53), A.device)
-        v = 1 - torch.rand(N, generator=common, dtype=torch.float64, device=A.device)
-        grid = (torch.arange(N, device=A.device) + v) / N if scheme == "stratified" else v
+        common = generator(int(u * 2**53), p.device)
+        v = 1 - torch.rand(N, generator=common, dtype=torch.float64, device=p.device)
+        grid = (torch.arange(N, device=p.device) + v) / N if scheme == "stratified" else v
         ends = weight.cumsum(0)
         whose = torch.searchsorted(ends / ends[-1], grid).clamp(max=len(ends) - 1)
         own = (grid[whose == me] - (ends[me] - weight[me])) / weight[me]

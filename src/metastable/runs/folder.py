@@ -183,17 +183,12 @@ def _is_estimate(value: Any) -> bool:
 
 def _are_modes(value: Any) -> bool:
     """Weights of modes in data and samples, their errors and places, where those are known: one for each mode."""
-    if not isinstance(value, dict) or not _are_numbers(weights := value.get("data")):
+    if not isinstance(value, dict) or not isinstance(weights := value.get("data"), list) or not weights:
         return value is None
-    count, centers = len(weights), value.get("centers")
-    placed = centers is None or (isinstance(centers, list) and len(centers) == count)
-    lists = [value.get("samples"), value.get("std_error") or weights]
-    return (
-        count > 0
-        and placed
-        and all(map(_are_numbers, centers or []))
-        and all(_are_numbers(w, count) for w in lists)
-    )
+    places = value.get("centers") or [[]] * len(weights)
+    lists = [weights, value.get("samples"), value.get("std_error") or weights]
+    placed = isinstance(places, list) and len(places) == len(weights) and all(map(_are_numbers, places))
+    return placed and all(_are_numbers(numbers, len(weights)) for numbers in lists)
 
 
 MOST_NUMBERS = 1 << 31

@@ -144,6 +144,17 @@ def test_a_summary_of_nonsense_is_refused_by_name_wherever_it_is_read(key, value
         assert expected in said
 
 
+def test_settings_of_a_run_without_the_hash_of_its_rows_are_refused_where_runs_are_compared(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text())
+    del settings["data"]["sha256"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(settings))
+    for runs in ((tmp_path / "run", run), (run, tmp_path / "run")):
+        status, wrong, said = call(("compare", *map(str, runs), "--out", str(tmp_path / "c")))
+        assert (status, wrong) == (2, "")
+        assert "config.json: data: must have source and sha256" in said
+
+
 # ---- hostile files
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from metastable.compare import Comparison, open_folder, scores, truth_of
-from metastable.core.errors import InputError, UnsupportedError
+from metastable.core.errors import InputError, UnsupportedError, short
 from metastable.report import write_report
 from metastable.runs.run import Run
 
@@ -62,6 +62,10 @@ def differences(runs: Sequence[Run]) -> list[str]:
                 f"runs: {run.folder} has contexts, and a comparison is of densities without them"
             )
         ours, theirs = first.config["data"], run.config["data"]
+        if not {"source", "sha256"} <= theirs.keys():
+            raise InputError(
+                f"{run.folder}/config.json: data: must have source and sha256, got {short(theirs)}"
+            )
         if ours["sha256"] != theirs["sha256"]:
             raise InputError(
                 f"runs: must be of the same data; {first.folder} was trained on {ours['source']} (sha256 "

@@ -204,3 +204,18 @@ def test_odd_tables_get_a_density(name):
     assert torch.isfinite(q.log_prob(x)).all()
     assert torch.isfinite(q.sample(100, rng())).all()
     assert torch.isfinite(copy.deepcopy(q).log_prob(q.sample(10, rng()))).all()
+
+
+def test_one_row_is_fitted_without_leaving_it_out(monkeypatch):
+    """Of one row no part is left to fit: nothing that is factored may come from nothing."""
+    factor = torch.linalg.cholesky
+
+    def of_numbers(matrix: Tensor) -> Tensor:
+        assert bool(matrix.isfinite().all())
+        return factor(matrix)
+
+    monkeypatch.setattr(torch.linalg, "cholesky", of_numbers)
+    row = torch.tensor([[1.0, -2.0]], dtype=F64)
+    fitted = fit_reference(row)
+    torch.testing.assert_close(fitted.mean, row)
+    assert bool(fitted.log_prob(row).isfinite().all())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,11 @@ TINY = ("--steps", "1", "--set", "trainer.batch_size=16", "--no-progress")
         (("--data", f"toy:two-modes?n={10**20}"), "EiB of memory"),
         (("--set", f"method.walkers={10**12}"), "walkers would take about"),
         (("--set", "energy.hidden=[10000000, 10000000]"), "weights would take about"),
+        (("--out", "a\0b"), "must have no null character"),
+        (
+            ("--method", "interpolating-nce", "--energy", "mixture"),
+            "'interpolating-nce' needs one with a time",
+        ),
     ],
 )
 def test_what_was_found_before_is_refused_by_name_dry_or_not(words, expected, tmp_path):
@@ -90,6 +97,62 @@ def test_settings_files_of_nonsense_are_refused_by_name(text, expected, tmp_path
     )
     assert (status, wrong) == (2, "")
     assert expected in said
+
+
+@each(
+    "words, expected",
+    [
+        (("sample", "--n", "5", "--seed", "9" * 400), "seed: must be an integer of at most 64 bits"),
+        (("report", "--out", "a\0b"), "must have no null character"),
+    ],
+)
+def test_other_commands_refuse_what_was_found_before(words, expected, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, wrong, said = call((words[0], str(run), *words[1:]))
+    assert (status, wrong) == (2, "")
+    assert expected in said
+
+
+WEIGHTS = {"data": [0.5, 0.5], "samples": [0.4, 0.6]}
+
+
+@each(
+    "key, value, expected",
+    [
+        ("modes", {"a": {}}, "modes: must be a table with weights"),
+        ("modes", {"data": [1.0]}, "modes: must be a table with weights"),
+        ("modes", {"data": [1.0], "samples": [0.5, 0.5]}, "modes: must be a table with weights"),
+        ("modes", WEIGHTS | {"centers": [[1, 2], ["x", 2]]}, "modes: must be a table with weights"),
+        ("modes", WEIGHTS | {"centers": [[1, 2], [1]]}, "modes.centers: must be places of 2 numbers"),
+        ("log_partition", {"value": "x", "std_error": 1.0}, "log_partition: must be a table with numbers"),
+        (
+            "diagnosis",
+            [{"name": None, "severity": "note", "text": ""}],
+            "diagnosis: must be a list of tables",
+        ),
+    ],
+)
+def test_a_summary_of_nonsense_is_refused_by_name_wherever_it_is_read(key, value, expected, run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder, dirs_exist_ok=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert len(summary["modes"]["data"]) == len(summary["modes"]["samples"]) > 1
+    (folder / "summary.json").write_text(json.dumps(summary | {key: value}))
+    for words in (("compare", folder, run, "--out", tmp_path / "c"), ("sample", folder, "--n", "5")):
+        status, wrong, said = call(tuple(map(str, words)))
+        assert (status, wrong) == (2, "")
+        assert expected in said
+
+
+def test_settings_of_a_run_without_the_hash_of_its_rows_are_refused_where_runs_are_compared(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text())
+    del settings["data"]["sha256"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(settings))
+    for runs in ((tmp_path / "run", run), (run, tmp_path / "run")):
+        status, wrong, said = call(("compare", *map(str, runs), "--out", str(tmp_path / "c")))
+        assert (status, wrong) == (2, "")
+        assert "config.json: data: must have source and sha256" in said
 
 
 # ---- hostile files

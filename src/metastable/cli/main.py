@@ -5,9 +5,10 @@ Only typer is imported here. Each command imports what it needs when it runs, so
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from metastable._version import __version__
 
@@ -23,7 +24,20 @@ from .sample import sample
 from .score import score
 from .train import train
 
+
+class Commands(TyperGroup):
+    """All commands, none of which takes a word that no path and no name can have in it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As every group does; typer's own releases differ in what they say of a null character, or fail."""
+        for word in args:
+            if "\0" in word:
+                raise typer.BadParameter(f"a word must have no null character, got {word!r}")
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     name="metastable",
     help="Train energy-based models, sample them, and know what they are worth.",
     no_args_is_help=True,

@@ -113,7 +113,7 @@ def look_at_scale(run: Run, pictures: Tensor) -> None:
 
     from .console import say
 
-    signed = image_source(str(run.config["data"]["source"])) is not None
+    signed = image_source(str(run.config["data"].get("source"))) is not None
     if signed and scale_of(pictures) == (0.0, 1.0):
         say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 

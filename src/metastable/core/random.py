@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from .errors import InputError
+from .errors import InputError, short
 
 Seed = int | torch.Generator
 
@@ -41,6 +41,8 @@ def generator(seed: Seed, device: torch.device | str = "cpu") -> torch.Generator
         return seed
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise InputError(f"seed: must be an integer or a torch.Generator, got {seed!r}")
+    if not -(2**63) <= seed < 2**64:
+        raise InputError(f"seed: must be an integer of at most 64 bits, got {short(seed)}")
     return torch.Generator(device=device).manual_seed(seed)
 
 

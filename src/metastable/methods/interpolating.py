@@ -16,6 +16,7 @@ interpolating energy models*, TMLR 2024, Section 5 and Algorithm 3 (equation num
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -61,6 +62,15 @@ class Positioned(NamedTuple):
     positives: Tensor
     negatives: Tensor
     log_prob: Tensor
+
+
+def _takes_three(energy: Any) -> bool:
+    """Whether it can be called with an event, a context and a time."""
+    try:
+        inspect.signature(getattr(energy, "forward", energy)).bind(None, None, None)
+    except TypeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,7 @@ class InterpolatingNCE(Ranked):
                 f"{self.name}.proposal: must be a flow that can be cut at any time, such as 'interpolant'; this "
                 f"one has no {', no '.join(missing)}"
             )
-        if not has_time(context.energy, True):
+        if not has_time(context.energy, _takes_three(context.energy)):
             raise UnsupportedError(
                 f"energy: {self.name!r} needs one with a time, E(y | x, t); build it with time=True"
             )

@@ -77,7 +77,7 @@ def fit_reference(x: Tensor, seed: int = 0) -> ScaleMixture:
     averaged, so that the mixture has `STARTS` times as many.
 
     Args:
-        x: vectors `(n, d)`, at least two.
+        x: vectors `(n, d)`.
         seed: of folds and first clusters; the same rows and seed give the same mixture.
 
     >>> x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
@@ -88,7 +88,7 @@ def fit_reference(x: Tensor, seed: int = 0) -> ScaleMixture:
     rows = x.detach().double().cpu()
     centre, scale = _units(rows)
     white = (rows - centre) / scale
-    choice = choose(white, seed)
+    choice = choose(white, seed) if len(white) > 1 else Choice(1, 1.0)  # of one row none can be left out
     everything = torch.ones(1, len(white), dtype=torch.float64)
     starts = STARTS if choice.components > 1 else 1
     fits = [_fitted(white, everything, [choice], derive(seed, "fit", i)) for i in range(starts)]

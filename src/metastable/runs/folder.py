@@ -169,6 +169,28 @@ def _is_table(value: Any, *names: str) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in names)
 
 
+def _are_numbers(value: Any, count: int | None = None) -> bool:
+    """So many numbers, which may be infinite or NaN, as what is measured may be."""
+    right = isinstance(value, list) and all(_is_number(v) or type(v) is float for v in value)
+    return right and count in (None, len(value))
+
+
+def _is_estimate(value: Any) -> bool:
+    return isinstance(value, dict) and _are_numbers(
+        [value.get("value"), value.get("std_error"), value.get("degrees", 0)]
+    )
+
+
+def _are_modes(value: Any) -> bool:
+    """Weights of modes in data and samples, their errors and places, where those are known: one for each mode."""
+    if not isinstance(value, dict) or not isinstance(weights := value.get("data"), list) or not weights:
+        return value is None
+    places = value.get("centers") or [[]] * len(weights)
+    lists = [weights, value.get("samples"), value.get("std_error") or weights]
+    placed = isinstance(places, list) and len(places) == len(weights) and all(map(_are_numbers, places))
+    return placed and all(_are_numbers(numbers, len(weights)) for numbers in lists)
+
+
 MOST_NUMBERS = 1 << 31
 """Numbers in one event, beyond which a shape is taken for damage."""
 WHOLE = ("an integer", lambda v: isinstance(v, int) and not isinstance(v, bool))
@@ -204,13 +226,16 @@ SUMMARY = {
     "seconds": NUMBER,
     "power": ("a number above 0", lambda v: _is_number(v) and v > 0),
     "scores": TABLE,
-    "modes": TABLE_OR_NONE,
+    "modes": ("a table with weights in data and samples", _are_modes),
     "contexts": TABLE_OR_NONE,
-    "log_partition": TABLE_OR_NONE,
+    "log_partition": ("a table with numbers", lambda v: not v or _is_estimate(v)),
     "log_z_source": TEXT,
     "samples_source": TEXT,
     "engine": TABLE,
-    "diagnosis": TABLES,
+    "diagnosis": (
+        "a list of tables with name, severity and text",
+        lambda v: TABLES[1](v) and all(_is_table(found, "name", "severity", "text") for found in v),
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.array_files import open_arrays
+from metastable.core.errors import InputError, short
 from metastable.core.random import derive
 from metastable.core.seals import check_seal
 from metastable.core.types import LogPartition, Walkers
@@ -177,6 +179,10 @@ def load_summary(run: Run) -> Run:
     run.status = kept.get("status", "unfinished")
     run.scores = kept.get("scores", {})
     run.modes, run.contexts = kept.get("modes"), kept.get("contexts")
+    width, centers = math.prod(run.event_shape), (run.modes or {}).get("centers") or []
+    if any(len(center) != width for center in centers):
+        path, rule = run.folder / "summary.json", f"places of {width} numbers"
+        raise InputError(f"{path}: modes.centers: must be {rule}, got {short(centers)}: the file is damaged")
     run.kept = kept.get("kept")
     if run.kept is None and step < run.steps:  # the log goes on beyond the newest good checkpoint
         run.kept = step

@@ -81,7 +81,8 @@ def heard_once() -> list[bool]:
     own, rng = spread(population()), torch.Generator().manual_seed(processes.rank())
     assert isinstance(own, Spread)
     other, need = rng.clone_state(), torch.ones(1, dtype=torch.bool)
-    accepted = torch.tensor(float(processes.rank()))
+    accepted, once = torch.tensor(float(processes.rank())), rng.clone_state()
+    torch.rand((), generator=once, dtype=torch.float64)  # all that a resampling draws
     totals, before = own.totals(rng, accepted), processes.messages.copy()
     made = own.resample(need, "systematic", "energy", rng, totals)
     assert isinstance(made, Spread)
@@ -97,6 +98,7 @@ def heard_once() -> list[bool]:
         (made.ancestors(totals), made.ancestors()),
         (totals.means, torch.tensor([(processes.count() - 1) / 2]).double()),
         (rng.get_state(), other.get_state()),
+        (rng.get_state(), once.get_state()),
         *zip(made[:-1], asked[:-1], strict=True),
     ]
     return [silent, *(torch.equal(a, b) for a, b in pairs)]

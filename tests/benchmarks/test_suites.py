@@ -416,7 +416,7 @@ def test_laws_hold_every_engine_to_eager(recorded_here):
 def test_laws_notice_an_engine_that_differs(recorded_here, monkeypatch):
     monkeypatch.setattr(launched, "write", lambda tree, new: None)  # batches and states stay as they were
     run = captured.Loop.run
-    shifted = lambda self, walk, h, rng, times: run(self, walk, 1.01 * h, rng, times)  # noqa: E731
+    shifted = lambda self, energy, walk, h, *rest: run(self, energy, walk, 1.01 * h, *rest)  # noqa: E731
     monkeypatch.setattr(captured.Loop, "run", shifted)
     rows = by_name(run_suite("laws", **TINY_LAWS))
     broken = {name for name, row in rows.items() if not row.ok}

@@ -135,7 +135,7 @@ def test_sixty_thousand_pictures_train_within_four_gigabytes():
         status = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in status if line.startswith("VmHWM")).split()[1])
 
-    n = 2000
+    n = 12_000  # some blocks of rows, in which noise is made, and whose memory does not grow
     trained(pictures(20, (3, 32, 32)))  # what a first training takes, whatever its data
     x = pictures(n, (3, 32, 32))
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
@@ -143,3 +143,9 @@ def test_sixty_thousand_pictures_train_within_four_gigabytes():
     trained(x)
     taken = 4 * x.numel() + peak() - before
     assert 60_000 / n * taken < 4e9 - 6e8  # beside Python and torch
+
+
+def test_nothing_is_written_into_bytes():
+    held = kept(pictures())
+    with pytest.raises(RuntimeError, match="cannot be written to"):
+        held.add_(1)

@@ -420,3 +420,23 @@ def test_log_z_is_exact_when_walkers_are_weighed_in_turn(kernel):
     x = method.current_walkers(context, state)
     p = torch.softmax(x.log_weight, 0)
     assert abs(float((p * x.x[:, 0] ** 2).sum()) - 1.5**2) < 0.15
+
+
+def test_a_share_of_walkers_draws_rows_of_its_own(monkeypatch):
+    """Rows of a whole population are not those of a part of it: a checkpoint may be of another number of processes."""
+    method = Jarzynski(walkers=64, gradient="moved", batch=4, populations=4)
+    _, state, _, _ = widened(method)
+    assert state.rows is not None
+    assert state.own_part().rows is None
+    assert state.gathered().rows is None
+
+
+def test_weights_of_many_updates_have_no_error_and_no_cross_entropy():
+    found = {}
+    for gradient in ("batch", "moved"):
+        method = Jarzynski(walkers=64, gradient=gradient, batch=4, populations=4)
+        context, state, _, _ = widened(method)
+        negatives = method.negatives(context, state, torch.zeros(4, 1))[0]
+        _, told = method.loss(context, state, "energy", torch.zeros(4, 1), negatives)
+        found[gradient] = told.keys() | method.advance(context, state)[1].keys()
+    assert found["batch"] - found["moved"] == {"cross_entropy", "log_z_se"}

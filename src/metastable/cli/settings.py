@@ -199,7 +199,8 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     energy = energy_of(settings.get("energy"), dataset.event_shape, beside_of(method, needs), method.timed)
     mixture = on_mixture(energy, dataset, method)
     trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel(), mixture)
-    notes += _still_pixels(dataset, energy, trainer.noise_at(0))
+    last = trainer.data_noise if trainer.data_noise_final is None else trainer.data_noise_final
+    notes += _still_pixels(dataset, energy, min(trainer.data_noise, last))
     if not dequantise:
         notes += tuple(f"data: {words}" for words in oddities(dataset))
     return Job(dataset, energy, method, trainer, seed, float(held_out), units, dequantise, notes)
@@ -208,7 +209,7 @@ def resolve(settings: Mapping[str, Any]) -> Job:
 def _still_pixels(dataset: Dataset, energy: Any, noise: float) -> tuple[str, ...]:
     """A note where pixels hardly change: on a Gaussian fitted to them any ordinary step is far too long.
 
-    `noise` is what training puts on them.
+    `noise` is the least that training puts on them.
     """
     if len(dataset.event_shape) != 3 or reference_of(energy) in (None, "none"):
         return ()

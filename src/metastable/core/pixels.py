@@ -30,7 +30,7 @@ class Pixels(Tensor):
     """Bytes as a floating tensor, `(n, *event)`: to everything that asks it is the tensor of their numbers.
 
     Rows that are taken from it are plain tensors. Whatever else is done with it is done with all of its numbers,
-    which are there for as long as that takes.
+    which are there for as long as that takes; nothing can be written into it.
 
     >>> x = Pixels(torch.tensor([[0, 255], [255, 0]], dtype=torch.uint8), table_of(-1.0, 1.0))
     >>> x.dtype, x[1], x.mean()
@@ -61,6 +61,10 @@ class Pixels(Tensor):
         """Some rows of the bytes, then their numbers; all numbers for everything else."""
         if func in READS and isinstance(args[0], Pixels):
             return args[0].numbers(func(args[0].codes, *args[1:], **(kwargs or {})))
+        if func._schema.is_mutable and isinstance(args[0], Pixels):
+            raise RuntimeError(
+                f"{func}: pictures that are kept as bytes cannot be written to; clone them first"
+            )
         plain = tree_map(lambda v: v.numbers(v.codes) if isinstance(v, Pixels) else v, (args, kwargs or {}))
         return func(*plain[0], **plain[1])
 

@@ -55,7 +55,7 @@ SIDE = 8
 """Side of the pictures whose pixels are compared."""
 LOGGED = ("energy_gap", "ess", "ancestors", "rate_factor", "var_log_g", "divergence", "grad_scale")
 """What is kept of the last line of a log, where it is there."""
-BEYOND = 2.0
+BEYOND = 4.0
 """How far values of pictures on [−1, 1] may lie, noise included."""
 POINTS = 400
 """Lines of a log that are kept."""

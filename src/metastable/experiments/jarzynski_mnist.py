@@ -24,7 +24,7 @@ is not; the result has all pieces that are there, and of one that diverged the u
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from metastable.api import fit, log_partition
-from metastable.core.errors import DivergenceError, require_choice
+from metastable.core.errors import DivergenceError, require, require_choice
 from metastable.core.parts import energies_of
 from metastable.core.precision import ROUNDED, precision
 from metastable.core.random import derive, generator, normal_like
@@ -60,6 +60,8 @@ ALL_ARMS = (
     *("jarzynski", "jarzynski-annealed", "pcd", "pcd-data", "pcd-annealed", "pcd-paper"),
     "jarzynski-paper",
 )
+NOT_HERE = {"reference", "inflate", "spectral_norm", "scale"}
+"""Fields of energies that say what a network stands on, or how it is made into an energy."""
 CHOICES = ("arms", "noises", "required", "error_target", "max_seconds")
 """Settings that say which pieces are made and what is asked of them, not how they are made."""
 
@@ -104,6 +106,14 @@ def method_of(bench: Bench, arm: str, noise: float) -> Method:
 def energy_of(bench: Bench, arm: str, noise: float, x: Tensor, seed: int) -> Any:
     """The paper's network on the Gaussian of the pictures with their first noise, `inflate` times as wide."""
     config: EnergyConfig = bench.energy
+    given, usual = asdict(config), asdict(type(config)())
+    for field in NOT_HERE & given.keys():
+        require(
+            given[field] == usual[field],
+            f"energy.{field}",
+            "left as it is: this experiment has its own Gaussian",
+            given[field],
+        )
     network = config.network(tuple(x.shape[1:]), derive(seed, "network") % 2**31).to(x.device)
     if not is_annealed(bench, arm, noise):
         return Tilted(correlated(x, noise, bench.inflate), network)

@@ -65,7 +65,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         gradient: `all` walkers steer (Algorithm 2, line 5), only the mini-`batch` (the authors' code), or those
             that `moved` in the update before, as chains of PCD do. Then those that stand still are weighed when
             their turn comes, for all updates at once, so that an update costs what one of PCD does; weights are as
-            exact, but resampling is decided by those of the last turns, and log Z and ESS are logged so, too.
+            exact, but resampling is decided by those of the last turns, and log Z and ESS are logged so, too,
+            without an error or a cross-entropy.
         steps: M, kernel steps per update. Moves after the first are made at θ_{k+1} and weighed there.
         resample: when to resample: `ess` or `entropy` below `threshold` (fractions), every `lag` updates, or
             `never`.
@@ -238,7 +239,12 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def loss(
         self, context: Context, state: JarzynskiState, player: str, batch: Rows, negatives: Any
     ) -> tuple[Tensor, Metrics]:
-        """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k."""
+        """Lines 4 and 5, and the cross-entropy (12): log Z and the data's energy, both at θ_k.
+
+        In turn there is none, since log Z is of the updates in which walkers had their last turns.
+        """
+        if self.in_turn:
+            return super().loss(context, state, player, batch, negatives)
         with aside(state.steering.x.device) as join:
             log_z = of_populations(state, self.populations, state.log_partition(), log_mean_exp)
         loss, metrics = super().loss(context, state, player, batch, negatives)
@@ -262,8 +268,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             following = self._follow(context, state.following, state.following_rows, h)
         join()
         with aside(state.steering.x.device) as join:
-            told = self.populations, self.moves.invariant, context.data_scale
-            metrics = metrics_of(state, steering, following, *told)
+            metrics = self._metrics(context, state, steering, following)
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
         if log_step is not None:
             log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, GAIN)
@@ -276,6 +281,14 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             None if steering.totals is None or self.in_turn else Heard(steering.totals.share, steering.log_z)
         )
         return JarzynskiState(steering.walkers, followed, *state[2:4], log_step, log_factor, heard), metrics
+
+    def _metrics(
+        self, context: Context, state: JarzynskiState, steering: Followed, following: Followed | None
+    ) -> Metrics:
+        """What is logged; in turn, weights are of many updates, and their spread is no error of the last one's."""
+        told = self.populations, self.moves.invariant, context.data_scale
+        metrics = metrics_of(state, steering, following, *told)
+        return {k: v for k, v in metrics.items() if not (self.in_turn and k == "log_z_se")}
 
     def _settled(self, context: Context, state: JarzynskiState) -> Following | None:
         """All of it by a few kernels, where chains are fused and what is asked for is what those do."""

@@ -65,7 +65,7 @@ class JarzynskiState(NamedTuple):
     def own_part(self) -> JarzynskiState:
         """Of whole populations what one process has: some of the walkers that steer, some of the held-out ones."""
         following = None if self.following is None else some_of(self.following)
-        return self._replace(steering=spread(self.steering), following=following, heard=None)
+        return self._replace(steering=spread(self.steering), following=following, rows=None, heard=None)
 
 
 Known = tuple[Tensor, ...]

@@ -105,7 +105,7 @@ class Gaussian(nn.Module):
 
     def _gaussians(self) -> Gaussians:
         one, mean = torch.ones_like(self.mean).flatten(), self.mean.reshape(1, -1)
-        factor = self._inverse().to(mean.dtype)
+        factor = (self._inverse() if self.full else self._inverted()).to(mean.dtype)
         return Gaussians(-self._constant().view(1, 1), mean, factor[None].contiguous(), one[:1])
 
     def _inverse(self) -> Tensor:

@@ -422,8 +422,8 @@ def test_log_z_is_exact_when_walkers_are_weighed_in_turn(kernel):
     assert abs(float((p * x.x[:, 0] ** 2).sum()) - 1.5**2) < 0.15
 
 
-def test_a_share_of_walkers_draws_rows_of_its_own(monkeypatch):
-    """Rows of a whole population are not those of a part of it: a checkpoint may be of another number of processes."""
+def test_a_share_of_walkers_draws_rows_of_its_own():
+    """Rows of a whole population are not those of a part of it, as after a checkpoint of one process."""
     method = Jarzynski(walkers=64, gradient="moved", batch=4, populations=4)
     _, state, _, _ = widened(method)
     assert state.rows is not None

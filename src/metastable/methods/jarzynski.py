@@ -277,9 +277,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         followed = None if following is None else following.walkers
         join()
         # in turn, walkers are weighed once more before the next update
-        heard = (
-            None if steering.totals is None or self.in_turn else Heard(steering.totals.share, steering.log_z)
-        )
+        totals = None if self.in_turn else steering.totals
+        heard = None if totals is None else Heard(totals.share, steering.log_z)
         return JarzynskiState(steering.walkers, followed, *state[2:4], log_step, log_factor, heard), metrics
 
     def _metrics(
@@ -394,16 +393,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
 
     def save(self, state: JarzynskiState) -> dict[str, Any]:
         """Both populations; mini-batch rows are drawn anew in each update, unless they steer the next."""
-        return {
-            "steering": state.steering.save(),
-            "following": None if state.following is None else state.following.save(),
-            "log_step": state.log_step,
-            "log_factor": state.log_factor,
-            **({"rows": state.rows} if self.in_turn else {}),
-        }
+        return state.saved(self.in_turn)
 
     def load(self, tree: dict[str, Any]) -> JarzynskiState:
         """From a checkpoint."""
-        following = None if tree["following"] is None else Population(**tree["following"])
-        steering, step, factor = Population(**tree["steering"]), tree["log_step"], tree["log_factor"]
-        return JarzynskiState(steering, following, tree.get("rows"), log_step=step, log_factor=factor)
+        return JarzynskiState.loaded(tree)

@@ -67,6 +67,23 @@ class JarzynskiState(NamedTuple):
         following = None if self.following is None else some_of(self.following)
         return self._replace(steering=spread(self.steering), following=following, rows=None, heard=None)
 
+    def saved(self, rows: bool) -> dict[str, Any]:
+        """For a checkpoint, with the mini-batch rows where they steer the next update."""
+        return {
+            "steering": self.steering.save(),
+            "following": None if self.following is None else self.following.save(),
+            "log_step": self.log_step,
+            "log_factor": self.log_factor,
+            **({"rows": self.rows} if rows else {}),
+        }
+
+    @classmethod
+    def loaded(cls, tree: dict[str, Any]) -> JarzynskiState:
+        """From a checkpoint."""
+        following = None if tree["following"] is None else Population(**tree["following"])
+        steering, step, factor = Population(**tree["steering"]), tree["log_step"], tree["log_factor"]
+        return cls(steering, following, tree.get("rows"), log_step=step, log_factor=factor)
+
 
 Known = tuple[Tensor, ...]
 """log Z and ESS of populations, `(G,)` each; `Totals` of one that lies on several processes."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from metastable.core.capture import CaptureError, Recording, record
+from metastable.core.capture import CaptureError, Recording, in_force, own_copies, record
 from metastable.core.errors import OutOfMemoryError
 from metastable.core.precision import cast_once
 from metastable.core.types import Bound, Energy
@@ -93,11 +93,11 @@ class Loop:
     ):
         inner, parts = unbound(energy)
         self.kernel, self.energy, self.slopes, self.count = kernel, weakref.ref(inner), slopes, count
-        self.parts: tuple[Any, ...] = tuple(None if x is None else x.clone() for x in parts)
+        self.parts: tuple[Any, ...] = tuple(None if x is None else own_copies([x])[0] for x in parts)
         self.several = compiled_for(kernel) if compiled else several
         self.per_call = steps_per_call(kernel) if compiled else 1
-        self.walk, self.h = Walk.of(tuple(t.clone() for t in walk.tensors())), h.clone()
-        self.rng, self.stream = torch.Generator(h.device), _stream(h.device)
+        self.walk, (self.h,) = Walk.of(own_copies(walk.tensors())), own_copies([h])
+        self.rng, self.stream = torch.Generator(h.device), in_force(h.device)[0]
         own = self.walk.tensors()
         pool = _shared_pool(self.stream)
         self.recording: Recording = record(
@@ -142,7 +142,7 @@ def loop_of(
 ) -> Loop:
     """The recording of these steps, made now where there is none; raises `UnwatchedError` or `CaptureError`."""
     known, device = known_of(energy), h.device
-    setting = (count, compiled, slopes, _stream(device), *_precision(device))
+    setting = (count, compiled, slopes, *in_force(device))
     shapes = tuple((t.shape, t.stride(), t.dtype) for t in (*walk.tensors(), h))
     key = (watched(energy, device), reads(kernel, device, "kernel").key, shapes, setting)
     loop = known.loops.pop(key, None)
@@ -193,11 +193,7 @@ def _random_states(device: torch.device) -> list[tuple[torch.Generator, Tensor]]
     return [(source, source.get_state()) for source in ours]
 
 
-def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-def _shared_pool(stream: int) -> Any:
+def _shared_pool(stream: Hashable) -> Any:
     """The memory of another recording that runs in the same stream, never at the same time."""
     graphs = (
         loop.recording.graph
@@ -206,14 +202,6 @@ def _shared_pool(stream: int) -> Any:
         if loop.stream == stream
     )
     return next((graph.pool() for graph in graphs if graph is not None), None)
-
-
-def _precision(device: torch.device) -> tuple[Hashable, ...]:
-    """Settings of the process that a recording keeps as they were."""
-    kind = device.type
-    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    exact = torch.are_deterministic_algorithms_enabled()
-    return (autocast, exact, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
 
 
 REFUSALS = (UnwatchedError, CaptureError, torch.OutOfMemoryError, OutOfMemoryError)

@@ -157,9 +157,9 @@ class Policy:
             frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
             x = self.model.move(x, given, config.steps, seed, frozen)
             chosen = best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
-        self.last, self.calls = chosen, self.calls + 1
         actions = self.scaling.to_actions(chosen.unflatten(1, (config.prediction, self.actions)).cpu())
         require_finite(actions, "the policy's actions")
+        self.last, self.calls = chosen, self.calls + 1
         return actions
 
     @property

@@ -9,7 +9,7 @@ bound to, contexts, times and codes, is copied in before each chain: a policy re
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from metastable.core.types import Bound, Energy
 
 from .base import Kernel
 from .compiled import Walk, compiled_for, several, steps_per_call
-from .watch import UnwatchedError, reads
+from .watch import UnwatchedError, modules_in, reads
 
 STRIDE = 16
 """Steps in one launch: enough to hide it, few enough to be recorded in the time of some eager steps."""
@@ -37,7 +37,7 @@ class Known(NamedTuple):
 
     alive: weakref.ref
     loops: dict[Hashable, Loop]
-    refused: dict[str, str]
+    refused: dict[Hashable, str]
 
 
 _KNOWN: dict[int, Known] = {}
@@ -161,27 +161,37 @@ def prove(kernel: Kernel, energy: Energy, walk: Walk, h: Tensor) -> None:
 
     Buffers and generators that an energy changes are put back, and `UnwatchedError` says what it did.
     """
-    rng, mode = torch.Generator(h.device), "; it is in training mode" if _training(energy) else ""
+    rng = torch.Generator(h.device)
+    step = lambda: several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, False)  # noqa: E731
+    prove_call(step, energy, h.device)
+
+
+def prove_call(call: Callable[[], Any], own: Any, device: torch.device, name: str = "energy") -> None:
+    """The same of any call, and of what is its `own`."""
+    mode = "; it is in training mode" if any(modes_of(own)) else ""
     for last in (False, True):  # a first call may keep something for later ones
-        found, noise = reads(energy, h.device), _random_states(h.device)
+        found, noise = reads(own, device, name), _random_states(device)
         kept = {n: t.clone() for n, t in found.tensors.items() if not isinstance(t, nn.Parameter)}
         with torch.no_grad():
-            several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, False)
+            call()
             written = [n for n, old in kept.items() if not torch.equal(old, found.tensors[n])]
             for name in written:
                 found.tensors[name].copy_(kept[name])
         for source, before in noise:
             if not torch.equal(source.get_state(), before):
                 source.set_state(before)
-                raise UnwatchedError(f"the energy draws random numbers of its own{mode}")
+                raise UnwatchedError(f"the {name} draws random numbers of its own{mode}")
         if written:
-            raise UnwatchedError(f"the energy writes to {written[0]} when it is called{mode}")
-        if last and reads(energy, h.device).key != found.key:
-            raise UnwatchedError("the energy changes what it reads each time it is called, as a counter does")
+            raise UnwatchedError(f"the {name} writes to {written[0]} when it is called{mode}")
+        if last and reads(own, device, name).key != found.key:
+            raise UnwatchedError(
+                f"the {name} changes what it reads each time it is called, as a counter does"
+            )
 
 
-def _training(energy: Any) -> bool:
-    return isinstance(energy, nn.Module) and any(m.training for m in energy.modules())
+def modes_of(energy: Any) -> tuple[bool, ...]:
+    """Which of its modules are in training mode."""
+    return tuple(m.training for m in modules_in(energy))
 
 
 def _random_states(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
@@ -204,5 +214,7 @@ def _shared_pool(stream: Hashable) -> Any:
     return next((graph.pool() for graph in graphs if graph is not None), None)
 
 
-REFUSALS = (UnwatchedError, CaptureError, torch.OutOfMemoryError, OutOfMemoryError)
+NO_ROOM = (torch.OutOfMemoryError, OutOfMemoryError)
+"""Why a recording could not be made now, though it may be later."""
+REFUSALS = (UnwatchedError, CaptureError, *NO_ROOM)
 """Why a recording could not be made; the chain then runs eagerly."""

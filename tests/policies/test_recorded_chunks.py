@@ -218,6 +218,7 @@ def test_recordings_of_the_sde_are_of_one_precision():
         rounded, eager = ends_of(energy, flow)
     assert torch.equal(rounded, eager)
     assert not torch.equal(rounded, plain)
+    assert len(sde._RECORDED[energy].replays.recordings) == 2
 
 
 def test_recordings_made_in_inference_mode_serve_outside_of_it():

@@ -317,3 +317,11 @@ def test_a_policy_whose_flow_cannot_be_recorded_acts_without(runs, monkeypatch):
     with pytest.warns(RuntimeWarning, match="policy: it acts without recordings: replay: it could not"):
         assert torch.equal(chunks(policy), expected)
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_chunks_are_the_same_in_inference_mode(runs, name):
+    expected = chunks(policy_of(runs, name))
+    policy = policy_of(runs, name)
+    with torch.inference_mode():
+        assert torch.equal(chunks(policy), expected)

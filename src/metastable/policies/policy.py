@@ -145,6 +145,7 @@ class Policy:
             self.planned.extend(chunk[:, : self.config.execute].unbind(1))
         return self.planned.popleft()
 
+    @torch.inference_mode(False)  # chains need gradients of the energy
     @torch.no_grad()
     def predict_action_chunk(self, contexts: Any) -> Tensor:
         """The next chunk of each of B environments, `(B, N_pred, A)`, given windows `(B, N_ctx, …)` by name.

@@ -287,7 +287,7 @@ class Replays:
 
     def __init__(self, most: int = 8):
         self.most = most
-        self.recordings: dict[Hashable, tuple[tuple[Tensor, ...], Recording]] = {}
+        self.recordings: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Recording]] = {}
 
     def __call__(
         self,
@@ -298,13 +298,13 @@ class Replays:
     ) -> tuple[Tensor, ...]:
         """`function(*inputs)`, of which `generators` are those that it draws from."""
         shapes = ((x.shape, x.stride(), x.dtype, x.device) for x in inputs)
-        key = (key, *map(id, generators), *in_force(inputs[0].device), *shapes)
-        known = self.recordings.pop(key, None)
+        full = (key, *map(id, generators), *in_force(inputs[0].device), *shapes)
+        known = self.recordings.pop(full, None)
         if known is None:
             while len(self.recordings) >= self.most:
                 self.recordings.pop(next(iter(self.recordings)))  # the one not used for longest
             known = self.record(function, inputs, generators)
-        self.recordings[key] = known
+        self.recordings[full] = known
         own, recording = known
         for mine, new in zip(own, inputs, strict=True):
             mine.copy_(new.detach())

@@ -7,7 +7,7 @@ import torch
 from conftest import each
 
 from metastable.core.errors import ConfigError, EnergyError, InputError
-from metastable.core.types import bind
+from metastable.core.types import bind, energy_and_grad
 from metastable.energies import AsEnergy, ConditionalNet
 from metastable.evaluation.conditional import log_partition_given
 from metastable.methods.conditional_sampling import best_of
@@ -84,3 +84,9 @@ def test_an_energy_of_any_kind_must_give_one_value_for_each_event():
     ):
         best_of(around, torch.zeros(3, 1), GIVEN)
     assert best_of(around, torch.zeros(3, 4, 1), GIVEN).place.tolist() == [0, 0, 0]
+
+
+def test_gradients_are_no_others_in_inference_mode():
+    with torch.inference_mode():
+        found = energy_and_grad(lambda x: x.square().sum(1), torch.ones(2, 3))
+    assert found.grad.tolist() == [[2.0] * 3] * 2

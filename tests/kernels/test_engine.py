@@ -264,6 +264,31 @@ def test_what_an_energy_does_beside_its_value_is_noticed_put_back_and_said_once(
     assert choose(ULA(0.1), energy, rows(5, 2), 6).engine == "eager"
 
 
+@over("make", [Averaging, Dropping])
+def test_what_was_refused_in_training_mode_is_recorded_in_the_other(make):
+    energy, x = make(), rows(5, 2)
+    with pytest.warns(RuntimeWarning, match="it is in training mode"):
+        run_chain(ULA(0.1), energy, ULA(0.1).init(energy, x), 6, rng(1))
+    energy.eval()
+    assert choose(ULA(0.1), energy, x, 6).engine == "captured"
+    energy.train()
+    assert choose(ULA(0.1), energy, x, 6).engine == "eager"
+
+
+def test_want_of_memory_is_not_remembered(monkeypatch):
+    energy, x = MLP(2, (4,)), rows(5, 2)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as m:
+        m.setattr(captured, "record", full)
+        with pytest.warns(RuntimeWarning, match="out of memory"):
+            found = run_chain(ULA(0.1), energy, ULA(0.1).init(energy, x), 6, rng(1)).state.x
+    assert choose(ULA(0.1), energy, x, 6).engine == "captured"
+    assert torch.equal(run_chain(ULA(0.1), energy, ULA(0.1).init(energy, x), 6, rng(1)).state.x, found)
+
+
 class Slotted:
     __slots__ = ("value",)
 

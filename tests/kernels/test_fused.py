@@ -400,6 +400,19 @@ def hooked() -> MLP:
     return net
 
 
+class Wrapped:
+    """A perceptron behind what is no module, as at a temperature or in other units."""
+
+    def __init__(self, energy: Any):
+        self.energy = energy
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.energy(x)
+
+    def perceptron(self) -> Any:
+        return self.energy.perceptron()
+
+
 @over(
     ("kernel", "energy", "words"),
     [
@@ -415,6 +428,7 @@ def hooked() -> MLP:
             "Tilted.* is no perceptron",
         ),
         (ULA(0.1), hooked, "hooks, which would not be called"),
+        (ULA(0.1), lambda: Wrapped(Wrapped(hooked())), "hooks, which would not be called"),
         (ULA(0.1), lambda: network().double(), "must be float32, and some are torch.float64"),
         (ULA(0.1), lambda: network(3), "an event has 2 numbers, and the first layer takes 3"),
     ],

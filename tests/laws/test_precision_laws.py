@@ -15,6 +15,7 @@ from torch import nn
 from metastable.core.precision import cast_once, precision, unrounded
 from metastable.core.types import EnergyGrad, energy_and_grad
 from metastable.energies import MLP, Tilted
+from metastable.energies.networks import patch_conv
 from metastable.evaluation.rounding import rounding_of
 from metastable.kernels import MALA, ULA, compiled, engine, run_chain
 from metastable.methods import Context, Jarzynski, PersistentCD
@@ -157,6 +158,20 @@ def test_the_last_sum_of_a_network_is_not_rounded():
     found = rounding_of(energy, x, "bf16-mixed")
     assert 0 < found.std < 0.01
     assert abs(found.mean) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_network_that_is_kept_in_one_precision_runs_in_it(dtype):
+    energy, x = MLP(2, hidden=(8,)).to(dtype), torch.ones(3, 2, dtype=dtype)
+    assert energy(x).dtype == dtype
+    image = torch.rand(2, 3, 4, 4).to(dtype)
+    layer = nn.Conv2d(3, 2, 3, padding=1).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, plain = patch_conv(layer, image), layer(image)
+    assert found.dtype == plain.dtype
+    torch.testing.assert_close(
+        found, plain, **({} if dtype == torch.float64 else {"atol": 0.03, "rtol": 0.03})
+    )
 
 
 def test_what_rounding_adds_is_measured():

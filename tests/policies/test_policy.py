@@ -1,6 +1,7 @@
 """A policy against Gaussians, whose conditionals are known, and its bookkeeping by hand."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -388,3 +389,33 @@ def test_noise_leaves_out_numbers_of_a_context_that_never_change():
     shown = Demonstrations.of({"moves": states, "still": states[:, 1:]}, steps, [20, 40], noisy=("moves",))
     policy = fit_policy(shown, "flow", "density", PolicyConfig(2, 4, 2), steps=1, noise=(0.1, 0.1))
     assert policy.model.run.config["trainer"]["given_noise"] == [1, 0, 1, 1, 0, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [Smooth, Encoded])
+def test_chains_follow_a_model_that_changes(kind):
+    """Its precision, the mode that it was first asked in, or the energy as a whole."""
+    energies = [kind(), kind(9.0)]
+    for energy in energies:
+        energy.shift = nn.Parameter(torch.zeros(()))
+    model = RunActions(run_of(energies[0])).settle(CONTEXTS)
+    x, held = torch.zeros(2, 3, D), torch.zeros(2, 1)
+    with torch.inference_mode():
+        model.move(x, CONTEXTS, 2, 0, held)
+    first = model.move(x, CONTEXTS, 2, 0, held)
+    energies[0].double()
+    assert model.move(x, CONTEXTS, 2, 0, held).dtype == torch.float64 != first.dtype
+    model.model = replace(model.model, energy=energies[1])
+    fresh = RunActions(run_of(energies[1]), 2, model.covariance, model.step_size)
+    assert torch.equal(model.move(x, CONTEXTS, 2, 0, held), fresh.move(x, CONTEXTS, 2, 0, held))
+
+
+def test_a_chunk_that_is_not_finite_leaves_no_trace():
+    shown = Demonstrations.of(np.zeros((20, 1)), np.linspace(0, 1, 20), [20])
+    policy = Policy(RunActions(run_of(Smooth())), Scaling.fit(shown), PolicyConfig(1, D, 1, 1, 0, 0))
+    seen = torch.zeros(2, 1, 1)
+    first = policy.predict_action_chunk(seen)
+    policy.reset()
+    with pytest.raises(InputError, match="finite"):
+        policy.predict_action_chunk(torch.full_like(seen, torch.nan))
+    assert policy.last is None
+    assert torch.equal(policy.predict_action_chunk(seen), first)

@@ -8,14 +8,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import metastable as ms
 from metastable.core import capture
 from metastable.core.batch import Batch
-from metastable.core.capture import Replays
+from metastable.core.capture import CaptureError, Replays
 from metastable.core.random import generator
 from metastable.core.types import Bound, bind, energy_and_grad
+from metastable.core.waiting import may_look
 from metastable.data import Demonstrations, Scaling
 from metastable.energies import ConditionalNet, TransformerEnergy
 from metastable.kernels import HMC, ULA, captured, compiled, engine, run_chain
@@ -196,3 +197,131 @@ def test_the_papers_networks_are_recorded():
     ]
     assert torch.equal(*ends)
     assert len(sde._RECORDED[energy].replays.recordings) == 1
+
+
+OPTIONS = {"t_low": 0.5, "steps": 20, "eta": 0.01}
+
+
+def ends_of(energy: nn.Module, flow: InterpolantFlow) -> tuple[Tensor, Tensor]:
+    """Where the SDE ends as it is chosen, and step by step."""
+    target = bind(energy, torch.ones(2, 1), 1.0)
+    walk = lambda name: sde.follow_sde(  # noqa: E731
+        target, flow, torch.zeros(2, 3, 2), generator(1), **OPTIONS, engine=name
+    )
+    return walk("auto"), walk("eager")
+
+
+def test_recordings_of_the_sde_are_of_one_precision():
+    energy, flow = ConditionalNet(2, 1, width=4, depth=2, time=True), InterpolantFlow(2, 1, width=4)
+    plain, _ = ends_of(energy, flow)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, eager = ends_of(energy, flow)
+    assert torch.equal(rounded, eager)
+    assert not torch.equal(rounded, plain)
+    assert len(sde._RECORDED[energy].replays.recordings) == 2
+
+
+def test_recordings_made_in_inference_mode_serve_outside_of_it():
+    energy, flow = ConditionalNet(2, 1, width=4, depth=2, time=True), InterpolantFlow(2, 1, width=4)
+    target, x = bind(energy, torch.ones(2, 1), 1.0), torch.zeros(6, 2)
+    with torch.inference_mode():
+        ends_of(energy, flow)
+        run_chain(ULA(0.1), target, x, 8, generator(0))
+    assert torch.equal(*ends_of(energy, flow))
+    ends = [
+        run_chain(ULA(0.1), target, x, 8, generator(0), engine=name).state.x for name in ("auto", "eager")
+    ]
+    assert torch.equal(*ends)
+    assert len(captured.known_of(energy).loops) == 1
+
+
+class TwoCodes(ConditionalNet):
+    """One whose code is more than a tensor."""
+
+    def encode(self, given):
+        return super().encode(given), given
+
+    def score(self, x, code, t=None):
+        return super().score(x, code[0], t)
+
+
+def test_codes_that_are_more_than_a_tensor_are_followed_eagerly():
+    energy = TwoCodes(2, 1, width=4, depth=2, time=True)
+    assert torch.equal(*ends_of(energy, InterpolantFlow(2, 1, width=4)))
+    assert energy not in sde._RECORDED
+
+
+class Dropping(ConditionalNet):
+    """A network that draws numbers of its own in training mode."""
+
+    def score(self, x, code, t=None):
+        return super().score(nn.functional.dropout(x, 0.5, self.training), code, t)
+
+
+class DroppingField(nn.Module):
+    def forward(self, x, given, t):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+def test_every_recording_of_the_sde_is_proved_first():
+    """An energy and a flow that begin to draw numbers are recorded as long as they do not."""
+    energy = Dropping(2, 1, width=4, depth=2, time=True).eval()
+    flow = InterpolantFlow(2, 1, field=DroppingField(), replay=True).eval()
+    assert torch.equal(*ends_of(energy, flow))
+    made = sde._RECORDED[energy].replays.recordings
+    assert len(made) == 1
+    energy.train()
+    with pytest.warns(RuntimeWarning, match="the energy draws random numbers of its own; it is in training"):
+        ends_of(energy, flow)
+    energy.eval()
+    flow.train()
+    with pytest.warns(RuntimeWarning, match="Flow cannot be .* the flow draws random numbers of its own; it"):
+        ends_of(energy, flow)
+    assert len(made) == 1
+    assert torch.equal(*ends_of(energy, flow.eval()))
+    assert len(made) == 1
+
+
+def test_the_sde_without_room_for_a_recording_is_followed_eagerly_for_once(monkeypatch):
+    energy, flow = ConditionalNet(2, 1, width=4, depth=2, time=True), InterpolantFlow(2, 1, width=4)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as m:
+        m.setattr(Replays, "record", full)
+        with pytest.warns(RuntimeWarning, match="out of memory"):
+            assert torch.equal(*ends_of(energy, flow))
+    assert torch.equal(*ends_of(energy, flow))
+    assert len(sde._RECORDED[energy].replays.recordings) == 1
+
+
+def test_generators_of_recordings_are_on_their_device():
+    own = sde.Recorded()
+    first = own.rng(torch.device("cpu"))
+    assert own.rng(torch.device("cpu")) is first
+    assert own.rng(torch.device("cpu", 0)) is not first
+
+
+def test_a_policy_whose_flow_cannot_be_recorded_acts_without(runs, monkeypatch):
+    policy = policy_of(runs, "chain")
+    expected, draw, tried = chunks(policy), RunActions.draw, []
+
+    def broken(self, *given):
+        if not may_look(torch.zeros(1, device="meta")):
+            tried.append(given)
+            raise CaptureError("replay: it could not be recorded")
+        return draw(self, *given)
+
+    monkeypatch.setattr(RunActions, "draw", broken)
+    with pytest.warns(RuntimeWarning, match="policy: it acts without recordings: replay: it could not"):
+        assert torch.equal(chunks(policy), expected)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_chunks_are_the_same_in_inference_mode(runs, name):
+    expected = chunks(policy_of(runs, name))
+    policy = policy_of(runs, name)
+    with torch.inference_mode():
+        assert torch.equal(chunks(policy), expected)

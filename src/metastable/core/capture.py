@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import gc
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -221,12 +221,28 @@ def _give_up(
 
 @contextmanager
 def _inside() -> Iterator[None]:
-    token = _recording.set(True)
+    """What is made inside is written over later, which tensors of inference mode forbid outside of it."""
+    token, grad = _recording.set(True), torch.is_grad_enabled()
     try:
-        with unwatched():
+        with unwatched(), torch.inference_mode(False), torch.set_grad_enabled(grad):
             yield
     finally:
         _recording.reset(token)
+
+
+def own_copies(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Memory of a recording's own: no part of a graph of gradients, and written over in any mode."""
+    with torch.inference_mode(False):
+        return tuple(x.detach().clone() for x in tensors)
+
+
+def in_force(device: torch.device) -> tuple[Hashable, ...]:
+    """The stream and settings of the process that a recording keeps as they were."""
+    kind = device.type
+    stream = torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else 0
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    exact = torch.are_deterministic_algorithms_enabled()
+    return (stream, autocast, exact, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
 
 
 def _uncached(device: torch.device) -> AbstractContextManager:
@@ -262,7 +278,8 @@ def _words(error: BaseException) -> str:
 
 
 class Replays:
-    """Recordings of functions from tensors to a tuple of tensors, one for each key and shapes of the inputs.
+    """Recordings of functions from tensors to a tuple of tensors, one for each key and shapes of the inputs,
+    and for the precision and stream in force.
 
     Functions must not look at any number. A key says what else their results depend on, such as where parameters
     lie. On a GPU the function itself is not kept.
@@ -270,7 +287,7 @@ class Replays:
 
     def __init__(self, most: int = 8):
         self.most = most
-        self.recordings: dict[Hashable, tuple[list[Tensor], Recording]] = {}
+        self.recordings: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Recording]] = {}
 
     def __call__(
         self,
@@ -281,16 +298,16 @@ class Replays:
     ) -> tuple[Tensor, ...]:
         """`function(*inputs)`, of which `generators` are those that it draws from."""
         shapes = ((x.shape, x.stride(), x.dtype, x.device) for x in inputs)
-        key = (key, *map(id, generators), *shapes)
-        known = self.recordings.pop(key, None)
+        full = (key, *map(id, generators), *in_force(inputs[0].device), *shapes)
+        known = self.recordings.pop(full, None)
         if known is None:
             while len(self.recordings) >= self.most:
                 self.recordings.pop(next(iter(self.recordings)))  # the one not used for longest
             known = self.record(function, inputs, generators)
-        self.recordings[key] = known
+        self.recordings[full] = known
         own, recording = known
         for mine, new in zip(own, inputs, strict=True):
-            mine.copy_(new)
+            mine.copy_(new.detach())
         return tuple(x.clone() for x in recording.replay())
 
     def record(
@@ -298,7 +315,7 @@ class Replays:
         function: Callable[..., tuple[Tensor, ...]],
         inputs: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
-    ) -> tuple[list[Tensor], Recording]:
+    ) -> tuple[tuple[Tensor, ...], Recording]:
         """The function on memory of its own."""
-        own = [x.clone() for x in inputs]
+        own = own_copies(inputs)
         return own, record(lambda: function(*own), own[0].device, generators=generators)

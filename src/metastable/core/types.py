@@ -184,6 +184,9 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
     if (rows := part_of(x)) is not None and not isinstance(energy, Bound):
         parts = [energy_and_grad(energy, part) for part in x.split(rows)]
         return EnergyGrad(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    if torch.is_inference_mode_enabled():  # in which nothing has a gradient
+        with torch.inference_mode(False), torch.no_grad():
+            return energy_and_grad(energy, x.clone())
     with torch.enable_grad():
         y = x.detach().requires_grad_(True)
         values = energy(y)

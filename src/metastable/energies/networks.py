@@ -16,7 +16,7 @@ from metastable.core.perceptron import Perceptron
 from metastable.core.precision import on_tensor_cores, unrounded
 from metastable.core.protocols import Gaussianlike, ZeroStarting, perceptron_of, provides
 from metastable.core.random import seeded
-from metastable.core.types import Proposal, as_shape, precise
+from metastable.core.types import Proposal, as_shape
 from metastable.proposals import fit_gaussian
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -31,9 +31,9 @@ SMALL = 1024
 
 
 def last_sum(head: nn.Module, h: Tensor) -> Tensor:
-    """`head(h)` as it is without autocast, whose rounding would move an energy as a whole."""
+    """`head(h)` as it is without autocast, whose rounding would move an energy as a whole; as `head` is kept."""
     with unrounded(h):
-        return head(precise(h))
+        return head(h.to(next(head.parameters()).dtype))
 
 
 class MLP(nn.Module):
@@ -107,7 +107,7 @@ def patch_conv(layer: nn.Module, x: Tensor) -> Tensor:
     """
     assert isinstance(layer, nn.Conv2d)
     (k, m), (s, t), (p, q) = layer.kernel_size, layer.stride, layer.padding  # pyright: ignore
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(x.device.type))  # fewer bytes, rounded as the product would
     wide = pad(x, (q, q, p, p))  # pyright: ignore
     high, long = (wide.shape[2] - k) // s + 1, (wide.shape[3] - m) // t + 1

@@ -9,7 +9,7 @@ bound to, contexts, times and codes, is copied in before each chain: a policy re
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from metastable.core.capture import CaptureError, Recording, record
+from metastable.core.capture import CaptureError, Recording, in_force, own_copies, record
 from metastable.core.errors import OutOfMemoryError
 from metastable.core.precision import cast_once
 from metastable.core.types import Bound, Energy
 
 from .base import Kernel
 from .compiled import Walk, compiled_for, several, steps_per_call
-from .watch import UnwatchedError, reads
+from .watch import UnwatchedError, modules_in, reads
 
 STRIDE = 16
 """Steps in one launch: enough to hide it, few enough to be recorded in the time of some eager steps."""
@@ -37,7 +37,7 @@ class Known(NamedTuple):
 
     alive: weakref.ref
     loops: dict[Hashable, Loop]
-    refused: dict[str, str]
+    refused: dict[Hashable, str]
 
 
 _KNOWN: dict[int, Known] = {}
@@ -93,11 +93,11 @@ class Loop:
     ):
         inner, parts = unbound(energy)
         self.kernel, self.energy, self.slopes, self.count = kernel, weakref.ref(inner), slopes, count
-        self.parts: tuple[Any, ...] = tuple(None if x is None else x.clone() for x in parts)
+        self.parts: tuple[Any, ...] = tuple(None if x is None else own_copies([x])[0] for x in parts)
         self.several = compiled_for(kernel) if compiled else several
         self.per_call = steps_per_call(kernel) if compiled else 1
-        self.walk, self.h = Walk.of(tuple(t.clone() for t in walk.tensors())), h.clone()
-        self.rng, self.stream = torch.Generator(h.device), _stream(h.device)
+        self.walk, (self.h,) = Walk.of(own_copies(walk.tensors())), own_copies([h])
+        self.rng, self.stream = torch.Generator(h.device), in_force(h.device)[0]
         own = self.walk.tensors()
         pool = _shared_pool(self.stream)
         self.recording: Recording = record(
@@ -142,7 +142,7 @@ def loop_of(
 ) -> Loop:
     """The recording of these steps, made now where there is none; raises `UnwatchedError` or `CaptureError`."""
     known, device = known_of(energy), h.device
-    setting = (count, compiled, slopes, _stream(device), *_precision(device))
+    setting = (count, compiled, slopes, *in_force(device))
     shapes = tuple((t.shape, t.stride(), t.dtype) for t in (*walk.tensors(), h))
     key = (watched(energy, device), reads(kernel, device, "kernel").key, shapes, setting)
     loop = known.loops.pop(key, None)
@@ -161,27 +161,37 @@ def prove(kernel: Kernel, energy: Energy, walk: Walk, h: Tensor) -> None:
 
     Buffers and generators that an energy changes are put back, and `UnwatchedError` says what it did.
     """
-    rng, mode = torch.Generator(h.device), "; it is in training mode" if _training(energy) else ""
+    rng = torch.Generator(h.device)
+    step = lambda: several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, False)  # noqa: E731
+    prove_call(step, energy, h.device)
+
+
+def prove_call(call: Callable[[], Any], own: Any, device: torch.device, name: str = "energy") -> None:
+    """The same of any call, and of what is its `own`."""
+    mode = "; it is in training mode" if any(modes_of(own)) else ""
     for last in (False, True):  # a first call may keep something for later ones
-        found, noise = reads(energy, h.device), _random_states(h.device)
+        found, noise = reads(own, device, name), _random_states(device)
         kept = {n: t.clone() for n, t in found.tensors.items() if not isinstance(t, nn.Parameter)}
         with torch.no_grad():
-            several(kernel, energy, walk, [kernel.draw(walk.state.x, rng, energy)], h, False)
+            call()
             written = [n for n, old in kept.items() if not torch.equal(old, found.tensors[n])]
             for name in written:
                 found.tensors[name].copy_(kept[name])
         for source, before in noise:
             if not torch.equal(source.get_state(), before):
                 source.set_state(before)
-                raise UnwatchedError(f"the energy draws random numbers of its own{mode}")
+                raise UnwatchedError(f"the {name} draws random numbers of its own{mode}")
         if written:
-            raise UnwatchedError(f"the energy writes to {written[0]} when it is called{mode}")
-        if last and reads(energy, h.device).key != found.key:
-            raise UnwatchedError("the energy changes what it reads each time it is called, as a counter does")
+            raise UnwatchedError(f"the {name} writes to {written[0]} when it is called{mode}")
+        if last and reads(own, device, name).key != found.key:
+            raise UnwatchedError(
+                f"the {name} changes what it reads each time it is called, as a counter does"
+            )
 
 
-def _training(energy: Any) -> bool:
-    return isinstance(energy, nn.Module) and any(m.training for m in energy.modules())
+def modes_of(energy: Any) -> tuple[bool, ...]:
+    """Which of its modules are in training mode."""
+    return tuple(m.training for m in modules_in(energy))
 
 
 def _random_states(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
@@ -193,11 +203,7 @@ def _random_states(device: torch.device) -> list[tuple[torch.Generator, Tensor]]
     return [(source, source.get_state()) for source in ours]
 
 
-def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-def _shared_pool(stream: int) -> Any:
+def _shared_pool(stream: Hashable) -> Any:
     """The memory of another recording that runs in the same stream, never at the same time."""
     graphs = (
         loop.recording.graph
@@ -208,13 +214,7 @@ def _shared_pool(stream: int) -> Any:
     return next((graph.pool() for graph in graphs if graph is not None), None)
 
 
-def _precision(device: torch.device) -> tuple[Hashable, ...]:
-    """Settings of the process that a recording keeps as they were."""
-    kind = device.type
-    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    exact = torch.are_deterministic_algorithms_enabled()
-    return (autocast, exact, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-
-
-REFUSALS = (UnwatchedError, CaptureError, torch.OutOfMemoryError, OutOfMemoryError)
+NO_ROOM = (torch.OutOfMemoryError, OutOfMemoryError)
+"""Why a recording could not be made now, though it may be later."""
+REFUSALS = (UnwatchedError, CaptureError, *NO_ROOM)
 """Why a recording could not be made; the chain then runs eagerly."""

@@ -27,7 +27,7 @@ from metastable.core.types import Energy, EnergyGrad, energy_and_grad
 
 from . import fused
 from .base import ChainResult, ChainState, Kernel
-from .captured import REFUSALS, UnwatchedError, known_of, loop_of, stride_of, watched
+from .captured import NO_ROOM, REFUSALS, UnwatchedError, known_of, loop_of, modes_of, stride_of, watched
 from .compiled import (
     CompiledGradient,
     Walk,
@@ -184,7 +184,7 @@ def _recorded(
         loop = loop_of(kernel, energy, walk, h, slopes, count, compiled)
     except REFUSALS as error:
         why = str(error).splitlines()[0].removeprefix("could not be recorded as a CUDA graph: ")
-        refuse(energy, "captured", why)
+        refuse(energy, "captured", why, remembered=not isinstance(error, NO_ROOM))
         return (_compiled if compiled else _eager)(kernel, energy, h, rng, slopes, walk, steps)
     except Exception as error:
         if not compiled or (why := compiler_gave_up(error)) is None:
@@ -299,10 +299,10 @@ DONE = {"compile": "compiled", "captured": "recorded as a CUDA graph", "fused": 
 _said: set[str] = set()
 
 
-def refuse(energy: Energy, engine: str, why: str) -> None:
-    """Remember that this energy cannot run so, and say it."""
+def refuse(energy: Energy, engine: str, why: str, remembered: bool = True) -> None:
+    """Remember that this energy cannot run so while its modules are in the modes of now, and say it."""
     with suppress(UnwatchedError):
-        known_of(energy).refused[engine] = why
+        known_of(energy).refused.update({(engine, modes_of(energy)): why} if remembered else {})
     _said.add(f"{engine}: {why}")
     name = type(energy).__name__
     warnings.warn(f"engine: {name} cannot be {DONE[engine]}: {why}", RuntimeWarning, stacklevel=2)
@@ -311,7 +311,7 @@ def refuse(energy: Energy, engine: str, why: str) -> None:
 def refused(energy: Energy, engine: str) -> str | None:
     """Why this energy could not run so before, if it was tried."""
     with suppress(UnwatchedError):
-        return known_of(energy).refused.get(engine)
+        return known_of(energy).refused.get((engine, modes_of(energy)))
 
 
 def say_once(asked: str, choice: Choice) -> None:

@@ -24,7 +24,7 @@ import os
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metastable.core.errors import UnsupportedError, require_choice, require_count
 from metastable.core.perceptron import Perceptron
@@ -35,6 +35,7 @@ from .base import ChainResult, ChainState, Info, Kernel, Noise, StepKernel
 from .hmc import HMC
 from .mala import MALA
 from .ula import ULA
+from .watch import modules_in
 
 PRECISIONS = {"tf32": 4, "bf16x3": 4, "float32": 6, "ieee": 4}
 """Bytes of shared memory for a weight: one number, or the parts that it is split into. `ieee` is without tensor
@@ -79,9 +80,7 @@ def why_not(kernel: Kernel, energy: Any, x: Tensor, *, precision: str = "tf32") 
         kernel.mass_matrix is not None or not isinstance(kernel.mass, int | float)
     ):
         return "coordinates have masses of their own, and only one mass for all is fused"
-    if isinstance(energy, nn.Module) and any(
-        m._forward_hooks or m._forward_pre_hooks for m in energy.modules()
-    ):
+    if any(m._forward_hooks or m._forward_pre_hooks for m in modules_in(energy)):
         return "a module of the energy has hooks, which would not be called"
     layers = _layers(energy)
     if layers is None:

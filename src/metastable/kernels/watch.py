@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -46,6 +46,16 @@ class Reads(NamedTuple):
 
     key: Hashable
     tensors: dict[str, Tensor]
+
+
+def modules_in(energy: Any) -> Iterator[nn.Module]:
+    """The modules of an energy, behind wrappers too that are none and have it as `energy` or `inner`."""
+    if isinstance(energy, nn.Module):
+        yield from energy.modules()
+    held = getattr(energy, "__dict__", {})  # in which a module does not have its children
+    for name in ("energy", "inner"):
+        if held.get(name) is not None:
+            yield from modules_in(held[name])
 
 
 def reads(value: Any, device: torch.device, name: str = "energy") -> Reads:

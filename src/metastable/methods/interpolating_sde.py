@@ -22,7 +22,7 @@ from metastable.core.protocols import Flowing, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, energy_and_grad
 from metastable.kernels import ULA, engine
-from metastable.kernels.captured import REFUSALS, prove, watched
+from metastable.kernels.captured import NO_ROOM, REFUSALS, prove, prove_call, watched
 from metastable.kernels.compiled import CompiledGradient, Walk, compiler_gave_up
 from metastable.kernels.watch import UnwatchedError, reads
 from metastable.proposals.cnf import InterpolantFlow
@@ -34,10 +34,21 @@ KEPT = 4
 
 
 class Recorded:
-    """Recordings of one energy's steps, and the generator that they draw from."""
+    """Recordings of one energy's steps, and the generator that they draw from on each device."""
 
-    def __init__(self, device: torch.device):
-        self.replays, self.rng = Replays(KEPT), torch.Generator(device)
+    def __init__(self):
+        self.replays = Replays(KEPT)
+        self.rngs: dict[torch.device, torch.Generator] = {}
+
+    def rng(self, device: torch.device) -> torch.Generator:
+        """The one on a device, made when it is first asked for."""
+        if device not in self.rngs:
+            self.rngs[device] = torch.Generator(device)
+        return self.rngs[device]
+
+    def holds(self, key: Any) -> bool:
+        """Whether there is a recording of what `_key` says."""
+        return any(known[0][0] == key for known in self.replays.recordings)
 
 
 _RECORDED: weakref.WeakKeyDictionary[nn.Module, Recorded] = weakref.WeakKeyDictionary()
@@ -115,23 +126,27 @@ def _launched(
     key, compiled = _key(target, flow, y, len(times), asked), asked == "compile" and _compiles(target)
     if key is None:
         return y, finite_for, 0
-    own = _RECORDED.setdefault(target.energy, Recorded(y.device))
-    stretch = _stretch(target, flow, own.rng, dt, compiled)
+    own = _RECORDED[target.energy]
+    mine = own.rng(y.device)
+    stretch = _stretch(target, flow, mine, dt, compiled)
     table, held = torch.tensor(times, dtype=torch.float64).to(y), [x for x in target.parts() if x is not None]
-    own.rng.set_state(rng.get_state())
+    mine.set_state(rng.get_state())
     done = len(times) - len(times) % STRIDE
     try:
         for k in range(0, done, STRIDE):
             inputs = (at, eta, table[k : k + STRIDE], *held)
-            at, finite = own.replays(stretch, (key, dt, compiled), *inputs, generators=(own.rng,))
+            at, finite = own.replays(stretch, (key, dt, compiled), *inputs, generators=(mine,))
             finite_for = finite_for + finite
     except Exception as error:
         why = _why(error, compiled)
         if why is None:
             raise
-        engine.refuse(target, "compile" if compiled else "captured", why)
-        return _launched(target, flow, y, rng, times, dt, eta, asked)
-    rng.set_state(own.rng.get_state())
+        lasting = not isinstance(error, NO_ROOM)
+        engine.refuse(target, "compile" if compiled else "captured", why, remembered=lasting)
+        if lasting and compiled:
+            return _launched(target, flow, y, rng, times, dt, eta, asked)
+        return y, y.new_zeros(y.shape[:2], dtype=torch.long), 0
+    rng.set_state(mine.get_state())
     return at, finite_for, done
 
 
@@ -170,17 +185,29 @@ def _key(target: Bound, flow: Any, y: Tensor, steps: int, asked: str) -> Any:
     """What a recording depends on beside its inputs; None where there can be none, or it is not worth it."""
     able = (y.is_cuda or engine.STAND_IN) and asked != "eager" and steps >= max(engine.LEAST, STRIDE)
     own = isinstance(flow, InterpolantFlow) and flow.replay and isinstance(target.energy, nn.Module)
-    if not able or not own or is_recording() or engine.refused(target, "captured") is not None:
+    plain = all(part is None or isinstance(part, Tensor) for part in target.parts())
+    if not able or not own or not plain or is_recording() or any(map(_refused, (target, flow))):
         return None
-    rows, kernel = y.flatten(0, 1), ULA()
+    made, kernel, asking = _RECORDED.setdefault(target.energy, Recorded()), ULA(), target
     try:
-        key = watched(target, y.device), reads(flow, y.device, "flow").key
-        if target.energy not in _RECORDED:
-            prove(kernel, target, Walk.start(kernel.init(target, rows), False), y.new_zeros(()))
+        key = watched(target, y.device)
+        asking = flow
+        key = key, reads(flow, y.device, "flow").key
+        if not made.holds(key):
+            prove_call(lambda: _velocity(flow, target.given)(y, y.new_ones(())), flow, y.device, "flow")
+            asking = target
+            walk = Walk.start(kernel.init(target, y.flatten(0, 1)), False)
+            prove(kernel, target, walk, y.new_zeros(()))
+            # a first call may have kept what it made
+            key = watched(target, y.device), reads(flow, y.device, "flow").key
     except UnwatchedError as error:
-        engine.refuse(target, "captured", str(error))
+        engine.refuse(asking, "captured", str(error))
         return None
     return key
+
+
+def _refused(part: Any) -> bool:
+    return engine.refused(part, "captured") is not None
 
 
 def _require_finite(finite_for: Tensor, t_low: float, dt: float, steps: int, eta: Tensor) -> None:

@@ -12,7 +12,7 @@ on E([p, x_r] | context), where L_r L_rᵀ = C_rr − C_rp C_pp⁻¹ C_pr.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -105,7 +105,7 @@ class RunActions:
             options["kernel"] = self.kernel
         self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
         self.covariance, self.step_size = covariance, step_size
-        self.free: dict[int, tuple[FreeActions, Tensor]] = {}
+        self.free: dict[Hashable, tuple[FreeActions, Tensor]] = {}
         self.units = None if run.coordinates is None else run.coordinates.events
         self.density = isinstance(run.trained_with, Density)
         self.has_chains = not self.density and not is_costly(self.model.energy)  # whose gradient is an ODE's
@@ -185,14 +185,17 @@ class RunActions:
     def _target(self, contexts: Tensor, frozen: Tensor) -> tuple[Bound, Tensor]:
         """E of v given contexts and frozen numbers, and L.
 
-        The energy is made once for each number of frozen ones: what is recorded of it serves all later chunks.
+        The energy is made once for each number of frozen ones, and anew where the model has another or has moved:
+        what is recorded of it serves all later chunks.
         """
-        p, given = frozen.shape[1], self.model.as_contexts(contexts)
-        if p not in self.free:
-            root, inner = free_root(self._settled(), p), self.model.energy
+        p, given, inner = frozen.shape[1], self.model.as_contexts(contexts), self.model.energy
+        key = (p, self.model.home.dtype, self.model.home.device)
+        if key not in self.free or self.free[key][0].inner is not inner:
             kind = EncodedFreeActions if provides(inner, Encoding) else FreeActions
-            self.free[p] = kind(inner, self.units, root.to(self.model.home), p), root  # pyright: ignore
-        energy, root = self.free[p]
+            with torch.inference_mode(False), torch.no_grad():  # it may serve outside of inference mode
+                root = free_root(self._settled(), p)
+                self.free[key] = kind(inner, self.units, root.to(self.model.home), p), root  # pyright: ignore
+        energy, root = self.free[key]
         return bind(energy, torch.cat([given, frozen.to(given)], 1), self.time), root
 
 

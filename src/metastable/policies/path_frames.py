@@ -78,16 +78,19 @@ class Frame(NamedTuple):
 def seen_distances(centres: Tensor, radii: Tensor, ways: int) -> Tensor:
     """How far from 0 the first disc is in each of some directions, at most `FAR`: `(…, n, 2)` to `(…, ways)`.
 
-    Directions go around from straight back, ahead in the middle.
+    It is 0 everywhere inside a disc. Directions go around from straight back, ahead in the middle.
 
     >>> seen_distances(torch.tensor([[0.5, 0.0]]), torch.tensor([0.1]), 4)
     tensor([0.7000, 0.7000, 0.4000, 0.7000])
+    >>> seen_distances(torch.tensor([[0.05, 0.0]]), torch.tensor([0.1]), 4)
+    tensor([0., 0., 0., 0.])
     """
     angle = torch.linspace(-torch.pi, torch.pi, ways + 1, dtype=centres.dtype, device=centres.device)[:-1]
     along = centres @ torch.stack([angle.cos(), angle.sin()])
-    inside = radii.square()[..., None] - centres.square().sum(-1, keepdim=True) + along.square()
+    depth = radii.square()[..., None] - centres.square().sum(-1, keepdim=True)  # above 0 where 0 is inside
+    inside = depth + along.square()
     hit = (along - inside.clamp(min=0).sqrt()).clamp(0, FAR)
-    return torch.where((inside > 0) & (along > 0), hit, FAR).amin(-2)
+    return torch.where((inside > 0) & ((along > 0) | (depth > 0)), hit, FAR).amin(-2)
 
 
 def centred(shown: Demonstrations, sight: int = 0) -> Demonstrations:

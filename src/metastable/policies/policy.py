@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.api import fit, load_run
+from metastable.core.capture import CaptureError
 from metastable.core.configure import build
 from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
@@ -116,6 +118,7 @@ class Policy:
         self.proposal: dict[str, Any] | None = (
             None  # what that of the run was built from, where it was learned before
         )
+        self.records = True  # until something could not be recorded
         self.reset(seed)
 
     def reset(self, seed: int | None = None) -> None:
@@ -142,6 +145,7 @@ class Policy:
             self.planned.extend(chunk[:, : self.config.execute].unbind(1))
         return self.planned.popleft()
 
+    @torch.inference_mode(False)  # chains need gradients of the energy
     @torch.no_grad()
     def predict_action_chunk(self, contexts: Any) -> Tensor:
         """The next chunk of each of B environments, `(B, N_pred, A)`, given windows `(B, N_ctx, …)` by name.
@@ -150,17 +154,27 @@ class Policy:
         """
         config, given = self.config, self.scaling.pack(self._named(contexts))
         seed, rest = derive(self.seed, "chunk", self.calls), self._rest()
-        with unwatched():  # so that flows are recorded on a GPU; what comes out is looked at
-            x = self.model.draw(given, config.candidates, seed)
-            if rest is not None and config.warmed and self.model.has_chains:
-                x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
-            frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
-            x = self.model.move(x, given, config.steps, seed, frozen)
-            chosen = best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
-        self.last, self.calls = chosen, self.calls + 1
+        try:
+            with unwatched(self.records):  # so that flows are recorded on a GPU; what comes out is looked at
+                chosen = self._chosen(given, seed, rest)
+        except CaptureError as error:
+            self.records = False
+            warnings.warn(f"policy: it acts without recordings: {error}", RuntimeWarning, stacklevel=2)
+            chosen = self._chosen(given, seed, rest)
         actions = self.scaling.to_actions(chosen.unflatten(1, (config.prediction, self.actions)).cpu())
         require_finite(actions, "the policy's actions")
+        self.last, self.calls = chosen, self.calls + 1
         return actions
+
+    def _chosen(self, given: Tensor, seed: int, rest: Tensor | None) -> Tensor:
+        """The chunk for each context, `(B, D)`, where `rest` is left of the last."""
+        config = self.config
+        x = self.model.draw(given, config.candidates, seed)
+        if rest is not None and config.warmed and self.model.has_chains:
+            x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
+        frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
+        x = self.model.move(x, given, config.steps, seed, frozen)
+        return best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
 
     @property
     def actions(self) -> int:

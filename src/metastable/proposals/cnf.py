@@ -71,9 +71,9 @@ class InterpolantFlow(ContinuousFlow):
         scored: of the N + 1 times, how many have a divergence.
         crowding: ρ; times are t = 1 − (1 − i/N)^ρ, closer to each other near the data where ρ > 1.
         chunk: rows times dimensions that are in memory at once; by default what suits the device.
-        replay: whether training on a GPU records the ODE as a CUDA graph, several times as fast for small flows,
-            whose kernels run faster than they are launched; by default where the field is named. A field of your
-            own must then look at no number and draw none.
+        replay: whether training and policies on a GPU record the ODE, and the steps of an SDE with its velocity, as
+            CUDA graphs, several times as fast for small flows, whose kernels run faster than they are launched; by
+            default where the field is named. A field of your own must then look at no number and draw none.
         seed: of the initial weights; nothing global is touched.
 
     References:

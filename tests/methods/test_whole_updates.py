@@ -393,9 +393,10 @@ def test_chains_of_perceptrons_are_fused_in_recorded_updates_and_others_say_why_
     assert chains_of("auto", ShortRun(steps=10), steps=1_000).chains == "fused"
     assert chains_of("fused", steps=200).chains == "fused"
     assert chains_of("captured").chains == "eager"  # bit for bit the chains of eager updates
+    assert chains_of("auto", ContrastiveDivergence(kernel=HMC(), steps=10), steps=10_000).chains == "fused"
     assert str(chains_of("auto", ExactDraws())) == "captured"
     for settings, words in (
-        ({"method": ContrastiveDivergence(kernel=HMC())}, "only 'ula' and 'mala' are fused"),
+        ({"method": ContrastiveDivergence(kernel=HMC(mass=(1.0, 2.0)))}, "only one mass for all is fused"),
         ({"energy": nn.Linear(3, 1)}, "is no perceptron"),
         ({"precision": "bf16-mixed"}, "the precision is bf16-mixed"),
     ):

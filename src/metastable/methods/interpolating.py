@@ -67,7 +67,8 @@ class Positioned(NamedTuple):
 def _takes_three(energy: Any) -> bool:
     """Whether it can be called with an event, a context and a time."""
     try:
-        inspect.signature(getattr(energy, "forward", energy)).bind(None, None, None)
+        called = energy.forward if isinstance(energy, nn.Module) else energy
+        inspect.signature(called).bind(None, None, None)
     except TypeError:
         return False
     return True

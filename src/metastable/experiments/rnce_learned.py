@@ -274,13 +274,13 @@ EXPERIMENT = Experiment(
     scales=by_scale(
         repeats=(200, 2000),
         n=(200, 800),
-        repeats_game=(20, 300),
-        repeats_likelihood=(20, 3000),  # in the same place; the adversary is what takes long
+        repeats_game=(20, 1200),
+        repeats_likelihood=(20, 3000),  # the adversary is what takes long
         n_game=(400, 800),
         counts=((4,), (1, 4, 16)),
         updates=(200, 2500),
         tolerance=(0.5, 0.1),  # the limit n → ∞ is far from n = 200
-        tolerance_game=(1.0, 0.2),  # of 20 and 300 repeats
+        tolerance_game=(1.0, 0.2),  # of 20 and 1,200 repeats
     ),
     body=body,
 )

@@ -52,7 +52,10 @@ def modules_in(energy: Any) -> Iterator[nn.Module]:
     """The modules of an energy, behind wrappers too that are none and have it as `energy` or `inner`."""
     if isinstance(energy, nn.Module):
         yield from energy.modules()
-    held = getattr(energy, "__dict__", {})  # in which a module does not have its children
+    try:
+        held = vars(energy)  # in which a module does not have its children
+    except TypeError:  # it keeps nothing by name
+        return
     for name in ("energy", "inner"):
         if held.get(name) is not None:
             yield from modules_in(held[name])

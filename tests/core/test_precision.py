@@ -65,17 +65,22 @@ def test_what_must_not_be_rounded_is_not():
         assert (x @ torch.ones(1, 1)).dtype == torch.float32
 
 
+def assert_the_convolution(other, layer, x):
+    """`other(layer, x)` has the values, gradients and layout of `layer(x)`, channels last."""
+    made, plain = other(layer, x), layer(x)
+    torch.testing.assert_close(made, plain)
+    rows = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1))
+    grads = [torch.autograd.grad((y * rows).sum(), [x, *layer.parameters()]) for y in (made, plain)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_convolution_as_one_product_is_the_convolution(channels):
     layer = nn.Conv2d(channels, 4, 5, stride=2, padding=4)
     x = torch.randn((3, channels, 9, 9), generator=torch.Generator().manual_seed(0), requires_grad=True)
-    dense, plain = dense_conv(layer, x), layer(x)
-    torch.testing.assert_close(dense, plain)
-    rows = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1))
-    grads = [torch.autograd.grad((y * rows).sum(), [x, *layer.parameters()]) for y in (dense, plain)]
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert dense.is_contiguous(memory_format=torch.channels_last)
+    assert_the_convolution(dense_conv, layer, x)
 
 
 def test_only_rounded_products_are_for_tensor_cores():
@@ -145,13 +150,7 @@ def test_an_optimiser_that_cannot_be_recorded_keeps_compiled_chains(monkeypatch)
 def test_a_convolution_by_patches_is_the_convolution(stride, padding):
     layer = nn.Conv2d(3, 5, (3, 4), stride=stride, padding=padding)
     x = torch.randn((2, 3, 9, 8), generator=torch.Generator().manual_seed(0), requires_grad=True)
-    patches, plain = patch_conv(layer, x), layer(x)
-    torch.testing.assert_close(patches, plain)
-    rows = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1))
-    grads = [torch.autograd.grad((y * rows).sum(), [x, *layer.parameters()]) for y in (patches, plain)]
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert patches.is_contiguous(memory_format=torch.channels_last)
+    assert_the_convolution(patch_conv, layer, x)
     with ms.precision("bf16-mixed", "cpu"):
         torch.testing.assert_close(patch_conv(layer, x), layer(x), rtol=2e-2, atol=2e-2)
 

@@ -69,6 +69,12 @@ def unrounded(x: Tensor) -> AbstractContextManager:
     return torch.autocast(kind, enabled=False) if casting else nullcontext()
 
 
+def last_sum(head: nn.Module, h: Tensor) -> Tensor:
+    """`head(h)` as it is without autocast, whose rounding would move an energy as a whole; as `head` is kept."""
+    with unrounded(h):
+        return head(h.to(next(head.parameters()).dtype))
+
+
 def on_tensor_cores(x: Tensor) -> bool:
     """Whether products of rows like `x` on a GPU are rounded, one way or the other; compilers see autocast only."""
     kind = x.device.type

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metastable.core.errors import require, require_choice, require_count
-from metastable.core.precision import on_tensor_cores
+from metastable.core.precision import last_sum, on_tensor_cores
 from metastable.core.random import seeded
 from metastable.core.types import precise
 
-from .networks import last_sum, patch_conv
+from .networks import patch_conv
 from .wide_resnet import LEAK, Block
 
 LEAST_SIDE = 8

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.perceptron import Perceptron
-from metastable.core.precision import on_tensor_cores, unrounded
+from metastable.core.precision import last_sum, on_tensor_cores, unrounded
 from metastable.core.protocols import Gaussianlike, ZeroStarting, perceptron_of, provides
 from metastable.core.random import seeded
 from metastable.core.types import Proposal, as_shape
@@ -28,12 +28,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 SMALL = 1024
 """Pixels up to which the first convolution is made as one product on a GPU."""
-
-
-def last_sum(head: nn.Module, h: Tensor) -> Tensor:
-    """`head(h)` as it is without autocast, whose rounding would move an energy as a whole; as `head` is kept."""
-    with unrounded(h):
-        return head(h.to(next(head.parameters()).dtype))
 
 
 class MLP(nn.Module):

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metastable.core.errors import require, require_count
+from metastable.core.precision import last_sum
 from metastable.core.random import seeded
 from metastable.core.types import precise
-
-from .networks import last_sum
 
 LEAK = 0.2
 GAIN = nn.init.calculate_gain("leaky_relu", LEAK)

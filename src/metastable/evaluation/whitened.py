@@ -94,13 +94,10 @@ class _WhiteEnergy:
         layers, space = perceptron_of(self.energy), self.coordinates
         if layers is None or layers.head.dtype != space.centre.dtype:
             return None
-        scale = space.scale.double() if space.full else space.scale.double().flatten()
-        inverse = torch.linalg.inv(scale) if space.full else 1 / scale
-        origin = space.centre.double().flatten()
-        origin = -(origin @ inverse.T if space.full else origin * inverse)
-        made = layers.of_units(
-            origin, scale.T if space.full else scale, inverse.T if space.full else inverse, 0.0
-        )
+        scale = space.scale.double() if space.full else space.scale.double().flatten().diag()
+        inverse = torch.linalg.inv(scale)
+        origin = -(space.centre.double().flatten() @ inverse.T)
+        made = layers.of_units(origin, scale.T, inverse.T, 0.0)
         made = made._replace(offset=made.offset - space.log_det)
         known = (
             made.below is not None and self.reference is not None and provides(self.reference, Gaussianlike)

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from metastable.core.errors import require, require_choice, require_count
-from metastable.core.precision import unrounded
+from metastable.core.precision import last_sum
 from metastable.core.random import seeded
-from metastable.core.types import precise
 
 from .encoders import Encoder
 from .fields import FOLDED, VectorField, Velocity
@@ -98,9 +97,7 @@ class TokenBody(nn.Module):
             h = block(h)
         end = h[:, -event.shape[1] :]
         end = torch.cat([h[:, : self.past], end], 1) if self.past else end
-        h = silu(self.dense(self.norm(end).flatten(1)))
-        with unrounded(h):  # the last sum, which every rounding would move as a whole
-            made = self.head(precise(h))
+        made = last_sum(self.head, silu(self.dense(self.norm(end).flatten(1))))
         made = made if self.prior is None else made + self.prior(path)
         return made.view(*lead, -1)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.inductor_prims import force_stride_order as by_rows
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from metastable.kernels import fusion
 from metastable.kernels.fusion import share_sigmoids, split_products
 
 over = pytest.mark.parametrize
@@ -22,9 +24,9 @@ def operations(traced) -> list:
     return [node.target for node in traced.graph.nodes if node.op == "call_function"]
 
 
-def inputs(dtype: torch.dtype, columns: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(dtype: torch.dtype, columns: int = 6, to: int = 7) -> tuple[Tensor, Tensor, Tensor]:
     rng = torch.Generator().manual_seed(0)
-    shapes = ((4,), (5, columns), (columns, 4))
+    shapes = ((to,), (5, columns), (columns, to))
     return tuple(torch.randn(s, generator=rng, dtype=torch.float64).to(dtype) for s in shapes)  # pyright: ignore
 
 
@@ -43,8 +45,34 @@ def test_an_outer_product_is_an_elementwise_one():
     traced = graph_of(torch.mm, x, weight)
     split_products(traced.graph)
     traced.recompile()
-    assert operations(traced) == [aten.mul.Tensor]
+    assert [o for o in operations(traced) if o is not aten.slice.Tensor] == [aten.mul.Tensor]
     assert torch.equal(traced(x, weight), x @ weight)
+
+
+@over(("columns", "to"), [(2, 7), (4, 7), (6, 1), (6, 3), (2, 2)])
+@over("turned", [False, True])
+def test_products_over_and_to_few_columns_are_sums(columns, to, turned):
+    _, x, weight = inputs(torch.float64, columns, to)
+    product = (lambda x, w: x @ w.permute(1, 0) + x @ w.permute(1, 0)) if turned else torch.mm
+    weight = weight.t().contiguous() if turned else weight
+    traced = graph_of(product, x, weight)
+    split_products(traced.graph)
+    traced.recompile()
+    assert aten.mm.default not in operations(traced)
+    assert operations(traced).count(by_rows) == (turned if columns <= 4 else not turned)
+    torch.testing.assert_close(traced(x, weight), product(x, weight), rtol=1e-14, atol=1e-14)
+
+
+def test_a_transposed_weight_is_copied_once_where_that_is_faster(monkeypatch):
+    monkeypatch.setattr(fusion, "ARM", True)
+    _, x, weight = inputs(torch.float64, 6, 6)
+    both = lambda x, w: x @ w.permute(1, 0) @ w @ w.permute(1, 0)  # noqa: E731
+    traced = graph_of(both, x, weight)
+    split_products(traced.graph)
+    traced.recompile()
+    traced.graph.eliminate_dead_code()
+    assert operations(traced).count(by_rows) == 1
+    torch.testing.assert_close(traced(x, weight), both(x, weight), rtol=1e-13, atol=1e-13)
 
 
 def test_other_products_are_left_alone():

@@ -103,11 +103,11 @@ def patch_conv(layer: nn.Module, x: Tensor) -> Tensor:
     (k, m), (s, t), (p, q) = layer.kernel_size, layer.stride, layer.padding  # pyright: ignore
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(x.device.type))  # fewer bytes, rounded as the product would
-    wide = pad(x, (q, q, p, p))  # pyright: ignore
-    high, long = (wide.shape[2] - k) // s + 1, (wide.shape[3] - m) // t + 1
-    parts = [wide[:, :, i : i + s * high : s, j : j + t * long : t] for i in range(k) for j in range(m)]
-    rows = torch.stack(parts, -1).permute(0, 2, 3, 1, 4).flatten(3)  # (B, H, W, C·k·m)
-    weight = layer.weight.flatten(1)
+    wide = pad(x.permute(0, 2, 3, 1), (0, 0, q, q, p, p))  # pyright: ignore
+    high, long = (wide.shape[1] - k) // s + 1, (wide.shape[2] - m) // t + 1
+    parts = [wide[:, i : i + s * high : s, j : j + t * long : t] for i in range(k) for j in range(m)]
+    rows = torch.cat(parts, -1)  # (B, H, W, k·m·C): channels lie side by side, as they are read
+    weight = layer.weight.permute(0, 2, 3, 1).flatten(1)
     more = (0, -rows.shape[-1] % 8)
     return linear(pad(rows, more), pad(weight, more), layer.bias).permute(0, 3, 1, 2)
 

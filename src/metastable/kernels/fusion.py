@@ -1,15 +1,19 @@
 """A pass over compiled chains on the CPU, where torch leaves work that need not be done.
 
-A linear layer is compiled to `addmm`, which first writes the bias into the whole output; and the gradient of a
-last layer with one output is an outer product, made by a matrix product. As plain additions and products both
-become part of the pointwise work around them: an eighth of the time of a Langevin step on a small network. SiLU is
-compiled to x/(1 + exp(−x)) and its gradient to one with a sigmoid, so that a layer's exponentials, which cost most
-after the products, are made twice; as x·σ(x) it shares those of the gradient: another tenth.
+A linear layer is compiled to `addmm`, which first writes the bias into the whole output; and products with points of
+few coordinates, or with the gradient of a last layer of one output, are a matrix product's worst case. As plain
+additions, products and sums they become part of the pointwise work around them: a quarter of the time of a Langevin
+step on a small network in the plane. SiLU is compiled to x/(1 + exp(−x)) and its gradient to one with a sigmoid, so
+that a layer's exponentials, which cost most after the products, are made twice; as x·σ(x) it shares those of the
+gradient: another tenth. On ARM a product with a transposed weight goes to a library that packs it anew in every
+call: there weights are transposed once for all steps of a call.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +22,9 @@ from torch import fx
 F = TypeVar("F", bound=Callable[..., Any])
 PRECISE = (torch.float32, torch.float64)
 """Below these, adding the bias after the product instead of within it would round twice."""
+NARROW = 4
+"""Columns up to which products are sums that compilers fuse."""
+ARM = platform.machine() in ("aarch64", "arm64")
 
 
 def fused(function: F) -> F:
@@ -40,18 +47,60 @@ def fused(function: F) -> F:
 
 
 def split_products(graph: fx.Graph) -> None:
-    """In place: `addmm` becomes `mm` and `add`, and an `mm` over one column becomes `mul`."""
-    aten = torch.ops.aten
+    """In place: `addmm` becomes `mm` and `add`, and an `mm` over or to few columns becomes sums."""
+    aten, copies = torch.ops.aten, Copies(graph)
     for node in _found(graph, aten.addmm.default):
         bias, x, weight = node.args
         with graph.inserting_before(node):
             product = _call(graph, aten.mm.default, x, weight, like=node)
             _replace(node, _call(graph, aten.add.Tensor, product, bias, like=node))
     for node in _found(graph, aten.mm.default):
-        column, row = node.args
-        if _value(column).shape[1] == 1:
-            with graph.inserting_before(node):
-                _replace(node, _call(graph, aten.mul.Tensor, column, row, like=node))
+        left, right = node.args
+        over, to = _value(right).shape
+        with graph.inserting_before(node):
+            if over <= NARROW:
+                _replace(node, _outer(graph, left, copies.of(right), over))
+            elif to <= NARROW and _value(left).is_contiguous():
+                _replace(node, _sums(graph, left, copies.of(right, turned=True), to))
+            elif ARM:
+                node.args = (left, copies.of(right))
+
+
+def _outer(graph: fx.Graph, left: Any, right: Any, over: int) -> fx.Node:
+    """Σ_k left[:, k] ⊗ right[k]."""
+    mul, add, part = torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor, torch.ops.aten.slice.Tensor
+    each = [
+        _new(graph, mul, _new(graph, part, left, 1, k, k + 1), _new(graph, part, right, 0, k, k + 1))
+        for k in range(over)
+    ]
+    return reduce(lambda total, one: _new(graph, add, total, one), each)
+
+
+def _sums(graph: fx.Graph, left: Any, right: Any, to: int) -> fx.Node:
+    """Σ_k left[:, k]·right[j, k], one sum for each j over what compilers make once for all."""
+    aten, each = torch.ops.aten, []
+    for j in range(to):
+        row = _new(graph, aten.slice.Tensor, right, 0, j, j + 1)
+        each.append(_new(graph, aten.sum.dim_IntList, _new(graph, aten.mul.Tensor, left, row), [1], True))
+    return _new(graph, aten.cat.default, each, 1)
+
+
+class Copies:
+    """Matrices that are transposed in memory, laid out row by row, once for all products of a graph."""
+
+    def __init__(self, graph: fx.Graph):
+        self.graph = graph
+        self.made: dict[fx.Node, fx.Node] = {}
+
+    def of(self, matrix: Any, turned: bool = False) -> fx.Node:
+        """The matrix, or its transpose, row by row."""
+        permute, by_rows = torch.ops.aten.permute.default, torch.ops.prims.inductor_force_stride_order.default
+        while matrix.target is permute:
+            matrix, turned = matrix.args[0], not turned
+        if turned and matrix not in self.made:
+            view = _new(self.graph, permute, matrix, [1, 0])
+            self.made[matrix] = _new(self.graph, by_rows, view, (len(_value(matrix)), 1))
+        return self.made[matrix] if turned else matrix
 
 
 def share_sigmoids(graph: fx.Graph) -> None:
@@ -85,6 +134,13 @@ def _value(node: Any) -> torch.Tensor:
 def _call(graph: fx.Graph, target: Any, *inputs: Any, like: fx.Node) -> fx.Node:
     node = graph.call_function(target, inputs)
     node.meta.update(like.meta)
+    return node
+
+
+def _new(graph: fx.Graph, target: Any, *inputs: Any) -> fx.Node:
+    """A call that knows what it gives."""
+    node = graph.call_function(target, inputs)
+    node.meta["val"] = target(*fx.map_arg(inputs, _value))
     return node
 
 

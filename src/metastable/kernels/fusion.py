@@ -1,12 +1,12 @@
 """A pass over compiled chains on the CPU, where torch leaves work that need not be done.
 
-A linear layer is compiled to `addmm`, which first writes the bias into the whole output; and products with points of
-few coordinates, or with the gradient of a last layer of one output, are a matrix product's worst case. As plain
-additions, products and sums they become part of the pointwise work around them: a quarter of the time of a Langevin
+A linear layer is compiled to `addmm`, which first writes the bias into the whole output; and products with points
+of few coordinates, or with the gradient of a last layer of one output, are a matrix product's worst case. As plain
+additions, products and sums they become part of the pointwise work around them: a fifth of the time of a Langevin
 step on a small network in the plane. SiLU is compiled to x/(1 + exp(−x)) and its gradient to one with a sigmoid, so
 that a layer's exponentials, which cost most after the products, are made twice; as x·σ(x) it shares those of the
 gradient: another tenth. On ARM a product with a transposed weight goes to a library that packs it anew in every
-call: there weights are transposed once for all steps of a call.
+call: there weights are turned once for all steps of a call.
 """
 
 from __future__ import annotations

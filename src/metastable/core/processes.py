@@ -52,8 +52,8 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process writes files and shows progress."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    """Whether this process writes files and shows progress; one that is alone for the moment does so, too."""
+    return rank() == 0
 
 
 @contextmanager
@@ -251,23 +251,11 @@ def by_first(work: Callable[[], T]) -> T:
             _store().set(key, f"{type(error).__name__}: {error}")
             raise
         _store().set(key, "")
-    else:
-        _wait_for_first(key)
+    elif why := told(key):
+        raise ProcessError(0, why)
     with _blaming():
         dist.broadcast_object_list(said, 0)
     return said[0]
-
-
-def _wait_for_first(key: str) -> None:
-    """Looks again and again: a message of the group would give up after some minutes."""
-    store = _store()
-    with _blaming():
-        while not store.check([key]):
-            if (who := blamed(store)) is not None:
-                raise ProcessError(*who)
-            time.sleep(POLL)
-        if why := store.get(key).decode():
-            raise ProcessError(0, why)
 
 
 def require_same(what: str, value: str) -> None:
@@ -280,6 +268,32 @@ def require_same(what: str, value: str) -> None:
     other = next((i for i, one in enumerate(told) if one != told[0]), None)
     if other is not None:
         raise ConfigError(what, f"must be the same in all processes, and process {other} has another than 0")
+
+
+# ---- words that are left for others, also by one that is alone for the moment
+
+
+def tell(key: str, word: str = "") -> None:
+    """Leave a word under a key that is used once."""
+    with _blaming():
+        _store().set(key, word)
+
+
+def told(key: str) -> str:
+    """That word, however long it takes until somebody leaves it."""
+    store = _store()
+    with _blaming():  # looks again and again: a message of the group would give up after some minutes
+        while not store.check([key]):
+            if (who := blamed(store)) is not None:
+                raise ProcessError(*who)
+            time.sleep(POLL)
+        return store.get(key).decode()
+
+
+def taken(pile: str) -> int:
+    """The number of the next thing on a pile, from 0, which no other process is given."""
+    with _blaming():
+        return _store().add(pile, 1) - 1
 
 
 # ---- what some of them send to some

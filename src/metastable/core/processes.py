@@ -36,9 +36,14 @@ _calls: Counter[str] = Counter()
 """What all processes have asked for so far, in step, so that names made of it are the same in all."""
 
 
+def in_group() -> bool:
+    """Whether there are others, be this process alone for the moment or not."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def is_many() -> bool:
     """Whether there are others, and this process is not alone for the moment."""
-    return not _alone.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not _alone.get() and in_group()
 
 
 def count() -> int:
@@ -290,10 +295,25 @@ def told(key: str) -> str:
         return store.get(key).decode()
 
 
-def taken(pile: str) -> int:
-    """The number of the next thing on a pile, from 0, which no other process is given."""
-    with _blaming():
-        return _store().add(pile, 1) - 1
+def dealt(pile: str, n: int) -> Iterator[int]:
+    """Which of `n` things this process does: the next that nobody has begun, and all where there are no others."""
+    if not in_group():
+        yield from range(n)
+        return
+    while True:
+        with _blaming():
+            i = _store().add(pile, 1) - 1
+        if i >= n:
+            return
+        yield i
+
+
+def exchanged(key: str, word: str = "") -> list[str]:
+    """What each process says under a key, in their order, however long the slowest takes."""
+    if not in_group():
+        return [word]
+    tell(f"{key}: {dist.get_rank()}", word)
+    return [told(f"{key}: {rank}") for rank in range(dist.get_world_size())]
 
 
 # ---- what some of them send to some

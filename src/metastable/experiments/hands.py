@@ -63,12 +63,9 @@ class Hands:
         if self.rank == 0:
             processes.tell(key, "trials")
         self.speaks = True
-        while (i := processes.taken(f"{key}: begun")) < n:
-            yield i
+        yield from processes.dealt(f"{key}: begun", n)
         self.speaks = False
-        processes.tell(f"{key}: done by {self.rank}")
-        for rank in range(self.count):
-            processes.told(f"{key}: done by {rank}")
+        processes.exchanged(f"{key}: done")
 
     def wait(self) -> None:
         """The first goes on; the others do so when it has trials again."""

@@ -21,13 +21,14 @@ from typing import Any
 from torch import Tensor
 
 from metastable.api import fit
+from metastable.core import processes
 from metastable.core.batch import Batch
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
 from metastable.methods import METHODS, Method
 from metastable.report import write_report
-from metastable.runs.folder import write_json
+from metastable.runs.folder import plain, write_json
 from metastable.runs.resolve import resolve_method
 from metastable.runs.rows import needed_beside
 from metastable.runs.run import Run
@@ -59,6 +60,8 @@ COLUMNS = (
     "diagnosis",
 )
 SEVERITIES = ("problem", "warning", "note")
+TRUTH = "truth"
+"""Under which a row of the table carries what its run knows of the data."""
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 Bar = Callable[[str, TrainerConfig], AbstractContextManager[OnRow | bool]]
@@ -93,6 +96,12 @@ class Comparison:
     def columns(self) -> list[str]:
         """Columns that at least one row fills."""
         return [c for c in COLUMNS if any(row.get(c) is not None for row in self.rows)]
+
+    def fill(self, made: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take the rows of methods by their numbers, each with what it knows of the data."""
+        every = [dict(made[i]) for i in sorted(made)]
+        self.truth = {key: value for row in every for key, value in row.pop(TRUTH, {}).items()}
+        self.rows, self.interrupted = every, any(row["status"] == "interrupted" for row in every)
 
     def write(self) -> None:
         """Write `compare.json`."""
@@ -175,6 +184,8 @@ def compare_methods(
 ) -> Comparison:
     """Train the same energy with each method, and write runs, table and report into `out`.
 
+    Processes of a group share the methods, each trained by one of them as if it were alone; all return the same.
+
     Args:
         energy: a module, the settings of a built-in energy, its name, or `"default"` (None means the same); each
             method trains a copy of its own.
@@ -194,22 +205,35 @@ def compare_methods(
     trainer = trainer_for(TrainerConfig(), None, None) if trainer is None else trainer
     folder, names = Path(out), [m.name for m in methods]
     found = Comparison(folder, data.name, _budget_words(trainer), names)
-    open_folder(folder, overwrite)
-    found.write()
     train = data.split(held_out, seed)[0] if held_out > 0 else data
-    for method in methods:
-        with bar(method.name, trainer) if bar else nullcontext(False) as on_row:
-            row, run = _train(energy, data, method, trainer, folder, seed, held_out, units, on_row)
-        if run is not None:
-            found.truth |= truth_of(run)
-            row |= scores(run, train.x)
-        found.rows.append(row)
-        found.write()
-        found.interrupted = row["status"] == "interrupted"
-        if found.interrupted:
-            break
-    write_report(folder)
+    own: dict[int, dict[str, Any]] = {}
+    with processes.together():
+        processes.by_first(lambda: _opened(found, overwrite))
+        for i in processes.dealt("methods", len(methods)):
+            method = methods[i]
+            with processes.alone(), bar(method.name, trainer) if bar else nullcontext(False) as on_row:
+                row, run = _train(energy, data, method, trainer, folder, seed, held_out, units, on_row)
+                own[i] = row if run is None else row | scores(run, train.x) | {TRUTH: truth_of(run)}
+            found.fill(own)
+            if processes.is_first():
+                found.write()
+            if found.interrupted:
+                break
+        for words in processes.exchanged("rows", json.dumps(own, default=plain)):
+            own |= {int(i): row for i, row in json.loads(words).items()}
+        found.fill(own)
+        processes.by_first(lambda: _closed(found))
     return found
+
+
+def _opened(found: Comparison, overwrite: bool) -> None:
+    open_folder(found.folder, overwrite)
+    found.write()
+
+
+def _closed(found: Comparison) -> None:
+    found.write()
+    write_report(found.folder)
 
 
 def require_no_contexts(data: Dataset) -> None:

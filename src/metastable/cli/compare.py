@@ -59,8 +59,10 @@ def compare(
 ) -> None:
     """Train the same energy with several methods at the same cost, or take finished runs; set them side by side."""
     from dataclasses import replace
+    from functools import partial
 
     import metastable.compare as room
+    from metastable.core import processes
     from metastable.core.errors import ConfigError, InputError
     from metastable.methods import METHODS
 
@@ -69,9 +71,12 @@ def compare(
 
     asked: dict[str, Any] = {"methods": methods, "budget": budget, "evaluations": evaluations, "steps": steps}
     asked |= {"learning_rate": learning_rate, "seed": seed, "held_out": held_out, "set": assign}
+    processes.join()
     if runs:
         asked["dry_run"] = dry_run or None
-        show(_finished(runs, asked, data, energy, device or "cpu", out, overwrite))
+        with processes.together():
+            finished = partial(_finished, runs, asked, data, energy, device or "cpu", out, overwrite)
+            show(processes.by_first(finished))
         return
     if data is None:
         raise InputError("data: give --data FILE to train on, or the folders of finished runs")
@@ -95,7 +100,8 @@ def compare(
         _print_plan(job, chosen, trainer, out)
         return
     options = {"seed": job.seed, "held_out": job.held_out, "units": job.units, "overwrite": overwrite}
-    options |= {"bar": lambda name, config: training_bar(name, config, progress)}
+    shown = progress and processes.is_first()  # bars of several would be drawn over each other
+    options |= {"bar": lambda name, config: training_bar(name, config, shown)}
     found = room.compare_methods(job.energy, job.dataset, chosen, out, trainer=trainer, **options)
     show(found)
     if found.interrupted:

@@ -32,9 +32,11 @@ def say(*lines: str) -> None:
         console().print(line, markup=False, soft_wrap=True)
 
 
-def note(line: str) -> None:
-    """A line on stderr, for what is not a result."""
-    console(stderr=True).print(line, markup=False, soft_wrap=True, style="dim")
+def note(line: str, everywhere: bool = False) -> None:
+    """A line on stderr, for what is not a result; of several processes each says its own where that is wanted."""
+    screen, who = console(stderr=True), launched_as()
+    screen.quiet = screen.quiet and not everywhere
+    screen.print(f"process {who}: {line}" if who else line, markup=False, soft_wrap=True, style="dim")
 
 
 def say_error(message: str, everywhere: bool = False) -> None:

@@ -21,7 +21,7 @@ from .console import say_error
 from .launcher import launched
 
 FAILED, REFUSED, STOPPED = 1, 2, 130
-FOR_MANY = ("train", "sample", "evaluate")
+FOR_MANY = ("train", "sample", "evaluate", "compare", "reproduce")
 """Commands that several processes may be started for."""
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -26,6 +26,7 @@ def reproduce(
 ) -> None:
     """Run a paper's experiment and set our numbers beside the paper's; status 1 when one is not as it should be."""
     import json
+    from functools import partial
 
     from metastable.core.errors import require_choice
     from metastable.experiments import EXPERIMENTS, TITLES
@@ -38,6 +39,7 @@ def reproduce(
         return
     if name is None:
         raise typer.BadParameter("give the name of an experiment, or --list", param_hint="NAME")
+    from metastable.core import processes
     from metastable.experiments.base import changed, find
     from metastable.experiments.base import reproduce as run_experiment
 
@@ -52,7 +54,9 @@ def reproduce(
         say(experiment.title, experiment.paper, settings)
         say(f"folder: {folder}", "dry run: nothing was written")
         return
-    result = run_experiment(experiment, scale, seed, folder, device=device, say=note, changes=changes)
+    processes.join()
+    say_all = partial(note, everywhere=True)
+    result = run_experiment(experiment, scale, seed, folder, device=device, say=say_all, changes=changes)
     facts = f"scale {result.scale}, seed {result.seed}, {result.device}, {clock(result.seconds)}"
     console().print(rows_table(result.rows, experiment.title, facts))
     say(f"report: {folder / 'report.html'}")

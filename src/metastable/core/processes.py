@@ -36,9 +36,14 @@ _calls: Counter[str] = Counter()
 """What all processes have asked for so far, in step, so that names made of it are the same in all."""
 
 
+def in_group() -> bool:
+    """Whether there are others, be this process alone for the moment or not."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def is_many() -> bool:
     """Whether there are others, and this process is not alone for the moment."""
-    return not _alone.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not _alone.get() and in_group()
 
 
 def count() -> int:
@@ -52,8 +57,8 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process writes files and shows progress."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    """Whether this process writes files and shows progress; one that is alone for the moment does so, too."""
+    return rank() == 0
 
 
 @contextmanager
@@ -251,23 +256,11 @@ def by_first(work: Callable[[], T]) -> T:
             _store().set(key, f"{type(error).__name__}: {error}")
             raise
         _store().set(key, "")
-    else:
-        _wait_for_first(key)
+    elif why := told(key):
+        raise ProcessError(0, why)
     with _blaming():
         dist.broadcast_object_list(said, 0)
     return said[0]
-
-
-def _wait_for_first(key: str) -> None:
-    """Looks again and again: a message of the group would give up after some minutes."""
-    store = _store()
-    with _blaming():
-        while not store.check([key]):
-            if (who := blamed(store)) is not None:
-                raise ProcessError(*who)
-            time.sleep(POLL)
-        if why := store.get(key).decode():
-            raise ProcessError(0, why)
 
 
 def require_same(what: str, value: str) -> None:
@@ -280,6 +273,47 @@ def require_same(what: str, value: str) -> None:
     other = next((i for i, one in enumerate(told) if one != told[0]), None)
     if other is not None:
         raise ConfigError(what, f"must be the same in all processes, and process {other} has another than 0")
+
+
+# ---- words that are left for others, also by one that is alone for the moment
+
+
+def tell(key: str, word: str = "") -> None:
+    """Leave a word under a key that is used once."""
+    with _blaming():
+        _store().set(key, word)
+
+
+def told(key: str) -> str:
+    """That word, however long it takes until somebody leaves it."""
+    store = _store()
+    with _blaming():  # looks again and again: a message of the group would give up after some minutes
+        while not store.check([key]):
+            if (who := blamed(store)) is not None:
+                raise ProcessError(*who)
+            time.sleep(POLL)
+        return store.get(key).decode()
+
+
+def dealt(pile: str, n: int) -> Iterator[int]:
+    """Which of `n` things this process does: the next that nobody has begun, and all where there are no others."""
+    if not in_group():
+        yield from range(n)
+        return
+    while True:
+        with _blaming():
+            i = _store().add(pile, 1) - 1
+        if i >= n:
+            return
+        yield i
+
+
+def exchanged(key: str, word: str = "") -> list[str]:
+    """What each process says under a key, in their order, however long the slowest takes."""
+    if not in_group():
+        return [word]
+    tell(f"{key}: {dist.get_rank()}", word)
+    return [told(f"{key}: {rank}") for rank in range(dist.get_world_size())]
 
 
 # ---- what some of them send to some

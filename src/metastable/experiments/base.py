@@ -9,13 +9,17 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from metastable._version import __version__
+from metastable.core import processes
 from metastable.core.configure import describe
 from metastable.core.ending import ending_all
 from metastable.core.errors import InputError, nearest, require, require_choice, require_options
 from metastable.runs.folder import write_json
 
 from .finished import Finished
+from .hands import Hands
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 SCALES = ("smoke", "cpu", "gpu")
@@ -164,24 +168,36 @@ def reproduce(
     """Run one experiment, and write `result.json`, its pictures and a report into `out`.
 
     `changes` are settings in the place of those of the scale. Trials that are done are kept in `out/trials`, and a
-    command that was stopped takes them from there; their seconds count as if they were made now.
+    command that was stopped takes them from there; their seconds count as if they were made now. Processes of a
+    group share the trials (`hands`); the first writes, and all return the same.
     """
-    from metastable.report import write_report
     from metastable.training.engine import Engine
 
     require_choice("scale", scale, experiment.scales)
-    out.mkdir(parents=True, exist_ok=True)
     place = str(Engine(device).device)
     settings = changed(experiment.scales[scale], changes or {})
     say = say or (lambda text: None)
-    made_with = {"experiment": experiment.name, "scale": scale, "seed": seed, "device": place}
+    made_with = {"experiment": experiment.name, "scale": scale, "seed": seed}
     made_with |= {f"settings.{key}": value for key, value in describe(settings).items()}
-    bench = Bench(settings, scale, seed, place, out, say, Finished(out / "trials", made_with, say))
-    began = time.perf_counter()
-    with ending_all():
-        rows = experiment.body(bench)
-    seconds = time.perf_counter() - began + bench.finished.seconds
-    result = Result(experiment.name, scale, seed, place, seconds, rows)
+    processes.require_same("reproduce", f"{made_with} {out}")
+    with processes.together(), ending_all():
+        out.mkdir(parents=True, exist_ok=True)
+        made_with["device"] = processes.by_first(lambda: place)  # of several GPUs that trials were made on
+        hands = Hands(say) if processes.is_many() else None
+        say = hands.say if hands else say
+        finished = Finished(out / "trials", made_with, say, hands=hands)
+        bench = Bench(settings, scale, seed, place, out, say, finished)
+        began = time.perf_counter()
+        rows = hands.work(experiment.body, bench) if hands else experiment.body(bench)
+        before = processes.average(torch.tensor(finished.seconds, dtype=torch.float64)) * processes.count()
+        seconds = time.perf_counter() - began + float(before)
+        result = Result(experiment.name, scale, seed, place, seconds, rows)
+        return processes.by_first(lambda: _written(result, out))
+
+
+def _written(result: Result, out: Path) -> Result:
+    from metastable.report import write_report
+
     write_json(out / "result.json", result.as_json())
     write_report(out)
     return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from metastable._version import __version__
 from metastable.core.configure import describe
 from metastable.core.errors import InputError, UnsupportedError
 
+from .hands import Hands
 from .pieces import Pieces
 
 T = TypeVar("T")
@@ -115,11 +117,16 @@ def failed(future: Future[Any]) -> bool:
     return future.cancelled() or future.exception() is not None
 
 
+def by_itself() -> None:
+    """One thread, and none of the processes that a launcher started."""
+    torch.set_num_threads(1)
+    os.environ.pop("RANK", None)
+
+
 @contextmanager
 def processes(count: int) -> Iterator[Executor]:
     """As many of one thread each; after an error or Ctrl-C, what has not begun does not begin."""
-    first = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    with ProcessPoolExecutor(count, get_context("spawn"), **first) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), by_itself) as pool:
         try:
             yield pool
         except BaseException:
@@ -138,6 +145,7 @@ class Finished:
         begun: trials that were asked for.
         seconds: what those that were taken had needed.
         last: when the last one was done, or all began: what is done next took the time since then.
+        hands: the processes that share trials; None where there is one.
     """
 
     folder: Path | None = None
@@ -146,6 +154,7 @@ class Finished:
     begun: int = 0
     seconds: float = 0.0
     last: float = field(default_factory=time.perf_counter)
+    hands: Hands | None = None
 
     def slot(self, name: str, records: Sequence[type] = (), **about: Any) -> Slot:
         """The place of the next trial: its number and name are the file's, and `about` is what sets it apart."""
@@ -162,6 +171,29 @@ class Finished:
             return known, True
         slot.keep(made := make())
         return made, False
+
+    def each(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """What every call gives, of which each asks for one trial; several processes share them.
+
+        A process makes the next trial that nobody has begun. What others made it takes from where that is kept.
+        """
+        if self.hands is None:
+            return [call() for call in calls]
+        begun, made = self.begun, dict[int, T]()
+
+        def call(i: int) -> None:
+            self.begun, self.last = begun + i, time.perf_counter()
+            made[i] = calls[i]()
+
+        for i in self.hands.deal(len(calls)):
+            call(i)
+        seconds = self.seconds
+        for i in range(len(calls)):
+            if i not in made:
+                call(i)
+        self.begun, self.seconds = begun + len(calls), seconds  # others count what they took
+        self.hands.wait()
+        return [made[i] for i in range(len(calls))]
 
     def submit(
         self, pool: Executor, name: str, function: Callable[..., T], *given: Any, records: Sequence[type] = ()

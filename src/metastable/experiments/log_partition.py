@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,17 +91,20 @@ def coverage(target_name: str, seeds: int | Iterable[int] = 100) -> dict[str, An
     }
 
 
+def told(bench: Bench, name: str) -> dict[str, Any]:
+    """`coverage` of one target, once it is said."""
+    first = derive(bench.seed, "coverage", name) % 2**31
+    seeds = range(first, first + bench.seeds)
+    found, before = bench.finished.once(name, lambda: coverage(name, seeds), first=first)
+    more = " (made before)" if before else ""
+    bench.say(f"{name}: {found['coverage']:.0%} of {bench.seeds} intervals cover log Z{more}")
+    return found
+
+
 def body(bench: Bench) -> list[Row]:
     """Coverage, bias and width of the interval on every target."""
-    rows = []
-    for name in TARGETS:
-        first = derive(bench.seed, "coverage", name) % 2**31
-        seeds = range(first, first + bench.seeds)
-        found, before = bench.finished.once(
-            name, lambda name=name, seeds=seeds: coverage(name, seeds), first=first
-        )
-        more = " (made before)" if before else ""
-        bench.say(f"{name}: {found['coverage']:.0%} of {bench.seeds} intervals cover log Z{more}")
+    rows, all_found = [], bench.finished.each([partial(told, bench, name) for name in TARGETS])
+    for name, found in zip(TARGETS, all_found, strict=True):
         rows += [
             Row(f"coverage/{name}", found["coverage"], ">=", bench.least),
             Row(f"mean_error/{name}", found["mean_error"]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,11 +145,9 @@ class Trials:
 
     def run(self, bench: Bench) -> dict[str, list[Trial]]:
         """The trials of each arm by its name, in the order of repeats."""
-        found: dict[str, list[Trial]] = {arm.name: [] for arm in self.arms}
-        for repeat in range(self.repeats):
-            for arm in self.arms:
-                found[arm.name].append(self.trial(bench, arm, repeat))
-        return found
+        todo = [(arm, repeat) for repeat in range(self.repeats) for arm in self.arms]
+        made = bench.finished.each([partial(self.trial, bench, arm, repeat) for arm, repeat in todo])
+        return {arm.name: [trial for trial in made if trial.arm.name == arm.name] for arm in self.arms}
 
     def trial(self, bench: Bench, arm: Arm, repeat: int) -> Trial:
         """One training, or what was kept of it before the command was stopped."""

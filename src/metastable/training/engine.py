@@ -18,7 +18,7 @@ from metastable.core.errors import ConfigError, require_choice
 from metastable.core.method import Method
 from metastable.core.precision import PRECISIONS, ROUNDED, channels_last
 from metastable.core.precision import precision as computed_at
-from metastable.core.processes import is_many, local_rank
+from metastable.core.processes import in_group, is_many, local_rank
 
 ENGINES = ("auto", "eager", "compile", "captured", "fused")
 SHORT = 100
@@ -173,7 +173,7 @@ def _accelerator(device: str) -> tuple[str, Any]:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device", "'mps' was asked for, but this torch sees no such device; use 'cpu'")
     there = torch.cuda.device_count() if kind == "cuda" else 1
-    if kind == "cuda" and not colon and is_many():
+    if kind == "cuda" and not colon and in_group():
         index = str(local_rank() % there)
     if colon and not (index.isascii() and index.isdigit() and len(index) < 10 and int(index) < there):
         raise ConfigError(

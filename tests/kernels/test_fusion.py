@@ -51,7 +51,8 @@ def test_an_outer_product_is_an_elementwise_one():
 
 @over(("columns", "to"), [(2, 7), (4, 7), (6, 1), (6, 3), (2, 2)])
 @over("turned", [False, True])
-def test_products_over_and_to_few_columns_are_sums(columns, to, turned):
+def test_products_over_and_to_few_columns_are_sums(columns, to, turned, monkeypatch):
+    monkeypatch.setattr(fusion, "ARM", True)
     _, x, weight = inputs(torch.float64, columns, to)
     product = (lambda x, w: x @ w.permute(1, 0) + x @ w.permute(1, 0)) if turned else torch.mm
     weight = weight.t().contiguous() if turned else weight
@@ -75,10 +76,12 @@ def test_a_transposed_weight_is_copied_once_where_that_is_faster(monkeypatch):
     torch.testing.assert_close(traced(x, weight), both(x, weight), rtol=1e-13, atol=1e-13)
 
 
-def test_other_products_are_left_alone():
+def test_other_products_are_left_alone(monkeypatch):
+    monkeypatch.setattr(fusion, "ARM", False)
     bias, x, weight = inputs(torch.float64)
     for f, arguments in (
         (torch.mm, (x, weight)),
+        (lambda x, w: x @ w.permute(1, 0), inputs(torch.float64, 2, 2)[1:]),
         (lambda b, x, w: torch.addmm(b, x, w, beta=0.5), (bias, x, weight)),
         (torch.addmm, inputs(torch.bfloat16)),
     ):

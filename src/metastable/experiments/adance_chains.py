@@ -130,7 +130,8 @@ def draw(bench: Bench, kl: dict[str, float]) -> None:
         for source, colour in zip(sources(bench), palette, strict=False):
             values = [kl[name_of(source, K)] for K in bench.intervals]
             axes.plot(bench.intervals, values, "o-", color=colour, ms=4, label=source)
-        axes.set(title="KL(data ‖ model), nats", xlabel="interval K", xscale="log", yscale="log")
+        axes.set(title="KL(data ‖ model), nats", xlabel="interval K", xscale="log")
+        axes.set_ylim(bottom=0)
         axes.set_xticks(list(bench.intervals), [str(K) for K in bench.intervals])
         axes.minorticks_off()
         axes.legend(fontsize=7)

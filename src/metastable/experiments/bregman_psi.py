@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,7 +117,8 @@ def variances(bench: Bench) -> dict[tuple[str, float], tuple[Tensor, Tensor]]:
             if name not in bench.psis:
                 continue
             bregman = CLOSED.get(name) or as_bregman(psi)
-            theta = minimised(bregman, data, width * noise, width)
+            measure = partial(minimised, bregman, data, width * noise, width)
+            theta, _ = bench.finished.once(f"{name}, noise {width:g}", measure)
             found[name, width] = bench.n * theta.square().mean(0), predicted(bregman, width).diagonal()
             bench.say(f"{name}, noise {width:g}: {found[name, width][0].tolist()}")
     return found
@@ -140,8 +142,7 @@ def arms(bench: Bench) -> list[Arm]:
 
 
 def body(bench: Bench) -> list[Row]:
-    """Variances of a normal model, then networks."""
-    measured = variances(bench)
+    """Networks, and variances of a normal model."""
     toy = toy_set("pinwheel")
     data, truth = toy.sample(bench.rows, seed=derive(bench.seed, "data") % 2**31), toy.log_density
     found = Trials(
@@ -159,6 +160,7 @@ def body(bench: Bench) -> list[Row]:
         may_stop=True,
         words=lambda t: "stopped" if t.kept is None else f"KL {t.kept:.4f}",
     ).run(bench)
+    measured = variances(bench)
     draw(bench, measured)
     rows = variance_rows(bench, measured)
     for name, trials in found.items():

@@ -1,12 +1,12 @@
 """A pass over compiled chains on the CPU, where torch leaves work that need not be done.
 
-A linear layer is compiled to `addmm`, which first writes the bias into the whole output; and products with points
-of few coordinates, or with the gradient of a last layer of one output, are a matrix product's worst case. As plain
-additions, products and sums they become part of the pointwise work around them: a fifth of the time of a Langevin
-step on a small network in the plane. SiLU is compiled to x/(1 + exp(−x)) and its gradient to one with a sigmoid, so
-that a layer's exponentials, which cost most after the products, are made twice; as x·σ(x) it shares those of the
-gradient: another tenth. On ARM a product with a transposed weight goes to a library that packs it anew in every
-call: there weights are turned once for all steps of a call.
+A linear layer is compiled to `addmm`, which first writes the bias into the whole output; and the gradient of a
+last layer with one output is an outer product, made by a matrix product. As plain additions and products both
+become part of the pointwise work around them: an eighth of the time of a Langevin step on a small network. SiLU is
+compiled to x/(1 + exp(−x)) and its gradient to one with a sigmoid, so that a layer's exponentials, which cost most
+after the products, are made twice; as x·σ(x) it shares those of the gradient: another tenth. On ARM products with
+points of few coordinates are sums, too, and weights are turned once for all steps of a call, since a product with a
+transposed one goes to a library that packs it anew in every step: another tenth.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from torch import fx
 F = TypeVar("F", bound=Callable[..., Any])
 PRECISE = (torch.float32, torch.float64)
 """Below these, adding the bias after the product instead of within it would round twice."""
-NARROW = 4
-"""Columns up to which products are sums that compilers fuse."""
 ARM = platform.machine() in ("aarch64", "arm64")
+"""Where products with few columns, and with transposed weights, were found to be slow."""
+NARROW = 4
+"""Columns up to which products are sums there."""
 
 
 def fused(function: F) -> F:
@@ -58,9 +59,9 @@ def split_products(graph: fx.Graph) -> None:
         left, right = node.args
         over, to = _value(right).shape
         with graph.inserting_before(node):
-            if over <= NARROW:
+            if over == 1 or (ARM and over <= NARROW):
                 _replace(node, _outer(graph, left, copies.of(right), over))
-            elif to <= NARROW and _value(left).is_contiguous():
+            elif ARM and to <= NARROW and _value(left).is_contiguous():
                 _replace(node, _sums(graph, left, copies.of(right, turned=True), to))
             elif ARM:
                 node.args = (left, copies.of(right))

@@ -236,6 +236,7 @@ PROBLEMS = {
     "images/adance": "convolutions on 28 × 28, AdaNCE",
     "jem/wrn-28-10": "JEM, WRN-28-10 on 3 × 32 × 32, 20 steps of 64 chains",
     "jem/wrn-28-10, bf16": "the same in bf16-mixed",
+    "log_z/path": "log Z of a perceptron, a temperature of 8,192 walkers",
 }
 """What the suites time, in words."""
 SPEEDS = {
@@ -294,6 +295,8 @@ def speed(folder: Path, suites: Sequence[str] = ()) -> str:
                 value = row["value"]
                 if name == "steps_per_second":  # of a CPU, which has one problem
                     name, rest, value = front, f"mlp/1024/{rest}", 1e3 / value
+                if name == "log_z_ms":
+                    name, rest = front, f"log_z/{rest}"
                 if name == front:
                     problem, case = "/".join(rest.split("/")[:2]), rest.split("/")[2:]
                     kernel = next((part for part in case if part in ("ula", "mala", "hmc")), "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -27,6 +29,20 @@ def flags() -> tuple:
 
 
 PLACES = [("32-true", "cuda"), ("tf32", "cpu"), ("tf32", "cuda"), ("bf16-mixed", "cpu")]
+
+
+def test_what_must_not_be_rounded_is_not_by_tf32_either():
+    there, here = SimpleNamespace(device=torch.device("cuda")), torch.zeros(1)
+    with ms.precision("tf32", "cuda"):
+        rounded = flags()
+        with unrounded(there):  # pyright: ignore
+            assert flags() == ("highest", False, False)
+        with unrounded(here):
+            assert flags() == rounded
+        assert flags() == rounded == ("high", True, False)
+    before = flags()
+    with unrounded(there):  # pyright: ignore
+        assert flags() == before
 
 
 @pytest.mark.parametrize(("name", "device"), PLACES)

@@ -52,21 +52,35 @@ def precision(name: str, device: torch.device | str | None = None) -> Iterator[N
     if name == "32-true" or kind != "cuda":
         yield
         return
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
+    with _on_a_gpu("high", True):
+        yield
+
+
+@contextmanager
+def _on_a_gpu(products: str, convolutions: bool) -> Iterator[None]:
+    """How float32 is multiplied inside: `highest` or `high`, and whether convolutions may be rounded."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = convolutions
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def unrounded(x: Tensor) -> AbstractContextManager:
-    """For what must not be rounded as autocast says: a sum of everything that went before, a known density."""
+    """For what must not be rounded: a sum of everything that went before, a known density.
+
+    Compilers see autocast only: what they make of TF32 is one function of its own.
+    """
     kind = x.device.type
-    casting = kind in CASTING and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if casting else nullcontext()
+    if kind in CASTING and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    rounds = kind == "cuda" and not torch.compiler.is_compiling()
+    if rounds and torch.get_float32_matmul_precision() != "highest":
+        return _on_a_gpu("highest", False)
+    return nullcontext()
 
 
 def last_sum(head: nn.Module, h: Tensor) -> Tensor:

@@ -123,6 +123,9 @@ WEIGHTS = {"data": [0.5, 0.5], "samples": [0.4, 0.6]}
         ("modes", {"data": [1.0]}, "modes: must be a table with weights"),
         ("modes", {"data": [1.0], "samples": [0.5, 0.5]}, "modes: must be a table with weights"),
         ("modes", WEIGHTS | {"centers": [[1, 2], ["x", 2]]}, "modes: must be a table with weights"),
+        ("modes", WEIGHTS | {"centers": ""}, "modes: must be a table with weights"),
+        ("modes", WEIGHTS | {"centers": []}, "modes: must be a table with weights"),
+        ("modes", WEIGHTS | {"std_error": {}}, "modes: must be a table with weights"),
         ("modes", WEIGHTS | {"centers": [[1, 2], [1]]}, "modes.centers: must be places of 2 numbers"),
         ("log_partition", {"value": "x", "std_error": 1.0}, "log_partition: must be a table with numbers"),
         (

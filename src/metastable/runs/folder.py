@@ -185,8 +185,8 @@ def _are_modes(value: Any) -> bool:
     """Weights of modes in data and samples, their errors and places, where those are known: one for each mode."""
     if not isinstance(value, dict) or not isinstance(weights := value.get("data"), list) or not weights:
         return value is None
-    places = value.get("centers") or [[]] * len(weights)
-    lists = [weights, value.get("samples"), value.get("std_error") or weights]
+    places = [[]] * len(weights) if value.get("centers") is None else value["centers"]
+    lists = [weights, value.get("samples"), weights if value.get("std_error") is None else value["std_error"]]
     placed = isinstance(places, list) and len(places) == len(weights) and all(map(_are_numbers, places))
     return placed and all(_are_numbers(numbers, len(weights)) for numbers in lists)
 

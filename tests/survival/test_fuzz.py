@@ -128,6 +128,8 @@ WEIGHTS = {"data": [0.5, 0.5], "samples": [0.4, 0.6]}
         ("modes", WEIGHTS | {"std_error": {}}, "modes: must be a table with weights"),
         ("modes", WEIGHTS | {"centers": [[1, 2], [1]]}, "modes.centers: must be places of 2 numbers"),
         ("log_partition", {"value": "x", "std_error": 1.0}, "log_partition: must be a table with numbers"),
+        ("log_partition", "", "log_partition: must be a table with numbers"),
+        ("scores", {"log_likelihood": -3.0, "log_likelihood_se": [[1]]}, "scores: must be a table in which"),
         (
             "diagnosis",
             [{"name": None, "severity": "note", "text": ""}],

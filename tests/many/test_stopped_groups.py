@@ -88,7 +88,7 @@ def test_torchrun_trains_and_one_process_goes_on(tmp_path):
     small = ["energy.hidden=[4]", "method.walkers=64", "trainer.batch_size=16", "trainer.checkpoint_every=2"]
     train = ["-m", "metastable", "train", "--out", "run", "--no-progress"]
     new = ["--data", "toy:two-modes?n=60", "--steps", "4", *(w for s in small for w in ("--set", s))]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = ended([*torchrun, *train, *new], tmp_path)
     assert done.returncode == 0, done.stderr
     assert CheckpointStore(tmp_path / "run" / "checkpoints").latest_step() == 4

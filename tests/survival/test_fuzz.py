@@ -149,6 +149,17 @@ def test_a_summary_of_nonsense_is_refused_by_name_wherever_it_is_read(key, value
         assert expected in said
 
 
+def test_a_line_of_brackets_without_end_is_left_out_or_refused_by_its_number(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines, deep = path.read_text().splitlines(), "[" * 5000
+    for there, status in (([*lines, deep], 0), ([deep, *lines], 2)):
+        path.write_text("\n".join(there))
+        found, wrong, said = call(("report", str(tmp_path / "run")))
+        assert (found, wrong) == (status, "")
+        assert ("line 1 is not a JSON object" in said) == (status == 2)
+
+
 def test_settings_of_a_run_without_the_hash_of_its_rows_are_refused_where_runs_are_compared(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     settings = json.loads((run / "config.json").read_text())

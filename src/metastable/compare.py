@@ -266,8 +266,8 @@ def _clear(folder: Path) -> None:
     """Remove what an earlier comparison wrote."""
     try:
         kept = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
-        trained, names = kept["budget"] is not None, kept["methods"]
-    except (ValueError, KeyError, TypeError) as error:
+        trained, names = kept["budget"] is not None, list(map(str, kept["methods"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"out: {folder / 'compare.json'} is not readable; remove {folder} yourself"
         ) from error

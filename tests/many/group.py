@@ -18,13 +18,15 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["metastable.api", "metastable.estimator", "lightning_fabric"])
 
 
-def _child(rank: int, count: int, port: int, answer: Connection, work: Callable[..., Any], args: Any) -> None:
+def _child(
+    rank: int, count: int, port: int, answer: Connection, work: Callable[..., Any], args: Any, named: Any
+) -> None:
     torch.set_num_threads(1)
     if count > 1:
         place, most = f"tcp://127.0.0.1:{port}", timedelta(seconds=60)
         dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=most)
     try:
-        answer.send_bytes(pickle.dumps(work(*args)))
+        answer.send_bytes(pickle.dumps(work(*args, **named)))
     except BaseException as error:
         traceback.print_exc()
         answer.send_bytes(pickle.dumps(f"{type(error).__name__}: {error}"))
@@ -33,14 +35,16 @@ def _child(rank: int, count: int, port: int, answer: Connection, work: Callable[
             dist.destroy_process_group()
 
 
-def on(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+def on(count: int, work: Callable[..., Any], *args: Any, **named: Any) -> list[Any]:
     """What `work` returns in each of so many processes; the text of what it raised, None of one that died."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     pipes = [CONTEXT.Pipe(duplex=False) for _ in range(count)]
     started = [
-        CONTEXT.Process(target=_child, args=(rank, count, port, pipes[rank][1], work, args), daemon=True)
+        CONTEXT.Process(
+            target=_child, args=(rank, count, port, pipes[rank][1], work, args, named), daemon=True
+        )
         for rank in range(count)
     ]
     for process, (_, answer) in zip(started, pipes, strict=True):

@@ -14,10 +14,8 @@ import pytest
 import torch
 from group import on
 from torch import nn
-from typer.testing import CliRunner
 
 import metastable as ms
-from metastable.cli.main import app
 from metastable.core import processes
 from metastable.core.errors import ConfigError, InputError, ProcessError, UnsupportedError
 from metastable.energies import MLP, JointEnergy, Tilted
@@ -340,15 +338,3 @@ def test_log_partition_spreads_its_populations():
         assert abs(value - exact) < 4 * error
     assert every[0][0] != alone[0]
     assert 0.2 < every[0][1] / alone[1] < 5
-
-
-# ---- the command line
-
-
-@pytest.mark.parametrize(("rank", "says"), [("0", True), ("1", False)])
-def test_commands_for_one_process_refuse_a_launcher_and_one_process_says_so(rank, says, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", rank)
-    done = CliRunner().invoke(app, ["compare", "--data", "toy:two-modes"])
-    assert done.exit_code == 2
-    assert ("compare: works in one process, and 2 were started" in done.output) == says

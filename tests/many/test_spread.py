@@ -158,5 +158,21 @@ def there_and_back() -> bool:
     return all(torch.equal(a, b) for old, new in pairs for a, b in zip(old[:-1], new[:-1], strict=True))
 
 
+def whole_populations() -> tuple[int, list[float], list[float]]:
+    """Of five held-out populations, those of this process, and what each of them says by itself."""
+    several = population(60, groups=5)
+    own, mine = some_of(several), processes.own_rows(5)
+    assert own.x.shape[0] == 12 * own.groups
+    assert int(own.ancestor.min()) >= 0
+    assert int(own.ancestor.max()) < len(own.x)  # their ancestors are there, too
+    return own.groups, own.log_partition().tolist(), several.log_partition()[mine].tolist()
+
+
+def test_a_held_out_population_is_whole_in_one_process():
+    told = on(3, whole_populations)
+    assert [groups for groups, _, _ in told] == [2, 2, 1]
+    assert all(own == expected and len(own) == groups for groups, own, expected in told)
+
+
 def test_gathering_undoes_sharing():
     assert on(3, there_and_back) == [True] * 3

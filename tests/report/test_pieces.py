@@ -16,6 +16,7 @@ from metastable.report import figures, formatting, plots
 from metastable.report.markup import Html, tag
 from metastable.report.read import Run, read_metrics
 from metastable.report.run_page import resampled_at
+from metastable.report.sections import contexts
 
 from .conftest import WEIGHTS, mixture_log_density
 
@@ -240,3 +241,29 @@ def test_logarithmic_axes_have_plain_labels():
     labels = [t.get_text() for t in (*axes.get_yticklabels(), *axes.get_xticklabels())]
     assert any(labels)
     assert not any("$" in text for text in labels)
+
+
+GIVEN = {
+    "given": [[1.0], [2.0]],
+    "log_z": [0.5, 0.25],
+    "log_z_se": [0.1, 0.1],
+    "ess": [9, 8],
+    "draws": [10, 10],
+}
+
+
+@each(
+    "key, value, shown",
+    [
+        ("given", [[1.0], [2.0]], True),
+        ("given", [[1.0], ["a"]], True),
+        ("given", [[1.0]], False),
+        ("ess", [9, []], False),
+        ("draws", ["", 10], False),
+        ("log_z_on_grid", [0.5], False),
+        ("log_z_on_grid", [0.5, 0.25], True),
+    ],
+)
+def test_a_table_of_contexts_needs_as_many_of_each(tmp_path, key, value, shown):
+    drawn = contexts._partitions(Run(tmp_path, summary={"contexts": GIVEN | {key: value}}))
+    assert (drawn is not None) == shown

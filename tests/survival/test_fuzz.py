@@ -123,8 +123,13 @@ WEIGHTS = {"data": [0.5, 0.5], "samples": [0.4, 0.6]}
         ("modes", {"data": [1.0]}, "modes: must be a table with weights"),
         ("modes", {"data": [1.0], "samples": [0.5, 0.5]}, "modes: must be a table with weights"),
         ("modes", WEIGHTS | {"centers": [[1, 2], ["x", 2]]}, "modes: must be a table with weights"),
+        ("modes", WEIGHTS | {"centers": ""}, "modes: must be a table with weights"),
+        ("modes", WEIGHTS | {"centers": []}, "modes: must be a table with weights"),
+        ("modes", WEIGHTS | {"std_error": {}}, "modes: must be a table with weights"),
         ("modes", WEIGHTS | {"centers": [[1, 2], [1]]}, "modes.centers: must be places of 2 numbers"),
         ("log_partition", {"value": "x", "std_error": 1.0}, "log_partition: must be a table with numbers"),
+        ("log_partition", "", "log_partition: must be a table with numbers"),
+        ("scores", {"log_likelihood": -3.0, "log_likelihood_se": [[1]]}, "scores: must be a table in which"),
         (
             "diagnosis",
             [{"name": None, "severity": "note", "text": ""}],
@@ -142,6 +147,17 @@ def test_a_summary_of_nonsense_is_refused_by_name_wherever_it_is_read(key, value
         status, wrong, said = call(tuple(map(str, words)))
         assert (status, wrong) == (2, "")
         assert expected in said
+
+
+def test_a_line_of_brackets_without_end_is_left_out_or_refused_by_its_number(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines, deep = path.read_text().splitlines(), "[" * 5000
+    for there, status in (([*lines, deep], 0), ([deep, *lines], 2)):
+        path.write_text("\n".join(there))
+        found, wrong, said = call(("report", str(tmp_path / "run")))
+        assert (found, wrong) == (status, "")
+        assert ("line 1 is not a JSON object" in said) == (status == 2)
 
 
 def test_settings_of_a_run_without_the_hash_of_its_rows_are_refused_where_runs_are_compared(run, tmp_path):

@@ -59,7 +59,6 @@ def compare(
 ) -> None:
     """Train the same energy with several methods at the same cost, or take finished runs; set them side by side."""
     from dataclasses import replace
-    from functools import partial
 
     import metastable.compare as room
     from metastable.core import processes
@@ -74,9 +73,7 @@ def compare(
     processes.join()
     if runs:
         asked["dry_run"] = dry_run or None
-        with processes.together():
-            finished = partial(_finished, runs, asked, data, energy, device or "cpu", out, overwrite)
-            show(processes.by_first(finished))
+        show(_finished(runs, asked, data, energy, device or "cpu", out, overwrite))
         return
     if data is None:
         raise InputError("data: give --data FILE to train on, or the folders of finished runs")
@@ -127,6 +124,7 @@ def _finished(
 ) -> Comparison:
     """Runs that are there already, side by side; what is asked of a training says nothing about them."""
     from metastable.compare_runs import compare_runs, differences
+    from metastable.core import processes
     from metastable.core.errors import InputError
     from metastable.runs.folder import read_config, require_run_folder
 
@@ -135,11 +133,16 @@ def _finished(
     for option, value in asked.items():
         if value not in (None, []):
             raise InputError(f"{option}: is for training, and finished runs are given; leave it out")
-    own = [read_config(require_run_folder(folder))["energy"]["name"] == "custom" for folder in folders]
-    named = [energy if mine or not any(own) else None for mine in own]
-    found = [open_run(folder, device, name) for folder, name in zip(folders, named, strict=True)]
-    differences(found)  # refused before the data are read
-    return compare_runs(found, [training_set(run, data).x for run in found], out, overwrite=overwrite)
+
+    def work() -> Comparison:
+        own = [read_config(require_run_folder(folder))["energy"]["name"] == "custom" for folder in folders]
+        named = [energy if mine or not any(own) else None for mine in own]
+        found = [open_run(folder, device, name) for folder, name in zip(folders, named, strict=True)]
+        differences(found)  # refused before the data are read
+        return compare_runs(found, [training_set(run, data).x for run in found], out, overwrite=overwrite)
+
+    with processes.together():
+        return processes.by_first(work)
 
 
 def _print_plan(job: Any, chosen: list[Any], trainer: Any, out: Path) -> None:

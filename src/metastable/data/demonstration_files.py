@@ -167,7 +167,7 @@ def _lerobot_features(folder: Path) -> dict[str, Any]:
     try:
         said = json.loads(info.read_text())
         version, features = str(said["codebase_version"]), dict(said["features"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{info}: must say codebase_version and features: {error!r}") from error
     if not version.startswith("v3"):
         raise InputError(

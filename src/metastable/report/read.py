@@ -257,7 +257,7 @@ def read_metrics(path: Path) -> tuple[dict[str, np.ndarray], bool]:
             if not isinstance(row, dict):
                 raise ValueError(f"got {type(row).__name__}")
             rows.append(row)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if i == lines[-1][0]:
                 return _columns(_in_order(rows)), True
             refuse(f"{path}: line {i} is not a JSON object ({error}); remove the line", error)

@@ -181,16 +181,23 @@ def _is_estimate(value: Any) -> bool:
     )
 
 
+def _are_scores(value: Any) -> bool:
+    """A table; what runs are compared by are numbers there, where it is known."""
+    return _is_table(value) and _are_numbers([v for key in COMPARED if (v := value.get(key)) is not None])
+
+
 def _are_modes(value: Any) -> bool:
     """Weights of modes in data and samples, their errors and places, where those are known: one for each mode."""
     if not isinstance(value, dict) or not isinstance(weights := value.get("data"), list) or not weights:
         return value is None
-    places = value.get("centers") or [[]] * len(weights)
-    lists = [weights, value.get("samples"), value.get("std_error") or weights]
+    places = [[]] * len(weights) if value.get("centers") is None else value["centers"]
+    lists = [weights, value.get("samples"), weights if value.get("std_error") is None else value["std_error"]]
     placed = isinstance(places, list) and len(places) == len(weights) and all(map(_are_numbers, places))
     return placed and all(_are_numbers(numbers, len(weights)) for numbers in lists)
 
 
+COMPARED = ("log_likelihood", "log_likelihood_se", "kl_estimated", "kl_exact", "mmd")
+"""Scores that stand beside those of other runs."""
 MOST_NUMBERS = 1 << 31
 """Numbers in one event, beyond which a shape is taken for damage."""
 WHOLE = ("an integer", lambda v: isinstance(v, int) and not isinstance(v, bool))
@@ -225,10 +232,10 @@ SUMMARY = {
     "ended": TEXT,
     "seconds": NUMBER,
     "power": ("a number above 0", lambda v: _is_number(v) and v > 0),
-    "scores": TABLE,
+    "scores": (f"a table in which {', '.join(COMPARED)} are numbers", _are_scores),
     "modes": ("a table with weights in data and samples", _are_modes),
     "contexts": TABLE_OR_NONE,
-    "log_partition": ("a table with numbers", lambda v: not v or _is_estimate(v)),
+    "log_partition": ("a table with numbers", lambda v: v is None or _is_estimate(v)),
     "log_z_source": TEXT,
     "samples_source": TEXT,
     "engine": TABLE,

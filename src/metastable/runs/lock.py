@@ -73,7 +73,7 @@ def _locked(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
 def _holder(file: IO[bytes]) -> dict[str, Any]:
     """Who wrote the file, as far as it says so."""
     file.seek(0)
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         found = json.loads(file.read(4096))
         return found if isinstance(found, dict) else {}
     return {}

@@ -95,9 +95,12 @@ def _partitions(run: Run) -> Html | None:
     if not values or len(errors) != len(values):
         return None
     exact, ess, draws = (numbers_of(found.get(k)) for k in ("log_z_on_grid", "ess", "draws"))
+    contexts = [numbers_of(one) for one in sequence(found.get("given"))]
+    if any(len(one) != len(values) for one in (contexts, ess, draws, exact or values)):
+        return None
     head = ["given", "log Z ± s.e.", *(["by quadrature"] if exact else []), "effective draws"]
     rows: list[list[Any]] = []
-    for i, given in enumerate(sequence(found.get("given"))):
+    for i, given in enumerate(contexts):
         row = [
             tag("td", context_name(np.asarray(given))),
             number_cell(values[i], plus_minus(values[i], errors[i])),

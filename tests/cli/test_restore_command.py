@@ -91,6 +91,14 @@ def test_what_cannot_be_restored_is_refused(refused, pictures, words, said):
     assert said in refused("restore", pictures / "run", "--images", pictures / "x.npy", *words)
 
 
+def test_a_mask_of_words_is_refused(refused, pictures, tmp_path):
+    np.save(tmp_path / "words.npy", np.full((SIDE, SIDE), "x"))
+    words = ("--images", pictures / "x.npy", "--mask", tmp_path / "words.npy")
+    assert "mask: must be numbers, 1 where one is missing and 0 where not, got" in refused(
+        "restore", pictures / "run", *words
+    )
+
+
 def test_pictures_on_another_scale_are_refused(refused, pictures, tmp_path):
     bytes_of = np.random.default_rng(0).uniform(0, 255, (2, 1, SIDE, SIDE)).astype(np.float32)
     np.save(tmp_path / "bytes.npy", bytes_of)

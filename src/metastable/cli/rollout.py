@@ -50,6 +50,7 @@ def rollout(
     asked = {"candidates": candidates, "steps": chain, "rank": rank}
     changed = {key: value for key, value in asked.items() if value is not None}
     require_count("rollouts", rollouts)
+    require_count("films", films, 0)
     if env != PATHS and against is not None and starts < 2:
         raise InputError(f"starts: a difference needs at least 2, got {starts}")
     if films and (out is None or env != PUSHT):

@@ -52,6 +52,7 @@ def restore(
     from metastable.data import load_array
     from metastable.runs.restoring import events_of, read_mask
 
+    from .bars import work_bar
     from .console import say
     from .runs import open_run
 
@@ -70,7 +71,8 @@ def restore(
         rng = generator(derive(seed, "add noise"), pictures.device)
         pictures = pictures + noise * normal_like(pictures, rng)
     hidden = None if mask is None else read_mask(mask)
-    restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
+    with work_bar("restoring"):
+        restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
     said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws of {steps} steps each"
     say(f"{said}, of which {restored.info['acceptance']:.0%} were accepted")
     errors = None

@@ -79,9 +79,11 @@ def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: 
     from metastable.policies.rollouts import differences
     from metastable.runs.folder import write_json
 
+    from .bars import work_bar
     from .console import note, say
 
-    judged = [walk_test_worlds(policy, paths, seed) for policy in policies]
+    with work_bar("walking"):
+        judged = [walk_test_worlds(policy, paths, seed) for policy in policies]
     found = path_intervals(judged[0])
     say(*(f"{name}: {value}" for name, value in found.items()))
     first, last = judged[0], judged[-1]

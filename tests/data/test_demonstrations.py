@@ -99,6 +99,15 @@ def test_a_number_that_never_changes_is_not_divided_by_nothing():
     assert data.given.tolist() == [[0.0]] * 4
 
 
+@pytest.mark.parametrize("value", [0.0, 3.0, -2e-4])
+def test_an_action_that_never_changes_is_carried_out_as_it_was_shown(value):
+    actions = np.stack([np.arange(4.0), np.full(4, value)], 1)
+    scaling = Scaling.fit(Demonstrations.of(np.zeros(4), actions, [4]))
+    torch.testing.assert_close(scaling.scale_actions(torch.from_numpy(actions))[:, 1], torch.zeros(4))
+    drawn = scaling.to_actions(torch.full((5, 2), 0.01))[:, 1]  # as far off as the noise of training
+    assert (drawn - value).abs().max() <= 2e-8 * max(abs(value), 1.0)
+
+
 def test_pictures_stay_bytes_until_they_are_packed():
     pictures = np.arange(4 * 3 * 2 * 2, dtype=np.uint8).reshape(4, 3, 2, 2)
     made = Demonstrations.of({"state": np.arange(4.0), "camera": pictures}, np.arange(4.0), [4])

@@ -33,6 +33,8 @@ STATE = "state"
 """Name of observations that are one array."""
 ACTION = "action"
 """Name of the actions among the numbers that are scaled."""
+STILL = 1e-6
+"""Of an action that never changes, what stands for half its range."""
 BLUR = 1e-4
 """Of the range of a number, far below the noise that trainings put on it."""
 CHANNELS = (1, 3, 4)
@@ -198,7 +200,8 @@ class Windows:
 class Scaling:
     """Numbers as a policy's model sees them: every one from −1 to 1 over the demonstrations, pictures too.
 
-    A number is x = middle + half·u; one that never changes has half = 1. σ_pert is in units of u.
+    A number is x = middle + half·u, and σ_pert is in units of u. An observation that never changes has half = 1. An
+    action that never changes has a millionth of itself, so that what is drawn of it comes back as it was shown.
 
     Attributes:
         middle: by name of an observation, and `action`, of the shape of one of them: float32, or float64 where
@@ -221,8 +224,10 @@ class Scaling:
         numbers[ACTION] = demonstrations.actions
         low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
         half = {key: (high[key] - low[key]) / 2 for key in numbers}
-        half = {key: torch.where(value > 0, value, torch.ones_like(value)) for key, value in half.items()}
         middle = {key: (high[key] + low[key]) / 2 for key in numbers}
+        still = {key: torch.ones_like(value) for key, value in middle.items()}
+        still[ACTION] = STILL * torch.where(middle[ACTION] == 0, still[ACTION], middle[ACTION].abs())
+        half = {key: torch.where(value > 0, value, still[key]) for key, value in half.items()}
         pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
         return cls(middle, half, pictures, demonstrations.noisy)
 

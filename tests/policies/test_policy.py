@@ -305,7 +305,7 @@ def test_a_folder_without_a_policy(tmp_path):
     )
     with pytest.raises(InputError, match=r"holds no policy.json"):
         load_policy(tmp_path / "run")
-    with pytest.raises(ConfigError, match="device: must be one of .* got 'tpu'"):
+    with pytest.raises(ConfigError, match=r"device: must be one of .* got 'tpu'"):
         ms.load_run(tmp_path / "run", device="tpu")
 
 

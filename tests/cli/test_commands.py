@@ -215,3 +215,8 @@ def test_bench_runs_the_suites_that_are_asked_for(metastable, monkeypatch):
     result = metastable("bench", "--suite", "kernel")
     assert result.exit_code == 2
     assert "did you mean 'kernels'" in result.stderr
+
+
+def test_fewer_films_than_none_are_refused_before_anything_is_rolled_out(refused, run_folder):
+    said = refused("rollout", run_folder, "--films", -1, "--out", "films")
+    assert "films: must be an integer of at least 0, got -1" in said

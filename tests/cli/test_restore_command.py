@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import metastable as ms
+from metastable.cli.restore import look_at_scale
 from metastable.core.errors import InputError
 from metastable.core.types import Walkers
 from metastable.runs.model import Model
@@ -89,6 +92,25 @@ def test_a_mask_from_a_file_is_of_all_channels(metastable, pictures, tmp_path):
 )
 def test_what_cannot_be_restored_is_refused(refused, pictures, words, said):
     assert said in refused("restore", pictures / "run", "--images", pictures / "x.npy", *words)
+
+
+def test_a_mask_of_words_is_refused(refused, pictures, tmp_path):
+    np.save(tmp_path / "words.npy", np.full((SIDE, SIDE), "x"))
+    words = ("--images", pictures / "x.npy", "--mask", tmp_path / "words.npy")
+    assert "mask: must be numbers, 1 where one is missing and 0 where not, got" in refused(
+        "restore", pictures / "run", *words
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "noise", "said"),
+    [(3.0, 0.0, "go from -3 to 3"), (3.0, 0.5, ""), (1.0, 0.0, "")],
+)
+def test_pictures_beyond_the_scale_of_a_set_of_images_are_told(capsys, end, noise, said):
+    run: Any = SimpleNamespace(config={"data": {"source": "mnist:somewhere"}})
+    look_at_scale(run, torch.linspace(-end, end, 8).view(2, 1, 2, 2), noise)
+    assert said in (heard := capsys.readouterr().out)
+    assert bool(heard) == bool(said)
 
 
 def test_pictures_on_another_scale_are_refused(refused, pictures, tmp_path):

@@ -99,6 +99,15 @@ def test_a_number_that_never_changes_is_not_divided_by_nothing():
     assert data.given.tolist() == [[0.0]] * 4
 
 
+@pytest.mark.parametrize("value", [0.0, 3.0, -2e-4])
+def test_an_action_that_never_changes_is_carried_out_as_it_was_shown(value):
+    actions = np.stack([np.arange(4.0), np.full(4, value)], 1)
+    scaling = Scaling.fit(Demonstrations.of(np.zeros(4), actions, [4]))
+    torch.testing.assert_close(scaling.scale_actions(torch.from_numpy(actions))[:, 1], torch.zeros(4))
+    drawn = scaling.to_actions(torch.full((5, 2), 0.01))[:, 1]  # as far off as the noise of training
+    assert (drawn - value).abs().max() <= 2e-8 * max(abs(value), 1.0)
+
+
 def test_pictures_stay_bytes_until_they_are_packed():
     pictures = np.arange(4 * 3 * 2 * 2, dtype=np.uint8).reshape(4, 3, 2, 2)
     made = Demonstrations.of({"state": np.arange(4.0), "camera": pictures}, np.arange(4.0), [4])
@@ -160,6 +169,20 @@ def test_noise_that_fits_no_context_is_refused(share, words):
         (np.zeros(3), np.zeros(3), [2, 2, 3], r"ends: must be"),
         (np.zeros(3), np.zeros(3), [], r"ends: must be"),
         ({}, np.zeros(3), [3], r"observations: must be at least one array"),
+        (
+            np.array(["a", "b", "c"]),
+            np.zeros(3),
+            [3],
+            r"observations.state: must hold numbers, got dtype <U1",
+        ),
+        (None, np.zeros(3), [3], r"observations.state: must be one for each of the 3 actions, got None"),
+        ({"action": np.zeros(3)}, np.zeros(3), [3], r"observations: must be named anything but 'action'"),
+        (
+            {"camera": np.zeros((3, 8, 9, 3), np.uint8)},
+            np.zeros(3),
+            [3],
+            r"camera: pictures must be \(T, C, H, W\), got \(3, 8, 9, 3\), whose channels are last",
+        ),
     ],
 )
 def test_bad_demonstrations_are_named(observations, actions, ends, words):
@@ -173,6 +196,21 @@ def test_a_context_that_lacks_a_name_or_has_another_shape_is_named():
         scaling.pack({"picture": torch.zeros(1, 2, 1)})
     with pytest.raises(InputError, match=r"observation.state: must have shape \(1,\)"):
         scaling.pack({"state": torch.zeros(1, 2, 3)})
+    with pytest.raises(InputError, match=r"observation.state: must be finite, got 1 NaN or infinite of 4"):
+        scaling.pack({"state": torch.tensor([[[0.0], [1.0]], [[float("nan")], [1.0]]])})
+
+
+def test_coordinates_far_from_zero_keep_their_millimetres():
+    place = 4_500_000 + np.linspace(0, 1, 11)[:, None]  # in metres, as a map has them; float32 knows halves
+    scaling = Scaling.fit(Demonstrations.of(place, place + 0.01, [11]))
+    expected = torch.linspace(-1, 1, 11)
+    for again in (scaling, Scaling.from_json(json.loads(json.dumps(scaling.as_json())))):
+        packed = again.pack({"state": torch.from_numpy(place)[:, None]})
+        torch.testing.assert_close(packed[:, 0], expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            again.to_actions(packed), torch.from_numpy(place + 0.01), atol=1e-6, rtol=0
+        )
+    assert "wide" not in Scaling.fit(counted(3)).as_json()
 
 
 # --- files --------------------------------------------------------------------------------------------

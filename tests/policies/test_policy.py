@@ -226,6 +226,13 @@ def test_every_observation_is_of_as_many_environments():
         policy.select_action({"place": np.zeros((3, 1)), "goal": np.zeros((1, 1))})
     with pytest.raises(InputError, match=r"observation\.place: must be of the .* got a number"):
         policy.select_action({"goal": np.zeros((3, 1)), "place": 0.5})
+    with pytest.raises(InputError, match=r"place: must be of B environments, \(B, 1,\); one is observation"):
+        policy.select_action({"place": np.zeros(1), "goal": np.zeros(1)})
+    with pytest.raises(InputError, match=r"observation\.goal: must be finite, got 1 NaN"):
+        policy.select_action({"place": np.zeros((1, 1)), "goal": np.full((1, 1), np.nan)})
+    with pytest.raises(InputError, match=r"place: must be windows of policy.context = 2 steps, .* got 3"):
+        policy.predict_action_chunk({"place": np.zeros((1, 3, 1)), "goal": np.zeros((1, 3, 1))})
+    assert not policy.seen  # what was refused is forgotten
 
 
 def test_a_frozen_prefix_is_kept_to_the_bit():
@@ -244,6 +251,9 @@ def test_a_frozen_prefix_is_kept_to_the_bit():
         ({"freeze": 9}, "prediction − freeze = 7"),
         ({"warm": 9}, "policy.warm"),
         ({"candidates": 0}, "policy.candidates"),
+        ({"rank": "entropy"}, "policy.rank: unknown value 'entropy'"),
+        ({"algorithm": 3}, "policy.algorithm: must be 2 or 4, got 3"),
+        ({"kernel": {"name": "nuts"}}, "policy.kernel.name: unknown value 'nuts'"),
         ({"freeze": 2, "kernel": {"name": "ula"}}, "policy.freeze: must be 0 with a kernel, .* got 2"),
     ],
 )
@@ -295,6 +305,8 @@ def test_a_folder_without_a_policy(tmp_path):
     )
     with pytest.raises(InputError, match=r"holds no policy.json"):
         load_policy(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"device: must be one of .* got 'tpu'"):
+        ms.load_run(tmp_path / "run", device="tpu")
 
 
 def test_a_run_without_contexts_is_no_policy():

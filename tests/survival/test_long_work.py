@@ -92,3 +92,33 @@ def test_a_line_for_each_kind_of_work_begins_anew_with_it():
         ("log Z", 5, 5),
         ("sections judged", 2, 2),
     ]
+
+
+ROWS = ("train", "--data", "toy:two-modes?n=50", "--method", "cd", "--set", "energy.hidden=[4]")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("sample", "RUN", "--n", "8", "--steps", "2"), ("sampling", "moving walkers", "2/2")),
+        (
+            ("restore", "RUN", "--images", "toy:two-modes", "--noise", "0.5", "--steps", "2"),
+            ("restoring", "2/2"),
+        ),
+        (("score", "RUN", "--data", "toy:two-modes?n=20"), ("scoring",)),
+        ((*ROWS, "--dry-run"), ("trying to begin",)),
+        ((*ROWS, "--steps", "3"), ("first updates",)),
+    ],
+)
+def test_a_terminal_is_told_that_work_goes_on(run, monkeypatch, tmp_path, words, shown):
+    monkeypatch.chdir(tmp_path)
+    command = [str(run) if word == "RUN" else word for word in words]
+    silent = CliRunner().invoke(app, command)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    told = CliRunner().invoke(app, command)
+    assert told.exit_code == silent.exit_code == 0, told.output
+    for line in shown:
+        assert line in told.stderr
+        assert line not in silent.output
+    assert not any(line in told.stdout for line in shown)

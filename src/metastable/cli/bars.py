@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterator[OnRow | bool]:
     """What `fit` takes as `progress`; the bar counts seconds where those are the limit.
 
-    It appears with the first numbers, so that settings that are refused leave no empty bar behind.
+    It appears with the first numbers, so that settings that are refused leave no empty bar behind; a terminal says
+    before that that work goes on.
     """
     if not shown:
         yield False
@@ -32,10 +33,15 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
     timed = config.max_seconds is not None
     total = (config.steps or 0) if config.max_seconds is None else math.ceil(config.max_seconds)
     bar = TrainingBar(total, f"{name} (seconds)" if timed else name)
-    with ExitStack() as stack:
-        show = functools.cache(lambda: stack.enter_context(bar))
+    with ExitStack() as stack, ExitStack() as before:
         if bar.progress.console.is_terminal:
             stack.enter_context(listening(shown_on(bar.progress)))
+            before.enter_context(work_bar(f"{name}: first updates"))
+
+        @functools.cache
+        def show() -> OnRow:
+            before.close()
+            return stack.enter_context(bar)
 
         def on_row(row: Row) -> None:
             done = min(row["seconds"], total) if timed else row["step"]
@@ -50,27 +56,26 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
 
 
 @contextmanager
-def work_bar() -> Iterator[None]:
-    """Long work within is shown on a terminal, with the time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def work_bar(what: str) -> Iterator[None]:
+    """A terminal shows for how long `what` has been going on, and each part of it that says how far it is."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("left"),
-    )
-    progress = Progress(*columns, TimeRemainingColumn(), console=screen, transient=True)
-    with progress, listening(shown_on(progress)):
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[numbers]}")
+    progress = Progress(*columns, TimeElapsedColumn(), console=screen, transient=True)
+    with progress, listening(shown_on(progress, numbers="{}/{}")):
+        progress.add_task(what, total=None, numbers="")
         yield
 
 
-def shown_on(progress: Progress) -> Listener:
-    """A listener with a line for each kind of work, begun anew whenever the work begins anew."""
+def shown_on(progress: Progress, numbers: str = "") -> Listener:
+    """A listener with a line for each kind of work, begun anew whenever the work begins anew.
+
+    `numbers` says how far it is, where no column of the bar does.
+    """
     lines: dict[str, TaskID] = {}
 
     def show(what: str, done: int, total: int) -> None:
@@ -78,7 +83,7 @@ def shown_on(progress: Progress) -> Listener:
             lines[what] = progress.add_task(what, total=total, numbers="")
         if done == 1:
             progress.reset(lines[what], total=total)
-        progress.update(lines[what], completed=done)
+        progress.update(lines[what], completed=done, numbers=numbers.format(done, total))
 
     return show
 

@@ -12,6 +12,7 @@ from metastable.core.array_files import open_arrays
 from metastable.core.errors import InputError
 from metastable.runs.run import Run
 
+from .bars import work_bar
 from .console import say
 
 
@@ -47,7 +48,8 @@ def sample_contexts(run: Run, n: int, given: str | None, out: Path, steps: int |
     shape = tuple(run.config.get("context_shape", ()))
     if len(contexts) == 1 and contexts.dim() == 2 and contexts[0].numel() == int(np.prod(shape)):
         contexts = contexts.view(1, *shape)  # numbers on the command line have no shape of their own
-    walkers = run.sample(n, given=contexts, seed=seed, steps=steps)
+    with work_bar("sampling"):
+        walkers = run.sample(n, given=contexts, seed=seed, steps=steps)
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, walkers.x.cpu().numpy())
     say(f"{n} samples of shape {run.event_shape} for each of {len(contexts)} contexts", f"wrote {out}")

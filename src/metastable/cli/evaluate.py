@@ -89,7 +89,7 @@ def evaluate(
     found = open_run(run, device, energy)
     dataset, name = rows_for(found, data)
     outside = outsiders(found, dataset, ood or [])
-    with batch_bar() as bar, work_bar():
+    with batch_bar() as bar, work_bar("judging"):
         question = run_question(found, dataset, name, asked, seed, bar) if asked.asked else None
         result, arrays = judge_again(
             found, dataset, seed=seed, log_z=log_z, outsiders=outside, images=question

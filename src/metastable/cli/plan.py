@@ -15,6 +15,7 @@ from metastable.runs.folder import check_folder
 from metastable.runs.memory import planned_bytes
 from metastable.runs.plan import make_plan, trainer_of
 
+from .bars import work_bar
 from .console import console, say, table
 from .settings import Job
 
@@ -34,7 +35,6 @@ def print_plan(job: Job, folder: Path, resume: bool = False) -> None:
         units=job.units,
     )
     check_folder(folder, plan.settings(__version__), resume)
-    plan.method.start(trainer_of(plan).context)  # refuses what training does before its first update
     rows, energy, x = plan.rows, plan.energy, plan.rows.x
     if rows.kind is Beside.LABELS:
         check_joint(energy, rows.given)
@@ -56,8 +56,10 @@ def print_plan(job: Job, folder: Path, resume: bool = False) -> None:
         f"folder      {folder}{state}",
         *job.notes,
         *([] if plan.doubt is None else [f"energy: {plan.doubt}"]),
-        "dry run: nothing was written",
     )
+    with work_bar("trying to begin"):  # refuses what training does before its first update; may take as long
+        plan.method.start(trainer_of(plan).context)
+    say("dry run: nothing was written")
 
 
 UNITS = {

@@ -52,6 +52,7 @@ def restore(
     from metastable.data import load_array
     from metastable.runs.restoring import events_of, read_mask
 
+    from .bars import work_bar
     from .console import say
     from .runs import open_run
 
@@ -65,12 +66,13 @@ def restore(
         known = events_of(found.model, load_array(truth, least=1).x[: len(pictures)], "truth")
     elif add_noise or noise == 0:  # what the mask hides is there to be compared with
         known = pictures
-    look_at_scale(found, pictures)
+    look_at_scale(found, pictures, 0.0 if add_noise else noise)
     if add_noise:
         rng = generator(derive(seed, "add noise"), pictures.device)
         pictures = pictures + noise * normal_like(pictures, rng)
     hidden = None if mask is None else read_mask(mask)
-    restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
+    with work_bar("restoring"):
+        restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
     said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws of {steps} steps each"
     say(f"{said}, of which {restored.info['acceptance']:.0%} were accepted")
     errors = None
@@ -106,15 +108,21 @@ def mean_of_class(run: Run, labels: Tensor | None) -> dict[str, Tensor]:
     return {"class_mean": class_means(train.x, train.labels, labels)}
 
 
-def look_at_scale(run: Run, pictures: Tensor) -> None:
-    """Pictures from 0 to 1 for a run on [−1, 1] are said to be: they may be bright ones, and they may be wrong."""
+def look_at_scale(run: Run, pictures: Tensor, noise: float = 0.0) -> None:
+    """Pictures from 0 to 1 for a run on [−1, 1] are said to be: they may be bright ones, and they may be wrong.
+
+    So are those beyond [−1, 1], unless there is `noise` on them.
+    """
     from metastable.data.images import image_source
     from metastable.evaluation.image_features import scale_of
 
     from .console import say
 
     signed = image_source(str(run.config["data"].get("source"))) is not None
-    if signed and scale_of(pictures) == (0.0, 1.0):
+    scale, (low, high) = scale_of(pictures), pictures.aminmax()
+    if signed and noise == 0 and scale is None:
+        say(f"warning: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
+    if signed and scale == (0.0, 1.0):
         say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 
 

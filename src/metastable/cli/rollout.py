@@ -50,6 +50,7 @@ def rollout(
     asked = {"candidates": candidates, "steps": chain, "rank": rank}
     changed = {key: value for key, value in asked.items() if value is not None}
     require_count("rollouts", rollouts)
+    require_count("films", films, 0)
     if env != PATHS and against is not None and starts < 2:
         raise InputError(f"starts: a difference needs at least 2, got {starts}")
     if films and (out is None or env != PUSHT):
@@ -78,9 +79,11 @@ def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: 
     from metastable.policies.rollouts import differences
     from metastable.runs.folder import write_json
 
+    from .bars import work_bar
     from .console import note, say
 
-    judged = [walk_test_worlds(policy, paths, seed) for policy in policies]
+    with work_bar("walking"):
+        judged = [walk_test_worlds(policy, paths, seed) for policy in policies]
     found = path_intervals(judged[0])
     say(*(f"{name}: {value}" for name, value in found.items()))
     first, last = judged[0], judged[-1]

@@ -63,6 +63,7 @@ def sample(
     from metastable.core.errors import require, require_count
     from metastable.core.room import require_room
 
+    from .bars import work_bar
     from .console import say
     from .runs import open_run
 
@@ -79,12 +80,13 @@ def sample(
         refuse_on_contexts(**asked)
         sample_contexts(found, n, given, out, steps, seed)
         return
-    walkers, origin = draw(found, n, steps, label, seed)
-    if corrected:
-        walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
-    written = walkers if weighted else walkers.resampled(n, seed=seed)
-    if denoise:
-        written, origin = replace(written, x=found.denoised(written.x)), f"{origin}, without their noise"
+    with work_bar("sampling"):
+        walkers, origin = draw(found, n, steps, label, seed)
+        if corrected:
+            walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
+        written = walkers if weighted else walkers.resampled(n, seed=seed)
+        if denoise:
+            written, origin = replace(written, x=found.denoised(written.x)), f"{origin}, without their noise"
     if not processes.is_first():
         return
     out.parent.mkdir(parents=True, exist_ok=True)

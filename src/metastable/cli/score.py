@@ -34,6 +34,7 @@ def score(
     """Score every row: its log-density, or its energy where log Z is not trusted, and whether it is an outlier."""
     from metastable.core.errors import require
 
+    from .bars import work_bar
     from .console import say
     from .runs import open_run, rows_to_score
 
@@ -42,9 +43,10 @@ def score(
     found = open_run(run, device, energy)
     dataset = rows_to_score(found, data)
     x, given, whose = reference_rows(found, outliers, seed)
-    if found.log_partition is None and not found.conditional:
-        estimate_log_z(found, dataset.x if x is None else x, log_z, seed)
-    scores = found.score(dataset.x, dataset.given if found.conditional else None)
+    with work_bar("scoring"):
+        if found.log_partition is None and not found.conditional:
+            estimate_log_z(found, dataset.x if x is None else x, log_z, seed)
+        scores = found.score(dataset.x, dataset.given if found.conditional else None)
     columns = columns_of(scores)
     name = scores.kind.replace("_", "-")
     hint = "; ask for it with --log-z" if scores.kind == "energy" and found.log_partition is None else ""

@@ -31,6 +31,14 @@ from .arrays import Dataset, check_data
 
 STATE = "state"
 """Name of observations that are one array."""
+ACTION = "action"
+"""Name of the actions among the numbers that are scaled."""
+STILL = 1e-6
+"""Of an action that never changes, what stands for half its range."""
+BLUR = 1e-4
+"""Of the range of a number, far below the noise that trainings put on it."""
+CHANNELS = (1, 3, 4)
+"""Of pictures: grey, colour, and colour with a fourth, such as depth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +76,14 @@ class Demonstrations:
 
         `observations` that are no mapping are one array, by the name `state`.
         """
-        actions = check_data(actions, f"{name}: actions", least=1).flatten(1)
+        actions = _numbers(actions, f"{name}: actions").flatten(1)
         named = observations if isinstance(observations, Mapping) else {STATE: observations}
         seen = {
             key: _observed(value, len(actions), f"{name}: observations.{key}") for key, value in named.items()
         }
         require(bool(seen), f"{name}: observations", "at least one array", named)
+        rule = f"named anything but {ACTION!r}, as the actions are; call what was done before by another name"
+        require(ACTION not in seen, f"{name}: observations", rule, list(seen))
         numbers = tuple(key for key, value in seen.items() if value.dtype != torch.uint8)
         for key in noisy or ():
             require_choice(f"{name}: noisy", key, numbers)
@@ -190,10 +200,12 @@ class Windows:
 class Scaling:
     """Numbers as a policy's model sees them: every one from −1 to 1 over the demonstrations, pictures too.
 
-    A number is x = middle + half·u; one that never changes has half = 1. σ_pert is in units of u.
+    A number is x = middle + half·u, and σ_pert is in units of u. An observation that never changes has half = 1. An
+    action that never changes has a millionth of itself, so that what is drawn of it comes back as it was shown.
 
     Attributes:
-        middle: by name of an observation, and `action`, float32, of the shape of one of them.
+        middle: by name of an observation, and `action`, of the shape of one of them: float32, or float64 where
+            float32 would blur what the demonstrations hold (`wide` in a file).
         half: likewise.
         pictures: names of observations that are bytes, with their shapes.
         noisy: names of the observations that σ_pert may perturb.
@@ -209,39 +221,49 @@ class Scaling:
         """The ranges of these demonstrations."""
         seen = demonstrations.observations
         numbers = {key: value for key, value in seen.items() if value.dtype != torch.uint8}
-        numbers["action"] = demonstrations.actions
+        numbers[ACTION] = demonstrations.actions
         low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
         half = {key: (high[key] - low[key]) / 2 for key in numbers}
-        half = {key: torch.where(value > 0, value, torch.ones_like(value)) for key, value in half.items()}
         middle = {key: (high[key] + low[key]) / 2 for key in numbers}
+        still = {key: torch.ones_like(value) for key, value in middle.items()}
+        still[ACTION] = STILL * torch.where(middle[ACTION] == 0, still[ACTION], middle[ACTION].abs())
+        half = {key: torch.where(value > 0, value, still[key]) for key, value in half.items()}
         pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
         return cls(middle, half, pictures, demonstrations.noisy)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Observations in the order in which they are packed: numbers, then pictures."""
-        return (*(key for key in self.middle if key != "action"), *self.pictures)
+        return (*(key for key in self.middle if key != ACTION), *self.pictures)
 
     def pack(self, contexts: Mapping[str, Any]) -> Tensor:
         """Contexts by name, `(B, N_ctx, …)` each, as one vector each, `(B, c)`."""
-        missing = [key for key in self.names if key not in contexts]
-        if missing:
+        values = self.fitting(contexts, 2)
+        parts = {key: values[key].float() / 127.5 - 1 for key in self.pictures}
+        parts |= {key: self._in(key, values[key]) for key in self.names if key not in parts}
+        return torch.cat([parts[key].flatten(1) for key in self.names], 1)
+
+    def fitting(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
+        """Observations as tensors, `ahead` dimensions before those of each: finite, and of the shapes shown."""
+        if any(key not in observations for key in self.names):
             raise InputError(
                 f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
-                f"{', '.join(contexts) or 'nothing'}"
+                f"{', '.join(observations) or 'nothing'}"
             )
-        return torch.cat([self._packed(key, torch.as_tensor(contexts[key])) for key in self.names], 1)
-
-    def _packed(self, key: str, values: Tensor) -> Tensor:
-        shape = self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
-        if tuple(values.shape[2:]) != shape:
-            raise InputError(
-                f"observation.{key}: must have shape {shape}, as in the demonstrations, got "
-                f"{tuple(values.shape[2:])}"
-            )
-        if key in self.pictures:
-            return values.flatten(1).float() / 127.5 - 1
-        return self._in(key, values).flatten(1)
+        values = {key: torch.as_tensor(observations[key]) for key in self.names}
+        for key, value in values.items():
+            shape = self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
+            if value.dim() != ahead + len(shape) or tuple(value.shape[ahead:]) != shape:
+                rule, got = f"have shape {shape}, as in the demonstrations", tuple(value.shape[ahead:])
+                if tuple(value.shape) == shape:
+                    rule, got = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]", shape
+                raise InputError(f"observation.{key}: must {rule}, got {got}")
+            bad = int((~value.isfinite()).sum())
+            if bad:
+                raise InputError(
+                    f"observation.{key}: must be finite, got {bad} NaN or infinite of {value.numel()} values"
+                )
+        return values
 
     def noise_mask(self, context: int) -> tuple[float, ...]:
         """1 for every number of a packed context that σ_pert may perturb, else 0."""
@@ -251,38 +273,58 @@ class Scaling:
 
     def scale_actions(self, actions: Tensor) -> Tensor:
         """Actions `(…, A)` from −1 to 1."""
-        return self._in("action", actions)
+        return self._in(ACTION, actions)
 
     def to_actions(self, u: Tensor) -> Tensor:
         """The inverse of `scale_actions`."""
-        return u * self.half["action"].to(u) + self.middle["action"].to(u)
+        u = u.to(torch.promote_types(u.dtype, self.middle[ACTION].dtype))
+        return u * self.half[ACTION].to(u) + self.middle[ACTION].to(u)
 
     def _in(self, key: str, values: Tensor) -> Tensor:
-        values = values.to(torch.float32)
-        return (values - self.middle[key].to(values)) / self.half[key].to(values)
+        values = values.to(self.middle[key].dtype)
+        return ((values - self.middle[key].to(values)) / self.half[key].to(values)).float()
 
     def as_json(self) -> dict[str, Any]:
         """The numbers, as a policy's file keeps them."""
         parts = {name: {k: v.tolist() for k, v in vars(self)[name].items()} for name in ("middle", "half")}
-        return {
-            **parts,
-            "pictures": {k: list(v) for k, v in self.pictures.items()},
-            "noisy": list(self.noisy),
-        }
+        pictures = {k: list(v) for k, v in self.pictures.items()}
+        wide = [k for k, v in self.middle.items() if v.dtype == torch.float64]
+        said = {**parts, "pictures": pictures, "noisy": list(self.noisy)}
+        return {**said, "wide": wide} if wide else said
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Scaling:
         """The inverse of `as_json`."""
-        middle, half = ({k: torch.tensor(v) for k, v in kept[name].items()} for name in ("middle", "half"))
+        wide = {k: torch.float64 for k in kept.get("wide", ())}
+        middle, half = (
+            {k: torch.tensor(v, dtype=wide.get(k, torch.float32)) for k, v in kept[name].items()}
+            for name in ("middle", "half")
+        )
         return cls(middle, half, {k: tuple(v) for k, v in kept["pictures"].items()}, tuple(kept["noisy"]))
 
 
 def _observed(value: Any, steps: int, name: str) -> Tensor:
     """Numbers, finite and floating, or pictures as bytes: one for each step."""
-    array = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    if len(array) != steps:
-        raise InputError(f"{name}: must be one for each of the {steps} actions, got {len(array)}")
-    return array if array.dtype == torch.uint8 and array.dim() == 4 else check_data(array, name, least=1)
+    array = value if isinstance(value, Tensor) else np.asarray(value)
+    if array.ndim == 0 or len(array) != steps:
+        got = len(array) if array.ndim else repr(value)
+        raise InputError(f"{name}: must be one for each of the {steps} actions, got {got}")
+    if array.ndim != 4 or str(array.dtype).removeprefix("torch.") != "uint8":
+        return _numbers(array, name)
+    if array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
+        raise InputError(
+            f"{name}: pictures must be (T, C, H, W), got {tuple(array.shape)}, whose channels are last; give "
+            "numpy.moveaxis(pictures, 3, 1)"
+        )
+    return torch.as_tensor(array)
+
+
+def _numbers(value: Any, name: str) -> Tensor:
+    """Finite and floating: float32, unless that would blur a number by more than `BLUR` of its range."""
+    values = check_data(value, name, dtype=None, least=1)
+    blur = torch.finfo(torch.float32).eps * values.abs().amax(0)
+    extent = values.amax(0) - values.amin(0)
+    return values if bool(((blur > BLUR * extent) & (extent > 0)).any()) else values.float()
 
 
 def _ends(ends: Any, steps: int, name: str) -> Tensor:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from metastable._version import __version__
 from metastable.api import fit, load_run
 from metastable.core.capture import CaptureError
-from metastable.core.configure import build
-from metastable.core.errors import InputError, require, require_count
+from metastable.core.configure import build, build_tagged
+from metastable.core.errors import InputError, require, require_choice, require_count
 from metastable.core.random import derive
 from metastable.core.waiting import unwatched
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
+from metastable.kernels import KERNELS
 from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
 from metastable.methods.conditional_sampling import best_of
@@ -76,6 +77,10 @@ class PolicyConfig:
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
         require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
+        require_choice("policy.rank", self.rank, ("energy", "network"))
+        require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
+        if self.kernel is not None:  # refused now, not when a training has ended
+            build_tagged(KERNELS, self.kernel, "policy.kernel")
         whole = self.kernel is not None and self.steps > 0
         require(
             not (whole and self.freeze),
@@ -137,7 +142,7 @@ class Policy:
         """
         now = {key: torch.as_tensor(value) for key, value in self._named(observation).items()}
         self._check_number(now)
-        self.seen.append(now)
+        self.seen.append(self.scaling.fitting(now))
         if not self.planned:
             window = [self.seen[0]] * (self.config.context - len(self.seen)) + list(self.seen)
             contexts = {key: torch.stack([step[key] for step in window], 1) for key in now}
@@ -152,7 +157,7 @@ class Policy:
 
         Draws ℓ candidates, joins them to the last chunk, moves them by a chain, and takes the one of lowest energy.
         """
-        config, given = self.config, self.scaling.pack(self._named(contexts))
+        config, given = self.config, self.scaling.pack(self._windows(contexts))
         seed, rest = derive(self.seed, "chunk", self.calls), self._rest()
         try:
             with unwatched(self.records):  # so that flows are recorded on a GPU; what comes out is looked at
@@ -191,6 +196,14 @@ class Policy:
 
     def _named(self, observation: Any) -> Mapping[str, Any]:
         return observation if isinstance(observation, Mapping) else {STATE: observation}
+
+    def _windows(self, contexts: Any) -> Mapping[str, Tensor]:
+        """Contexts by name, each of as many steps as the policy sees."""
+        named = self.scaling.fitting(self._named(contexts), 2)
+        for key, value in named.items():
+            rule = f"windows of policy.context = {self.config.context} steps, (B, {self.config.context}, …)"
+            require(value.shape[1] == self.config.context, f"observation.{key}", rule, value.shape[1])
+        return named
 
     def _check_number(self, now: Mapping[str, Tensor]) -> None:
         """Every observation has as many rows as there are environments."""

@@ -41,7 +41,7 @@ def read_run(
     device: str = "cpu",
 ) -> Run:
     """A run from its folder, without what it was found to be worth."""
-    folder = require_run_folder(folder)
+    folder, device = require_run_folder(folder), str(Engine(device).device)  # one that is not there says so
     config = read_config(folder)
     with reading(folder / "config.json"):
         coordinates = Coordinates.from_json(config.get("coordinates"))

@@ -106,7 +106,9 @@ def missing_of(mask: Any, given: Tensor) -> Tensor:
     if isinstance(mask, str):
         require(len(shape) >= 2, "mask", "ones and zeros for events that are no pictures", mask)
         return mask_named(mask, shape).expand(given.shape).to(given.device)
-    values = torch.as_tensor(np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask))
+    held = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask)
+    require(held.dtype.kind in "biuf", "mask", "numbers, 1 where one is missing and 0 where not", held.dtype)
+    values = torch.as_tensor(held)
     fits = {shape, shape[1:] if len(shape) == 3 else shape, tuple(given.shape)}
     if tuple(values.shape) not in fits:
         raise InputError(f"mask: must have the shape {shape} of an event, got {tuple(values.shape)}")

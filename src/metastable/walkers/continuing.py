@@ -20,6 +20,7 @@ from torch import Tensor
 from metastable.core.errors import InputError, require_count
 from metastable.core.random import uniform_rows
 from metastable.core.resampling import require_weights, resample_indices
+from metastable.core.telling import counted
 from metastable.core.types import Energy, Walkers, per_row
 from metastable.kernels import MALA, StepKernel, run_chain
 from metastable.kernels.base import ChainState
@@ -72,7 +73,7 @@ def find_step_range(
     state = kernel.init(energy, x)
     log_step = torch.full_like(x.flatten(1)[:, 0], math.log(kernel.step_size))
     total = torch.zeros_like(log_step)
-    for k in range(steps):
+    for k in counted("finding step sizes", steps):
         gain = 2.0 if k < steps // 2 else 0.5
         state, info = run_chain(kernel, energy, state, 1, rng, step_size=per_row(log_step.exp(), x))[:2]
         log_step = log_step + gain * (info.acceptance - kernel.target_acceptance)
@@ -87,7 +88,7 @@ def wander(
 ) -> tuple[ChainState, float]:
     """`steps` moves by MALA from a range of step sizes, of each walker its own, and the share that was accepted."""
     kernel, accepted = MALA(sizes.middle), state.x.new_zeros(())
-    for _ in range(steps):
+    for _ in counted("moving walkers", steps):
         h = sizes.draw(state.x, rng)
         state, info = run_chain(kernel, energy, state, 1, rng, step_size=h)[:2]
         accepted = accepted + info.acceptance.mean()

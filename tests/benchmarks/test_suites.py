@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from metastable.benchmarks import (
     SUITES,
@@ -29,6 +30,7 @@ from metastable.benchmarks import (
 from metastable.benchmarks import peers as peer_chains
 from metastable.benchmarks.memory import peak_of, returned_by
 from metastable.benchmarks.timing import Timings, by_turns, on_cores
+from metastable.cli.main import app
 from metastable.core import errors
 from metastable.core.errors import ConfigError, MetastableError, MissingDependencyError
 from metastable.core.types import energy_and_grad
@@ -375,6 +377,26 @@ def test_rows_are_written_by_device_and_other_suites_stay(tmp_path):
     assert path.stem == held["device"]
     assert [row["metric"] for rows in held["suites"].values() for row in rows] == ["a", "b"]
     assert held["suites"]["two"][0]["ok"] is False
+
+
+def test_rows_of_a_suite_that_was_run_partly_take_the_place_of_their_own(tmp_path):
+    write_rows(tmp_path, {"one": [sampler.Row("a", 1.0), sampler.Row("b", 2.0)], "two": []})
+    path = write_rows(tmp_path, {"one": [sampler.Row("b", 3.0), sampler.Row("c", 4.0)]}, partly=True)
+    held = json.loads(path.read_text())["suites"]
+    assert [(row["metric"], row["value"]) for row in held["one"]] == [("a", 1.0), ("b", 3.0), ("c", 4.0)]
+    assert held["two"] == []
+
+
+@pytest.mark.parametrize("words", [["--suite", "update"], []])
+def test_only_is_for_the_sampler_suite(words):
+    result = CliRunner().invoke(app, ["bench", *words, "--only", "mlp/1024"])
+    assert result.exit_code == 2
+    assert "only" in result.output
+
+
+def test_a_problem_that_a_device_does_not_have_is_named():
+    with pytest.raises(ConfigError, match=r"only.*mlp/1025"):
+        run_suite("sampler", only=["mlp/1025"], device="cpu")
 
 
 def test_the_update_suite_times_the_demo_on_a_cpu_and_says_what_it_costs():

@@ -47,9 +47,12 @@ def run_suite(name: str, **options: Any) -> list[Row]:
     return SUITES[name](**options)
 
 
-def write_rows(folder: Path, suites: Mapping[str, Sequence[Row]]) -> Path:
-    """Write the rows of some suites to DEVICE.json in `folder`; suites that it holds and are not given stay."""
-    return importlib.import_module(f"{__name__}.files").write_rows(folder, suites)
+def write_rows(folder: Path, suites: Mapping[str, Sequence[Row]], partly: bool = False) -> Path:
+    """Write the rows of some suites to DEVICE.json in `folder`; suites that it holds and are not given stay.
+
+    So do, of suites that were run partly, rows that are not given.
+    """
+    return importlib.import_module(f"{__name__}.files").write_rows(folder, suites, partly)
 
 
 __all__ = ["SUITES", "run_suite", "write_rows"]

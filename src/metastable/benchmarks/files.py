@@ -25,12 +25,19 @@ def device_name() -> str:
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def write_rows(folder: Path, suites: Mapping[str, Sequence[Row]]) -> Path:
-    """Write the rows of some suites to DEVICE.json; suites that it holds already and are not given stay."""
+def write_rows(folder: Path, suites: Mapping[str, Sequence[Row]], partly: bool = False) -> Path:
+    """Write the rows of some suites to DEVICE.json; suites that it holds already and are not given stay.
+
+    So do, of suites that were run partly, rows that are not given.
+    """
     path = folder / f"{device_name()}.json"
     held = json.loads(path.read_text())["suites"] if path.exists() else {}
     about = {"device": device_name(), "torch": torch.__version__, "metastable": __version__}
     rows = {name: [row.as_json() for row in rows] for name, rows in suites.items()}
+    if partly:
+        for name, new in rows.items():
+            by_metric = {row["metric"]: row for row in (*held.get(name, ()), *new)}
+            rows[name] = list(by_metric.values())
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, about | {"suites": held | rows})
     return path

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from metastable.core.errors import need
+from metastable.core.errors import need, require_choice
 from metastable.energies import MLP
 from metastable.experiments.base import Row
 from metastable.kernels import HMC, MALA, ULA, Kernel, run_chain
@@ -39,6 +39,7 @@ def run(
     memory_steps: tuple[int, int] = (200, 20_000),
     seed: int = 0,
     device: str | None = None,
+    only: Sequence[str] = (),
 ) -> list[Row]:
     """Speed ratios, steps per second, and what a hundred times as many steps add to the memory.
 
@@ -52,11 +53,16 @@ def run(
         memory_steps: the short and the long chain whose peak memory is compared.
         seed: of weights and positions.
         device: `cpu`, or a GPU; the one that is there by default. On a GPU sizes are those of `sampler_gpu`.
+        only: names of problems of a GPU, of all of them by default.
     """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    for name in only:
+        require_choice("only", name, SIZES if place.type == "cuda" else ())
     if place.type == "cuda":
-        rows = run_on(place, SIZES, steps, min(rounds, MOST_ROUNDS), seed, torch.cuda.synchronize)
-        return [*rows, growth(place, (200, 2_000)), *machine(gpu=torch.cuda.get_device_name(place))]
+        sizes = {name: SIZES[name] for name in only or SIZES}
+        rows = run_on(place, sizes, steps, min(rounds, MOST_ROUNDS), seed, torch.cuda.synchronize)
+        rows += [] if only else [growth(place, (200, 2_000))]
+        return [*rows, *machine(gpu=torch.cuda.get_device_name(place))]
     torchebm, jax = (need(module, EXTRA, PURPOSE) for module in ("torchebm", "jax"))
     with on_cores(cores):
         net, x = problem(chains, hidden, seed)

@@ -17,11 +17,15 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="A folder, in which DEVICE.json gets the rows as well.")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the suite sampler on a GPU: a problem, such as mlp/1024; repeatable."),
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
 ) -> None:
     """Measure speed: every claim is a ratio of two things timed in one run; status 1 when one does not hold."""
     from metastable.benchmarks import SUITES, run_suite, write_rows
-    from metastable.core.errors import require_choice
+    from metastable.core.errors import require, require_choice
 
     from .console import console, say
     from .rows import rows_table
@@ -32,12 +36,13 @@ def bench(
     chosen = suite or list(SUITES)
     for name in chosen:
         require_choice("suite", name, SUITES)
+    require(not only or chosen == ["sampler"], "only", "left out, or given with --suite sampler alone", only)
     ok = True
     for name in chosen:
-        rows = run_suite(name)
+        rows = run_suite(name, **({"only": only} if only else {}))
         ok = ok and all(row.ok for row in rows)
         console().print(rows_table(rows, name))
         if out is not None:
-            say(f"written to {write_rows(out, {name: rows})}")
+            say(f"written to {write_rows(out, {name: rows}, partly=bool(only))}")
     if not ok:
         raise typer.Exit(FAILED)

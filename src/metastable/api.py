@@ -86,9 +86,11 @@ def fit(
         learning_rate: of the default optimiser, Adam, held constant; by default what rows and columns ask for,
             falling to zero along a cosine. With an `optimiser` of your own the rate is said there.
         units: what training measures events in: `none`, the data's own units; `scale`, every column in its
-            standard deviation; `whiten`, correlations undone as well; `auto` whitens vectors and leaves images
-            alone. Samples, densities and log Z come back in the data's units. An energy of your own still sees
-            those: only its chains move in the others, so that a step size means the same for every data set.
+            standard deviation; `whiten`, correlations undone as well; `common`, all numbers less one mean and in one
+            standard deviation; `auto` whitens vectors and leaves images alone, unless their spread is beyond a
+            factor of 30 from one: then `common`. Samples, densities and log Z come back in the data's units. An
+            energy of your own still sees those: only its chains move in the others, so that a step size means the
+            same for every data set.
         dequantise: spread columns of few values, such as codes, evenly between the midpoints to their neighbours.
         reference: `gaussian` puts the energy, your own too, on a Gaussian fitted to the data (`energies.Tilted`),
             so that exp(−E) has an integral; a built-in energy has one already, which its settings choose.

@@ -98,10 +98,25 @@ def test_they_come_back_from_json():
 
 def test_what_auto_means():
     assert [default_kind(shape) for shape in ((3,), (500,), (1, 28, 28))] == ["whiten", "scale", "none"]
+    spreads = (0.0, 1e-3, 0.3, 5.0, 80.0)
+    assert [default_kind((1, 28, 28), s) for s in spreads] == ["none", "common", "none", "none", "common"]
+    assert default_kind((3,), 80.0) == "whiten"
+
+
+def test_a_common_unit_is_one_for_all_numbers():
+    x = 100 + 50 * torch.rand(200, 1, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[..., 0, 0] = 100.0  # a pixel that is black in all pictures stays so
+    units = Units.fit(x, "common")
+    u = units.enter(x, 0)
+    assert abs(float(u.mean())) < 1e-6
+    assert float(u.std(correction=0)) == pytest.approx(1, abs=1e-6)
+    assert float(u[..., 0, 0].std()) == 0
+    assert torch.allclose(units.inverse(u), x, atol=1e-4)
+    assert units.log_det == pytest.approx(-9 * float(x.std(correction=0).log()))
 
 
 def test_words_that_name_no_units_are_refused():
     with pytest.raises(
-        MetastableError, match="units: must be one of auto, none, scale, whiten, got 'meters'"
+        MetastableError, match="units: must be one of auto, none, common, scale, whiten, got 'meters'"
     ):
         require_kind("meters")

@@ -1,6 +1,7 @@
 """Runs that were trained in common units: every number comes back in the data's own."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -56,6 +57,19 @@ def test_the_same_rows_in_other_units_give_the_same_model():
     ours = one.log_prob(torch.tensor(x))
     theirs = two.log_prob(torch.tensor(x * factor + [3.0, 70.0])) + np.log(factor).sum()
     assert torch.allclose(ours.double(), theirs.double(), atol=5e-3)
+
+
+def test_pictures_of_any_brightness_give_the_same_model():
+    pictures = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for k in (2.0**-12, 2.0**10):
+        method = ms.methods.PersistentCD(walkers=32, steps=2)
+        run = ms.fit("conv", pictures * k, method, 3, evaluate=False, data_noise=0.1 * k)
+        assert run.coordinates.events.kind == "common"
+        found.append((run.energy(k * pictures[:5].float()) - 64 * math.log(k), run.walkers.x / k))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+    assert ms.fit("conv", pictures.float(), "pcd", 1, evaluate=False).coordinates is None
 
 
 def test_a_run_in_units_comes_back_from_its_folder_as_it_was(tmp_path):

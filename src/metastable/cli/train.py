@@ -37,7 +37,8 @@ def train(
     precision: Annotated[str | None, typer.Option(help="32-true, 64-true, tf32 or bf16-mixed.")] = None,
     held_out: HeldOut = None,
     units: Annotated[
-        str | None, typer.Option(help="What training measures columns in: auto, none, scale or whiten.")
+        str | None,
+        typer.Option(help="What training measures columns in: auto, none, common, scale or whiten."),
     ] = None,
     dequantise: Annotated[
         bool | None,

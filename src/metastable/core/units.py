@@ -22,9 +22,11 @@ from torch import Tensor
 from .errors import require, require_choice
 from .random import generator
 
-KINDS = ("none", "scale", "whiten")
+KINDS = ("none", "common", "scale", "whiten")
 WHITEN_LIMIT = 128
 """Coordinates up to which correlations are undone; beyond, the matrix costs more than it brings."""
+FAR = 30.0
+"""Factor from one beyond which the spread of pictures is no unit that a network or a step is made for."""
 LEAST_VARIANCE = 1e-6
 """Variance that a direction is given at least, where that of a column is one."""
 STILL = 1e-4
@@ -43,7 +45,8 @@ class Units:
     """u = (x − mean)·A for events of one shape, and back.
 
     Attributes:
-        kind: `none`; `scale`, every number in its own standard deviation; `whiten`, correlations undone as well.
+        kind: `none`; `common`, all numbers less one mean and in one standard deviation; `scale`, every number in
+            its own; `whiten`, correlations undone as well.
         event_shape: shape of one event.
         mean: m, float64 `(D,)`, of the flattened event.
         matrix: A, float64: `(D,)` where it is diagonal, else `(D, D)`.
@@ -80,8 +83,10 @@ class Units:
         if kind == "none":
             return cls.none(shape)
         flat = x.detach().flatten(1).cpu().double()
-        mean, scale, varies = column_scales(flat)
-        if kind == "scale":
+        mean, scale, varies = column_scales(flat.reshape(-1, 1) if kind == "common" else flat)
+        if kind == "common":
+            mean, scale = mean.repeat(flat.shape[1]), scale.repeat(flat.shape[1])
+        if kind in ("common", "scale"):
             return cls(kind, shape, mean, 1 / scale, scale)
         T = torch.eye(len(mean), dtype=torch.float64)
         if bool(varies.any()):
@@ -138,11 +143,13 @@ class Units:
         """Rows to train on: u, with normal noise along directions in which the rows do not vary.
 
         A column that never changes, or follows from others, has no density. It is given one: a small spread, which
-        in u is 1, so that nothing is narrower than anything else.
+        in u is 1, so that nothing is narrower than anything else. Where all numbers share a unit, that would be as
+        much as they have: there they are left, as they are without units.
         """
         if self.trivial:
             return x
-        return rounded(self._filled(self.forward(x), seed))
+        u = self.forward(x)
+        return rounded(u if self.kind == "common" else self._filled(u, seed))
 
     def _filled(self, u: Tensor, seed: int) -> Tensor:
         """u with normal noise along directions in which the rows do not vary."""
@@ -253,10 +260,13 @@ def _shrinkage(z: Tensor) -> float:
     return float(candidates[int(total.argmax())])
 
 
-def default_kind(event_shape: tuple[int, ...]) -> str:
-    """What `auto` means: vectors are whitened, or scaled where they are long; pixels share a unit already."""
+def default_kind(event_shape: tuple[int, ...], spread: float = 1.0) -> str:
+    """What `auto` means: vectors are whitened, or scaled where they are long; pixels share a unit already.
+
+    Where that unit is not of the size of their spread, as in pictures from 0 to 255, they are given one that is.
+    """
     if len(event_shape) != 1:
-        return "none"
+        return "none" if spread == 0 or 1 / FAR <= spread <= FAR else "common"
     return "whiten" if event_shape[0] <= WHITEN_LIMIT else "scale"
 
 

@@ -25,6 +25,8 @@ from metastable.training.engine import Engine
 
 LARGE = 2**24
 """Numbers from which on pictures are worth to be kept as bytes."""
+SOME = 2000
+"""Rows that tell the spread of them all."""
 BYTES_ON = ("cuda",)
 """Kinds of devices that they are kept on: where training is on the host, the numbers are there already."""
 
@@ -54,7 +56,8 @@ def _kind_of_units(kind: str, energy: Any, train: Dataset, method: Method, besid
         still = is_own(energy) and not isinstance(method, (ChainMethod, Objective))  # nothing to move
         if why or still or beside == "labels":
             return "none"
-        found = default_kind(train.event_shape)
+        some = train.x[:: max(1, len(train.x) // SOME)].double()
+        found = default_kind(train.event_shape, float(some.std(correction=0)))
         return "scale" if beside == "given" and found == "whiten" else found
     if kind != "none" and why:
         raise UnsupportedError(f"units: must be 'none' for {why}, got {kind!r}")

@@ -34,6 +34,7 @@ from metastable.runs.rows import needed_beside
 from metastable.runs.run import Run
 from metastable.summary import Exact, Judged, judge
 from metastable.training.config import Adam, Schedule, TrainerConfig
+from metastable.training.interrupts import stop_on_interrupt
 from metastable.training.trainer import OnRow
 
 STEPS = 1500
@@ -219,7 +220,9 @@ def compare_methods(
                 found.write()
             if found.interrupted:
                 break
-        for words in processes.exchanged("rows", json.dumps(own, default=plain)):
+        with stop_on_interrupt(lambda number: None):  # whoever trains stops, and its row comes soon
+            every = processes.exchanged("rows", json.dumps(own, default=plain))
+        for words in every:
             own |= {int(i): row for i, row in json.loads(words).items()}
         found.fill(own)
         processes.by_first(lambda: _closed(found))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from unittest.mock import patch
 
@@ -186,6 +188,30 @@ def test_processes_that_share_methods_have_the_table_of_one(tmp_path):
         for folder in (tmp_path / "one", tmp_path / "many")
     ]
     assert files[0] == files[1]
+
+
+def signalled(folder: str) -> tuple[Any, ...]:
+    """One method, of which the process that does not train it is told to stop while it waits."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    exchanged, fit = processes.exchanged, partial(ms.fit, evaluate=False)
+
+    def waiting(key: str, word: str) -> list[str]:
+        if word == "{}":
+            Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return exchanged(key, word)
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        return fit(*args, **options)
+
+    trainer, data = TrainerConfig(steps=2, device="cpu"), load_array("toy:two-modes?n=60")
+    with patch("metastable.compare.fit", slow), patch.object(processes, "exchanged", waiting):
+        found = compare_methods("mlp", data, [M.PersistentCD(walkers=8)], folder, trainer=trainer)
+    return [row["status"] for row in found.rows], (Path(folder) / "report.html").is_file()
+
+
+def test_a_process_that_waits_for_rows_has_them_though_all_are_told_to_stop(tmp_path):
+    assert on(2, signalled, str(tmp_path)) == [(["finished"], True)] * 2
 
 
 @pytest.mark.parametrize(("rank", "says"), [("0", True), ("1", False)])

@@ -126,14 +126,14 @@ def test_trials_that_are_kept_are_taken_by_any_number_of_processes(tmp_path):
     rows, made = made_by(str(tmp_path))
     assert made == list(NAMES)
     seconds = json.loads((tmp_path / "result.json").read_text())["seconds"]
-    for i, name in ((2, "three"), (5, "eleven")):
+    for i, name in ((4, "four"), (5, "eleven")):
         (tmp_path / "trials" / f"00{i}-{name}.json").unlink()
     path = tmp_path / "trials/001-one.json"
     path.write_text(path.read_text().replace('"seconds": ', '"seconds": 10'))  # its hash is another now
     every = on(2, made_by, str(tmp_path))
     assert [own for own, _ in every] == [rows] * 2
-    assert sorted(name for _, made in every for name in made) == ["eleven", "one", "three"]
-    assert json.loads((tmp_path / "result.json").read_text())["seconds"] < seconds + 10
+    assert sorted(name for _, made in every for name in made) == ["eleven", "four", "one"]
+    assert 0.3 < json.loads((tmp_path / "result.json").read_text())["seconds"] < seconds + 10  # of three, too
 
 
 def test_a_trial_that_fails_ends_all_and_those_that_are_done_stay(tmp_path):
@@ -188,6 +188,16 @@ def test_processes_that_share_methods_have_the_table_of_one(tmp_path):
         for folder in (tmp_path / "one", tmp_path / "many")
     ]
     assert files[0] == files[1]
+
+
+def by_one(folder: str) -> tuple[Any, ...]:
+    """All of it by a process that is alone for the moment."""
+    rows, _ = processes.by_first(lambda: run(f"{folder}/trials"))
+    return len(rows), [row["method"] for row in processes.by_first(lambda: compared(f"{folder}/methods"))[0]]
+
+
+def test_a_process_that_is_alone_for_the_moment_waits_for_nobody(tmp_path):
+    assert on(2, by_one, str(tmp_path)) == [(32, ["pcd", "cd", "jarzynski"])] * 2
 
 
 def signalled(folder: str) -> tuple[Any, ...]:

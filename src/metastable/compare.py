@@ -34,6 +34,7 @@ from metastable.runs.rows import needed_beside
 from metastable.runs.run import Run
 from metastable.summary import Exact, Judged, judge
 from metastable.training.config import Adam, Schedule, TrainerConfig
+from metastable.training.interrupts import stop_on_interrupt
 from metastable.training.trainer import OnRow
 
 STEPS = 1500
@@ -207,9 +208,10 @@ def compare_methods(
     found = Comparison(folder, data.name, _budget_words(trainer), names)
     train = data.split(held_out, seed)[0] if held_out > 0 else data
     own: dict[int, dict[str, Any]] = {}
+    many = processes.is_many()
     with processes.together():
         processes.by_first(lambda: _opened(found, overwrite))
-        for i in processes.dealt("methods", len(methods)):
+        for i in processes.dealt("methods", len(methods)) if many else range(len(methods)):
             method = methods[i]
             with processes.alone(), bar(method.name, trainer) if bar else nullcontext(False) as on_row:
                 row, run = _train(energy, data, method, trainer, folder, seed, held_out, units, on_row)
@@ -219,7 +221,10 @@ def compare_methods(
                 found.write()
             if found.interrupted:
                 break
-        for words in processes.exchanged("rows", json.dumps(own, default=plain)):
+        with stop_on_interrupt(lambda number: None):  # whoever trains stops, and its row comes soon
+            words = json.dumps(own, default=plain)
+            every = processes.exchanged("rows", words) if many else [words]
+        for words in every:
             own |= {int(i): row for i, row in json.loads(words).items()}
         found.fill(own)
         processes.by_first(lambda: _closed(found))

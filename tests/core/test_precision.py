@@ -67,6 +67,19 @@ def test_a_precision_that_is_none_is_refused():
         pass
 
 
+def test_precision_set_in_torchs_newer_words_is_left_be():
+    products = torch.backends.cuda.matmul
+    if not hasattr(products, "fp32_precision"):
+        pytest.skip("this torch has the older words only")
+    products.fp32_precision = "tf32"
+    try:
+        with unrounded(SimpleNamespace(device=torch.device("cuda"))):  # pyright: ignore
+            assert products.fp32_precision == "tf32"
+        assert not on_tensor_cores(torch.zeros(1))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_training_in_tf32_leaves_the_process_as_it_was():
     before, home = flags(), Engine("cpu", "tf32")
     with home.autocast(), home.rounded():

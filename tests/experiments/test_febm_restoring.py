@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from metastable.energies.build import MLPConfig
 from metastable.experiments import febm_restoring as room
 from metastable.experiments.base import Bench, changed
+from metastable.experiments.finished import Finished
 from metastable.experiments.three_digits import digits
 from metastable.experiments.trials import Arm, Trial
 from metastable.methods import FDivergence, PersistentCD
@@ -30,6 +32,18 @@ def test_both_tasks_are_made_of_digits_that_were_not_seen(tmp_path):
     assert rows.keys() == {f"{what}/{task}/js" for what in shares for task in room.TASKS}
     assert all(value > 0 for value in rows.values())
     assert all((tmp_path / f"{task}.png").stat().st_size > 1000 for task in room.TASKS)
+
+
+def test_trials_are_kept_and_taken_again(tmp_path):
+    def rows() -> tuple[list[str], list[str]]:
+        said: list[str] = []
+        own = bench(tmp_path, arms="js", required=())
+        finished = Finished(tmp_path / "trials", say=said.append)
+        return [str(row) for row in room.body(replace(own, say=said.append, finished=finished))], said
+
+    (made, new), (taken, old) = rows(), rows()
+    assert made == taken
+    assert [line.endswith("(made before)") for line in new + old] == [False, True]
 
 
 def test_half_is_missing_in_one_and_noise_is_on_all_in_the_other(tmp_path):

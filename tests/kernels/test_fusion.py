@@ -76,6 +76,29 @@ def test_a_transposed_weight_is_copied_once_where_that_is_faster(monkeypatch):
     torch.testing.assert_close(traced(x, weight), both(x, weight), rtol=1e-13, atol=1e-13)
 
 
+@over("order", [(0, 1), (1, 0), (-1, -2), (-2, -1)])
+@over("to", [2, 6])
+def test_only_what_is_transposed_is_turned(order, to, monkeypatch):
+    monkeypatch.setattr(fusion, "ARM", True)
+    _, x, weight = inputs(torch.float64, 6, to)
+    weight = weight if order[0] % 2 == 0 else weight.t().contiguous()
+    product = lambda x, w: x @ aten.permute.default(w, list(order))  # noqa: E731
+    traced = graph_of(product, x, weight)
+    split_products(traced.graph)
+    traced.recompile()
+    torch.testing.assert_close(traced(x, weight), product(x, weight), rtol=1e-14, atol=1e-14)
+
+
+@over(("columns", "to"), [(0, 7), (0, 2), (6, 0), (2, 0)])
+def test_products_over_and_to_no_columns_are_empty_or_zero(columns, to, monkeypatch):
+    monkeypatch.setattr(fusion, "ARM", True)
+    _, x, weight = inputs(torch.float64, columns, to)
+    traced = graph_of(torch.mm, x, weight)
+    split_products(traced.graph)
+    traced.recompile()
+    assert torch.equal(traced(x, weight), torch.zeros(5, to, dtype=torch.float64))
+
+
 def test_other_products_are_left_alone(monkeypatch):
     monkeypatch.setattr(fusion, "ARM", False)
     bias, x, weight = inputs(torch.float64)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from unittest.mock import patch
 
@@ -124,14 +126,14 @@ def test_trials_that_are_kept_are_taken_by_any_number_of_processes(tmp_path):
     rows, made = made_by(str(tmp_path))
     assert made == list(NAMES)
     seconds = json.loads((tmp_path / "result.json").read_text())["seconds"]
-    for i, name in ((2, "three"), (5, "eleven")):
+    for i, name in ((4, "four"), (5, "eleven")):
         (tmp_path / "trials" / f"00{i}-{name}.json").unlink()
     path = tmp_path / "trials/001-one.json"
     path.write_text(path.read_text().replace('"seconds": ', '"seconds": 10'))  # its hash is another now
     every = on(2, made_by, str(tmp_path))
     assert [own for own, _ in every] == [rows] * 2
-    assert sorted(name for _, made in every for name in made) == ["eleven", "one", "three"]
-    assert json.loads((tmp_path / "result.json").read_text())["seconds"] < seconds + 10
+    assert sorted(name for _, made in every for name in made) == ["eleven", "four", "one"]
+    assert 0.3 < json.loads((tmp_path / "result.json").read_text())["seconds"] < seconds + 10  # of three, too
 
 
 def test_a_trial_that_fails_ends_all_and_those_that_are_done_stay(tmp_path):
@@ -186,6 +188,40 @@ def test_processes_that_share_methods_have_the_table_of_one(tmp_path):
         for folder in (tmp_path / "one", tmp_path / "many")
     ]
     assert files[0] == files[1]
+
+
+def by_one(folder: str) -> tuple[Any, ...]:
+    """All of it by a process that is alone for the moment."""
+    rows, _ = processes.by_first(lambda: run(f"{folder}/trials"))
+    return len(rows), [row["method"] for row in processes.by_first(lambda: compared(f"{folder}/methods"))[0]]
+
+
+def test_a_process_that_is_alone_for_the_moment_waits_for_nobody(tmp_path):
+    assert on(2, by_one, str(tmp_path)) == [(32, ["pcd", "cd", "jarzynski"])] * 2
+
+
+def signalled(folder: str) -> tuple[Any, ...]:
+    """One method, of which the process that does not train it is told to stop while it waits."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    exchanged, fit = processes.exchanged, partial(ms.fit, evaluate=False)
+
+    def waiting(key: str, word: str) -> list[str]:
+        if word == "{}":
+            Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return exchanged(key, word)
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        return fit(*args, **options)
+
+    trainer, data = TrainerConfig(steps=2, device="cpu"), load_array("toy:two-modes?n=60")
+    with patch("metastable.compare.fit", slow), patch.object(processes, "exchanged", waiting):
+        found = compare_methods("mlp", data, [M.PersistentCD(walkers=8)], folder, trainer=trainer)
+    return [row["status"] for row in found.rows], (Path(folder) / "report.html").is_file()
+
+
+def test_a_process_that_waits_for_rows_has_them_though_all_are_told_to_stop(tmp_path):
+    assert on(2, signalled, str(tmp_path)) == [(["finished"], True)] * 2
 
 
 @pytest.mark.parametrize(("rank", "says"), [("0", True), ("1", False)])

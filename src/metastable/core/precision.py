@@ -77,10 +77,17 @@ def unrounded(x: Tensor) -> AbstractContextManager:
     kind = x.device.type
     if kind in CASTING and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
-    rounds = kind == "cuda" and not torch.compiler.is_compiling()
-    if rounds and torch.get_float32_matmul_precision() != "highest":
+    if kind == "cuda" and not torch.compiler.is_compiling() and _rounds():
         return _on_a_gpu("highest", False)
     return nullcontext()
+
+
+def _rounds() -> bool:
+    """Whether products of float32 are rounded; what torch's newer `fp32_precision` says is left be."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # torch does not have the older words mixed with those
+        return False
 
 
 def last_sum(head: nn.Module, h: Tensor) -> Tensor:
@@ -93,9 +100,7 @@ def on_tensor_cores(x: Tensor) -> bool:
     """Whether products of rows like `x` on a GPU are rounded, one way or the other; compilers see autocast only."""
     kind = x.device.type
     casting = kind in CASTING and torch.is_autocast_enabled(kind)
-    return casting or (
-        not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"
-    )
+    return casting or (not torch.compiler.is_compiling() and _rounds())
 
 
 @contextmanager

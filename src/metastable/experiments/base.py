@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from metastable._version import __version__
 from metastable.core import processes
 from metastable.core.configure import describe
@@ -189,8 +187,9 @@ def reproduce(
         bench = Bench(settings, scale, seed, place, out, say, finished)
         began = time.perf_counter()
         rows = hands.work(experiment.body, bench) if hands else experiment.body(bench)
-        before = processes.average(torch.tensor(finished.seconds, dtype=torch.float64)) * processes.count()
-        seconds = time.perf_counter() - began + float(before)
+        taken = str(finished.seconds)
+        before = sum(map(float, processes.exchanged("seconds before", taken) if hands else [taken]))
+        seconds = time.perf_counter() - began + before
         result = Result(experiment.name, scale, seed, place, seconds, rows)
         return processes.by_first(lambda: _written(result, out))
 

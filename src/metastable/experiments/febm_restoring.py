@@ -134,6 +134,7 @@ def body(bench: Bench) -> list[Row]:
         keep=lambda trial, problem, run: restore(bench, data, run),
         may_stop=True,
         words=lambda trial: "stopped" if trial.kept is None else words_of(trial.kept),
+        records=(Task, Restored),
     ).run(bench)
     draw(bench, data, trials)
     return rows_of(bench, trials)

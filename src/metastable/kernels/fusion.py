@@ -59,9 +59,9 @@ def split_products(graph: fx.Graph) -> None:
         left, right = node.args
         over, to = _value(right).shape
         with graph.inserting_before(node):
-            if over == 1 or (ARM and over <= NARROW):
+            if over == 1 or (ARM and 0 < over <= NARROW):
                 _replace(node, _outer(graph, left, copies.of(right), over))
-            elif ARM and to <= NARROW and _value(left).is_contiguous():
+            elif ARM and 0 < to <= NARROW and _value(left).is_contiguous():
                 _replace(node, _sums(graph, left, copies.of(right, turned=True), to))
             elif ARM:
                 node.args = (left, copies.of(right))
@@ -97,7 +97,8 @@ class Copies:
         """The matrix, or its transpose, row by row."""
         permute, by_rows = torch.ops.aten.permute.default, torch.ops.prims.inductor_force_stride_order.default
         while matrix.target is permute:
-            matrix, turned = matrix.args[0], not turned
+            matrix, order = matrix.args
+            turned ^= order[0] % 2 == 1  # of [0, 1] nothing is turned
         if turned and matrix not in self.made:
             view = _new(self.graph, permute, matrix, [1, 0])
             self.made[matrix] = _new(self.graph, by_rows, view, (len(_value(matrix)), 1))

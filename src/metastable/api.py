@@ -86,8 +86,8 @@ def fit(
         learning_rate: of the default optimiser, Adam, held constant; by default what rows and columns ask for,
             falling to zero along a cosine. With an `optimiser` of your own the rate is said there.
         units: what training measures events in: `none`, the data's own units; `scale`, every column in its
-            standard deviation; `whiten`, correlations undone as well; `common`, all numbers less one mean and in one
-            standard deviation; `auto` whitens vectors and leaves images alone, unless their spread is beyond a
+            standard deviation; `whiten`, correlations undone as well; `common`, all numbers less one mean and in
+            one standard deviation; `auto` whitens vectors and leaves images alone, unless their spread is beyond a
             factor of 30 from one: then `common`. Samples, densities and log Z come back in the data's units. An
             energy of your own still sees those: only its chains move in the others, so that a step size means the
             same for every data set.

@@ -71,6 +71,13 @@ def test_noise_without_a_truth_has_no_error(metastable, pictures, tmp_path):
     assert json.loads((tmp_path / "restored.json").read_text())["mean_squared_error"] is None
 
 
+def test_what_was_given_may_be_the_truth_itself(metastable, pictures, tmp_path):
+    words = ("--images", pictures / "x.npy", "--truth", pictures / "x.npy", "--noise", 0.2, "--steps", 2)
+    result = metastable("restore", pictures / "run", *words, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "restored.json").read_text())["mean_squared_error"]["given"] == 0
+
+
 def test_a_mask_from_a_file_is_of_all_channels(metastable, pictures, tmp_path):
     words = ("--images", pictures / "x.npy", "--mask", pictures / "mask.npy", "--n", 2, "--steps", 2)
     assert metastable("restore", pictures / "run", *words, "--out", tmp_path).exit_code == 0
@@ -104,11 +111,12 @@ def test_a_mask_of_words_is_refused(refused, pictures, tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "noise", "said"),
-    [(3.0, 0.0, "go from -3 to 3"), (3.0, 0.5, ""), (1.0, 0.0, "")],
+    [(3.0, 0.0, "go from -3 to 3"), (3.0, 0.5, ""), (1.0, 0.0, ""), (None, 0.0, "go from 0 to 7")],
 )
 def test_pictures_beyond_the_scale_of_a_set_of_images_are_told(capsys, end, noise, said):
     run: Any = SimpleNamespace(config={"data": {"source": "mnist:somewhere"}})
-    look_at_scale(run, torch.linspace(-end, end, 8).view(2, 1, 2, 2), noise)
+    values = torch.arange(8.0) if end is None else torch.linspace(-end, end, 8)  # the first as dark bytes are
+    look_at_scale(run, values.view(2, 1, 2, 2), noise)
     assert said in (heard := capsys.readouterr().out)
     assert bool(heard) == bool(said)
 

@@ -99,7 +99,7 @@ def test_a_number_that_never_changes_is_not_divided_by_nothing():
     assert data.given.tolist() == [[0.0]] * 4
 
 
-@pytest.mark.parametrize("value", [0.0, 3.0, -2e-4])
+@pytest.mark.parametrize("value", [0.0, 3.0, -2e-4, 1e-40])
 def test_an_action_that_never_changes_is_carried_out_as_it_was_shown(value):
     actions = np.stack([np.arange(4.0), np.full(4, value)], 1)
     scaling = Scaling.fit(Demonstrations.of(np.zeros(4), actions, [4]))
@@ -118,6 +118,16 @@ def test_pictures_stay_bytes_until_they_are_packed():
     assert packed.shape == (4, 2 * 1 + 2 * 12)
     assert packed[3, -1].item() == pytest.approx(47 / 127.5 - 1)
     assert Scaling.fit(made).noise_mask(2) == (1.0,) * 2 + (0.0,) * 24
+
+
+def test_pictures_from_0_to_1_are_not_taken_for_black_ones():
+    pictures = torch.arange(4 * 3 * 2 * 2, dtype=torch.uint8).reshape(4, 1, 3, 2, 2)
+    scaling = Scaling.fit(Demonstrations.of({"camera": pictures[:, 0]}, np.arange(4.0), [4]))
+    packed = scaling.pack({"camera": pictures})
+    assert torch.equal(scaling.pack({"camera": pictures.double()}), packed)
+    for wrong, words in ((pictures / 255, "0 to 0.1843"), (pictures / 24 - 1, "-1 to 0.9583")):
+        with pytest.raises(InputError, match=rf"camera: must be bytes, or numbers from 0 to 255, .*{words}"):
+            scaling.pack({"camera": wrong})
 
 
 # --- σ_pert -------------------------------------------------------------------------------------------
@@ -168,6 +178,7 @@ def test_noise_that_fits_no_context_is_refused(share, words):
         ),
         (np.zeros(3), np.zeros(3), [2, 2, 3], r"ends: must be"),
         (np.zeros(3), np.zeros(3), [], r"ends: must be"),
+        (np.zeros(3), np.array([0, 1e39, -1e39]), [3], r"actions: must fit in .*float32, .* up to 1e\+39"),
         ({}, np.zeros(3), [3], r"observations: must be at least one array"),
         (
             np.array(["a", "b", "c"]),

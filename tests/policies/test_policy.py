@@ -232,7 +232,27 @@ def test_every_observation_is_of_as_many_environments():
         policy.select_action({"place": np.zeros((1, 1)), "goal": np.full((1, 1), np.nan)})
     with pytest.raises(InputError, match=r"place: must be windows of policy.context = 2 steps, .* got 3"):
         policy.predict_action_chunk({"place": np.zeros((1, 3, 1)), "goal": np.zeros((1, 3, 1))})
+    with pytest.raises(InputError, match=r"observation\.place: must be of at least one, got 0"):
+        policy.select_action({"place": np.zeros((0, 1)), "goal": np.zeros((0, 1))})
+    with pytest.raises(InputError, match=r"observation: must hold numbers: .*str"):
+        policy.select_action({"place": ["here"], "goal": np.zeros((1, 1))})
     assert not policy.seen  # what was refused is forgotten
+
+
+def test_one_environment_is_told_how_to_be_one_of_several():
+    rows = {"far": np.random.default_rng(0).normal(size=(8, 3)), "near": np.arange(8.0)}
+    policy = Policy(RunActions(run_of(Smooth())), Scaling.fit(Demonstrations.of(rows, np.arange(8.0), [8])))
+    with pytest.raises(InputError, match=r"observation\.far: must be of B environments, \(B, 3,\); one is"):
+        policy.select_action({"near": np.zeros(1), "far": np.zeros(3)})
+
+
+def test_what_the_demonstrations_had_not_is_left_alone():
+    policy = fit_policy(shown(), FLOW, "density", PolicyConfig(2, 4, 2, 1, 0, 0), steps=1)
+    known = {"place": np.zeros((3, 1)), "goal": np.ones((3, 1))}
+    first = policy.select_action(known)
+    policy.reset()
+    more = known | {"time": 0.5, "task": ["push"] * 3, "pixels": np.zeros((3, 2, 2), np.uint8)}
+    assert torch.equal(policy.select_action(more), first)
 
 
 def test_a_frozen_prefix_is_kept_to_the_bit():

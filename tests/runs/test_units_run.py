@@ -195,3 +195,12 @@ def test_a_table_keeps_its_header_and_the_digits_of_a_date(tmp_path):
     run = ms.fit(SMALL, data, QUICK, steps=2, evaluate=False)
     assert isinstance(run.energy, InDataUnits)
     assert len(torch.unique(run.energy(data.x))) > 1000
+
+
+def test_fewer_held_out_rows_than_columns_are_not_filled_with_noise():
+    x = torch.randn((60, 8), generator=torch.Generator().manual_seed(0))
+    energy = {"name": "mlp", "hidden": [4], "reference": "gaussian"}
+    run = ms.fit(energy, x, "cd", 1, held_out=0.1, units="whiten")
+    held = ms.data.Dataset.of(x, "x").split(0.1, 0)[1].x
+    assert len(held) == 6
+    assert run.scores["log_likelihood"] == pytest.approx(float(run.log_prob(held).mean()), abs=1e-3)

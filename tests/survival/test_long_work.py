@@ -6,15 +6,19 @@ import json
 import shutil
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from conftest import rough_log_partition
 from fuzz import app, make_run, quick
 from typer.testing import CliRunner
 
 import metastable as ms
 from metastable.cli import bars
+from metastable.cli.rollout import _episodes
 from metastable.core.errors import InputError
 from metastable.core.telling import counted, listening
+from metastable.policies import rollouts
 from metastable.summary.density import Density
 
 
@@ -122,3 +126,29 @@ def test_a_terminal_is_told_that_work_goes_on(run, monkeypatch, tmp_path, words,
         assert line in told.stderr
         assert line not in silent.output
     assert not any(line in told.stdout for line in shown)
+
+
+def test_pictures_that_are_judged_have_one_bar_for_all(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    features = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    features.side = 0  # pictures as they are
+    torch.jit.script(features).save("parts.pt")
+    for name, seed in (("a", 0), ("b", 1)):
+        np.save(f"{name}.npy", np.random.default_rng(seed).uniform(-1, 1, (8, 1, 4, 4)))
+    words = ["evaluate", "--samples", "a.npy", "--reference", "b.npy"]
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    told = CliRunner().invoke(app, [*words, "--inception", "parts.pt"])
+    assert told.exit_code == 0, told.output
+    assert "judging" in told.stderr
+    assert "8/8" in told.stderr
+    assert "judging" not in told.stdout
+
+
+def test_a_rollout_behind_a_pipe_leaves_no_empty_line(monkeypatch, capsys):
+    heard = []
+    monkeypatch.setattr(rollouts, "rollout_pusht", lambda *_, on_step, **__: heard.append(on_step))
+    policy: Any = None
+    _episodes(policy, "pusht", 1, 1, 1, 0)
+    assert heard == [None]
+    assert capsys.readouterr() == ("", "")

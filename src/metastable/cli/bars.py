@@ -56,19 +56,23 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
 
 
 @contextmanager
-def work_bar(what: str) -> Iterator[None]:
-    """A terminal shows for how long `what` has been going on, and each part of it that says how far it is."""
+def work_bar(what: str) -> Iterator[Listener | None]:
+    """A terminal shows for how long `what` has been going on, and each part of it that says how far it is.
+
+    What comes out is for parts that want to be given whom to tell; None where nobody looks.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield
+        yield None
         return
     columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[numbers]}")
     progress = Progress(*columns, TimeElapsedColumn(), console=screen, transient=True)
-    with progress, listening(shown_on(progress, numbers="{}/{}")):
+    show = shown_on(progress, numbers="{}/{}")
+    with progress, listening(show):
         progress.add_task(what, total=None, numbers="")
-        yield
+        yield show
 
 
 def shown_on(progress: Progress, numbers: str = "") -> Listener:

@@ -75,7 +75,7 @@ def evaluate(
 
     from .bars import work_bar
     from .console import console, say
-    from .images import ImageOptions, batch_bar, run_question, say_images
+    from .images import ImageOptions, run_question, say_images
     from .runs import open_run, rows_for
 
     asked = ImageOptions(
@@ -89,7 +89,7 @@ def evaluate(
     found = open_run(run, device, energy)
     dataset, name = rows_for(found, data)
     outside = outsiders(found, dataset, ood or [])
-    with batch_bar() as bar, work_bar("judging"):
+    with work_bar("judging") as bar:
         question = run_question(found, dataset, name, asked, seed, bar) if asked.asked else None
         result, arrays = judge_again(
             found, dataset, seed=seed, log_z=log_z, outsiders=outside, images=question
@@ -124,12 +124,13 @@ def judge_pictures(
     from metastable.core.errors import require
     from metastable.evaluation.image_measures import image_measures
 
+    from .bars import work_bar
     from .console import say
-    from .images import batch_bar, say_images, set_question
+    from .images import say_images, set_question
 
     for option, given in of_runs.items():
         require(not given, option, "left out where pictures are judged without a run", given)
-    with batch_bar() as bar:
+    with work_bar("judging") as bar:
         result, arrays = image_measures(set_question(asked, data, device, bar), seed)
     say(f"{asked.samples} against {asked.reference or asked.fid_statistics}")
     say_images(result)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from metastable.core.errors import InputError, require, require_count
 from metastable.core.types import Walkers
@@ -180,25 +175,6 @@ def labelled_of(reference: Dataset | None, fresh: Dataset | None, noise: float, 
     assert fresh.labels is not None
     test = fresh.x, fresh.labels
     return Labelled(reference.x, reference.labels, test, reference.classes, noise, device)
-
-
-@contextmanager
-def batch_bar() -> Iterator[Progress | None]:
-    """A bar for each set of images that goes through the network; none where nobody looks."""
-    screen = Console(stderr=True)
-    if not screen.is_terminal:
-        yield None
-        return
-    columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()
-    with Bars(*columns, TextColumn("left"), TimeRemainingColumn(), console=screen, transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=total)
-            bars.update(tasks[name], completed=done)
-
-        yield show
 
 
 def say_images(found: dict[str, Any] | None) -> None:

@@ -81,9 +81,10 @@ def restore(
         errors = restored.errors(known, **guesses)
         parts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in errors.items())
         say(f"mean squared error of what was not known: {', '.join(parts)} (variance is between draws)")
-        say(
-            f"the mean of the draws has {1 - errors['mean'] / errors['given']:.0%} less of it than what was given"
-        )
+        if errors["given"] > 0:  # what was given may be the truth itself
+            say(
+                f"the mean of the draws has {gained(errors['mean'] / errors['given'])} of it than what was given"
+            )
     for path in write(out, restored, known, errors):
         say(f"wrote {path}")
 
@@ -108,6 +109,16 @@ def mean_of_class(run: Run, labels: Tensor | None) -> dict[str, Tensor]:
     return {"class_mean": class_means(train.x, train.labels, labels)}
 
 
+def gained(left: float) -> str:
+    """In words how much of an error is gone, where `left` of it is left; almost all is not all.
+
+    >>> gained(0.25), gained(0.004), gained(1.35)
+    ('75% less', '99.6% less', '35% more')
+    """
+    share = abs(1 - left)
+    return f"{share:.{1 if 0.995 <= share < 1 else 0}%} {'less' if left <= 1 else 'more'}"
+
+
 def look_at_scale(run: Run, pictures: Tensor, noise: float = 0.0) -> None:
     """Pictures from 0 to 1 for a run on [−1, 1] are said to be: they may be bright ones, and they may be wrong.
 
@@ -120,7 +131,7 @@ def look_at_scale(run: Run, pictures: Tensor, noise: float = 0.0) -> None:
 
     signed = image_source(str(run.config["data"].get("source"))) is not None
     scale, (low, high) = scale_of(pictures), pictures.aminmax()
-    if signed and noise == 0 and scale is None:
+    if signed and noise == 0 and scale in (None, (0.0, 255.0)):
         say(f"warning: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
     if signed and scale == (0.0, 1.0):
         say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")

@@ -120,18 +120,15 @@ def _page(
 
 def _episodes(policy: Policy, env: str, starts: int, rollouts: int, steps: int, seed: int) -> Rollouts:
     """All episodes of one policy, behind a progress bar."""
-    from rich.progress import Progress
-
     from metastable.policies.environments import gym_environments, pusht_starts
     from metastable.policies.rollouts import rollout as roll
     from metastable.policies.rollouts import rollout_pusht
 
-    from .console import console
+    from .bars import work_bar
 
-    with Progress(console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(env, total=steps)
+    with work_bar("rolling out") as show:
         options: dict[str, Any] = {"rollouts": rollouts, "steps": steps, "seed": seed}
-        options["on_step"] = lambda done: progress.update(task, completed=done)
+        options["on_step"] = None if show is None else lambda done: show(f"{env}: steps", done, steps)
         if env == PUSHT:
             return rollout_pusht(policy, pusht_starts(starts), **options)
         return roll(policy, lambda seeds: gym_environments(env, seeds), list(range(starts)), **options)

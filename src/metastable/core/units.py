@@ -139,8 +139,8 @@ class Units:
         matrix = matrix.to(flat)
         return flat * matrix if matrix.dim() == 1 else flat @ matrix
 
-    def enter(self, x: Tensor, seed: int) -> Tensor:
-        """Rows to train on: u, with normal noise along directions in which the rows do not vary.
+    def enter(self, x: Tensor, seed: int, like: Tensor | None = None) -> Tensor:
+        """Rows to train on: u, with normal noise along directions in which the rows (or `like`) do not vary.
 
         A column that never changes, or follows from others, has no density. It is given one: a small spread, which
         in u is 1, so that nothing is narrower than anything else. Where all numbers share a unit, that would be as
@@ -149,18 +149,20 @@ class Units:
         if self.trivial:
             return x
         u = self.forward(x)
-        return rounded(u if self.kind == "common" else self._filled(u, seed))
+        if self.kind == "common":
+            return rounded(u)
+        return rounded(self._filled(u, seed, None if like is None else self.forward(like)))
 
-    def _filled(self, u: Tensor, seed: int) -> Tensor:
-        """u with normal noise along directions in which the rows do not vary."""
-        flat = u.flatten(1)
+    def _filled(self, u: Tensor, seed: int, like: Tensor | None = None) -> Tensor:
+        """u with normal noise along directions in which the rows of `like` do not vary."""
+        flat, seen = u.flatten(1), (u if like is None else like).flatten(1)
         if self.matrix.dim() == 1:
-            held = flat.var(0, correction=0) > EMPTY
+            held = seen.var(0, correction=0) > EMPTY
             if bool(held.all()):
                 return u
             missing = torch.diag((~held).to(flat))
         else:
-            variances, axes = torch.linalg.eigh(flat.T @ flat / len(flat))
+            variances, axes = torch.linalg.eigh(seen.T @ seen / len(seen))
             empty = (variances < EMPTY).to(flat)
             if not bool(empty.any()):
                 return u

@@ -35,6 +35,8 @@ ACTION = "action"
 """Name of the actions among the numbers that are scaled."""
 STILL = 1e-6
 """Of an action that never changes, what stands for half its range."""
+NOTHING = 1e-30
+"""An action below this is as good as zero."""
 BLUR = 1e-4
 """Of the range of a number, far below the noise that trainings put on it."""
 CHANNELS = (1, 3, 4)
@@ -226,7 +228,10 @@ class Scaling:
         half = {key: (high[key] - low[key]) / 2 for key in numbers}
         middle = {key: (high[key] + low[key]) / 2 for key in numbers}
         still = {key: torch.ones_like(value) for key, value in middle.items()}
-        still[ACTION] = STILL * torch.where(middle[ACTION] == 0, still[ACTION], middle[ACTION].abs())
+        size = middle[
+            ACTION
+        ].abs()  # what is as small as nothing counts as zero, and its millionth is a number
+        still[ACTION] = STILL * torch.where(size < NOTHING, still[ACTION], size)
         half = {key: torch.where(value > 0, value, still[key]) for key, value in half.items()}
         pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
         return cls(middle, half, pictures, demonstrations.noisy)
@@ -245,25 +250,45 @@ class Scaling:
 
     def fitting(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
         """Observations as tensors, `ahead` dimensions before those of each: finite, and of the shapes shown."""
-        if any(key not in observations for key in self.names):
-            raise InputError(
-                f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
-                f"{', '.join(observations) or 'nothing'}"
-            )
-        values = {key: torch.as_tensor(observations[key]) for key in self.names}
+        values = self.known(observations)
         for key, value in values.items():
-            shape = self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
-            if value.dim() != ahead + len(shape) or tuple(value.shape[ahead:]) != shape:
-                rule, got = f"have shape {shape}, as in the demonstrations", tuple(value.shape[ahead:])
-                if tuple(value.shape) == shape:
-                    rule, got = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]", shape
-                raise InputError(f"observation.{key}: must {rule}, got {got}")
+            shape, got = self._shape(key), tuple(value.shape[ahead:])
+            if value.dim() != ahead + len(shape) or got != shape:
+                raise InputError(
+                    f"observation.{key}: must have shape {shape}, as in the demonstrations, got {got}"
+                )
             bad = int((~value.isfinite()).sum())
             if bad:
                 raise InputError(
                     f"observation.{key}: must be finite, got {bad} NaN or infinite of {value.numel()} values"
                 )
+            if key in self.pictures and value.is_floating_point() and value.numel():
+                low, high = value.aminmax()
+                if low < 0 or high > 255 or 0 < high <= 1:  # from 0 to 1 all would be black
+                    rule = "be bytes, or numbers from 0 to 255, as in the demonstrations"
+                    raise InputError(f"observation.{key}: must {rule}, got {low:.4g} to {high:.4g}")
         return values
+
+    def known(self, observations: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Those of the observations that the demonstrations had, as tensors of several; others are left alone."""
+        if any(key not in observations for key in self.names):
+            raise InputError(
+                f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
+                f"{', '.join(map(str, observations)) or 'nothing'}"
+            )
+        try:
+            values = {key: torch.as_tensor(observations[key]) for key in self.names}
+        except (TypeError, ValueError) as error:
+            raise InputError(f"observation: must hold numbers: {error}") from error
+        for key, value in values.items():
+            shape = self._shape(key)
+            if tuple(value.shape) == shape:
+                rule = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]"
+                raise InputError(f"observation.{key}: must {rule}, got {shape}")
+        return values
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        return self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
 
     def noise_mask(self, context: int) -> tuple[float, ...]:
         """1 for every number of a packed context that σ_pert may perturb, else 0."""
@@ -324,7 +349,8 @@ def _numbers(value: Any, name: str) -> Tensor:
     values = check_data(value, name, dtype=None, least=1)
     blur = torch.finfo(torch.float32).eps * values.abs().amax(0)
     extent = values.amax(0) - values.amin(0)
-    return values if bool(((blur > BLUR * extent) & (extent > 0)).any()) else values.float()
+    blurred = bool(((blur > BLUR * extent) & (extent > 0)).any())
+    return values if blurred else check_data(values, name, least=1)  # which refuses what float32 cannot hold
 
 
 def _ends(ends: Any, steps: int, name: str) -> Tensor:

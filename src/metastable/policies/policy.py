@@ -140,7 +140,7 @@ class Policy:
         Args:
             observation: by name, `(B, …)` each; one array where the demonstrations had one.
         """
-        now = {key: torch.as_tensor(value) for key, value in self._named(observation).items()}
+        now = self.scaling.known(self._named(observation))
         self._check_number(now)
         self.seen.append(self.scaling.fitting(now))
         if not self.planned:
@@ -208,13 +208,13 @@ class Policy:
     def _check_number(self, now: Mapping[str, Tensor]) -> None:
         """Every observation has as many rows as there are environments."""
         before = self.seen[-1] if self.seen else now
-        environments = len(next(iter(before.values()), ()))
-        since = " since reset" if self.seen else ""
+        environments = max((len(value) for value in before.values() if value.dim()), default=1)
+        rule = f"the {environments} environments{' since reset' if self.seen else ''}"
         for key, value in now.items():
-            if value.dim() == 0 or len(value) != environments:
+            if value.dim() == 0 or len(value) != environments or not environments:
                 got = len(value) if value.dim() else "a number"
                 raise InputError(
-                    f"observation.{key}: must be of the {environments} environments{since}, got {got}"
+                    f"observation.{key}: must be of {rule if environments else 'at least one'}, got {got}"
                 )
 
     def save(self) -> Path:

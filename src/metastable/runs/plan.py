@@ -91,7 +91,8 @@ class Plan:
         """Rows for scores, as training sees rows."""
         if self.validation is self.train:
             return self.rows
-        return training_rows(self.validation, self.method, self.engine, self.coordinates, self.seed)
+        whose = (self.validation, self.method, self.engine, self.coordinates, self.seed)
+        return training_rows(*whose, like=self.train.x)
 
     @property
     def updates(self) -> Choice:

@@ -107,14 +107,16 @@ def training_rows(
     coordinates: Coordinates | None = None,
     seed: int = 0,
     batch: int | None = None,
+    like: Tensor | None = None,
 ) -> Batch:
     """The rows as training sees them: in its units, alone, or with the labels or contexts that the method needs.
 
-    Where a `batch` of them is seen at a time, large pictures stay bytes on a device.
+    Where a `batch` of them is seen at a time, large pictures stay bytes on a device. Rows held out are treated
+    `like` those trained on: a few of them leave directions empty in which there is something to see.
     """
     x, beside = dataset.x, needed_beside(dataset, method)
     if coordinates is not None:
-        x = coordinates.events.enter(x, derive(seed, "still columns"))
+        x = coordinates.events.enter(x, derive(seed, "still columns"), like)
     some = batch is not None and batch < len(x) and coordinates is None
     x = pixels_on(engine, x) if some else engine.place(x)
     if beside is None:

@@ -138,5 +138,5 @@ def too_little_history(log: Log, facts: Facts) -> Finding | None:
     if len(log) >= LEAST_ROWS:
         return None
     text = f"The log has {len(log)} rows; {LEAST_ROWS} are needed to tell a trend from noise."
-    advice = "Train longer, or log more often."
+    advice = "Log more often (trainer.log_every), or train longer where training did not end by itself."
     return Finding("too-little-history", "note", text, {"rows": float(len(log))}, advice)

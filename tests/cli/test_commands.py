@@ -198,7 +198,7 @@ def test_bench_runs_the_suites_that_are_asked_for(metastable, monkeypatch):
     made = types.ModuleType("metastable.benchmarks")
     made.SUITES = {"kernels": None, "walkers": None}
     made.run_suite = lambda name: [Row(f"{name} ratio", 2.5, "<=", 3.0 if name == "kernels" else 2.0)]
-    made.write_rows = lambda folder, suites: folder / "-".join(suites)
+    made.write_rows = lambda folder, suites, partly: folder / "-".join(suites)
     monkeypatch.setitem(sys.modules, "metastable.benchmarks", made)
     assert metastable("bench", "--list").output.split() == ["kernels", "walkers"]
     both = metastable("bench")

@@ -106,22 +106,29 @@ def minimised(bregman: Bregman, data: Tensor, noise: Tensor, width: float, steps
     return theta
 
 
+def samples(bench: Bench, width: float) -> tuple[Tensor, Tensor]:
+    """Data and noise of every repeat, `(samples, n)`; for all Ψ the same."""
+    rng, shape = generator(derive(bench.seed, "noise", width)), (bench.samples, bench.n)
+    data, noise = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
+    return data, width * noise
+
+
 def variances(bench: Bench) -> dict[tuple[str, float], tuple[Tensor, Tensor]]:
     """For each Ψ and width of the noise, n times the variances of (μ̂, log σ̂, ĉ): measured, and predicted."""
-    found = {}
-    for width in bench.widths:
-        rng = generator(derive(bench.seed, "noise", width))
-        shape = (bench.samples, bench.n)
-        data, noise = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
-        for name, psi in PSIS.items():
-            if name not in bench.psis:
-                continue
-            bregman = CLOSED.get(name) or as_bregman(psi)
-            measure = partial(minimised, bregman, data, width * noise, width)
-            theta, _ = bench.finished.once(f"{name}, noise {width:g}", measure)
-            found[name, width] = bench.n * theta.square().mean(0), predicted(bregman, width).diagonal()
-            bench.say(f"{name}, noise {width:g}: {found[name, width][0].tolist()}")
-    return found
+    cases = [(name, width) for width in bench.widths for name in PSIS if name in bench.psis]
+    losses = {name: CLOSED.get(name) or as_bregman(psi) for name, psi in PSIS.items()}
+
+    def measured(name: str, width: float) -> Tensor:
+        make = lambda: minimised(losses[name], *samples(bench, width), width)  # noqa: E731
+        theta, _ = bench.finished.once(f"{name}, noise {width:g}", make)
+        bench.say(f"{name}, noise {width:g}: {(found := bench.n * theta.square().mean(0)).tolist()}")
+        return found
+
+    each = bench.finished.each([partial(measured, *case) for case in cases])
+    return {
+        (name, width): (found, predicted(losses[name], width).diagonal())
+        for (name, width), found in zip(cases, each, strict=True)
+    }
 
 
 # ---- networks on a pinwheel

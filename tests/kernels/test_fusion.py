@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -62,6 +64,38 @@ def test_products_over_and_to_few_columns_are_sums(columns, to, turned, monkeypa
     assert aten.mm.default not in operations(traced)
     assert operations(traced).count(by_rows) == (turned if columns <= 4 else not turned)
     torch.testing.assert_close(traced(x, weight), product(x, weight), rtol=1e-14, atol=1e-14)
+
+
+@over(("columns", "to"), [(2, 7), (4, 7), (6, 1), (6, 3), (2, 2), (1, 7)])
+@over("bias", [False, True])
+def test_on_a_gpu_products_over_and_to_few_columns_are_one_sum(columns, to, bias, monkeypatch):
+    monkeypatch.setattr(fusion, "_on_gpu", lambda node: True)
+    b, x, weight = inputs(torch.float64, columns, to)
+    product = torch.addmm if bias else lambda b, x, w: x @ w
+    traced = graph_of(product, b, x, weight)
+    split_products(traced.graph)
+    traced.recompile()
+    assert not {aten.mm.default, aten.addmm.default} & set(operations(traced))
+    assert operations(traced).count(aten.sum.dim_IntList) == (columns > 4)
+    torch.testing.assert_close(traced(b, x, weight), product(b, x, weight), rtol=1e-14, atol=1e-14)
+
+
+@over(("columns", "to"), [(6, 7), (0, 7), (6, 0)])
+def test_on_a_gpu_other_products_keep_their_bias(columns, to, monkeypatch):
+    monkeypatch.setattr(fusion, "_on_gpu", lambda node: True)
+    traced = graph_of(torch.addmm, *inputs(torch.float64, columns, to))
+    split_products(traced.graph)
+    assert operations(traced) == [aten.addmm.default]
+
+
+@over("rounded", [False, True])
+def test_products_on_a_gpu_stay_as_they_are_where_they_are_rounded(rounded, monkeypatch):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high" if rounded else "highest")
+    node = SimpleNamespace(
+        kwargs={}, meta={"val": SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)}
+    )
+    graph = SimpleNamespace(find_nodes=lambda **given: [node])
+    assert fusion._found(graph, aten.mm.default, gpu=True) == ([] if rounded else [node])  # pyright: ignore
 
 
 def test_a_transposed_weight_is_copied_once_where_that_is_faster(monkeypatch):

@@ -1,4 +1,4 @@
-"""A pass over compiled chains on the CPU, where torch leaves work that need not be done.
+"""A pass over compiled chains, where torch leaves work that need not be done.
 
 A linear layer is compiled to `addmm`, which first writes the bias into the whole output; and the gradient of a
 last layer with one output is an outer product, made by a matrix product. As plain additions and products both
@@ -7,6 +7,9 @@ compiled to x/(1 + exp(−x)) and its gradient to one with a sigmoid, so that a 
 after the products, are made twice; as x·σ(x) it shares those of the gradient: another tenth. On ARM products with
 points of few coordinates are sums, too, and weights are turned once for all steps of a call, since a product with a
 transposed one goes to a library that packs it anew in every step: another tenth.
+
+On a GPU a step on a small network is its launches. There, too, products over and to few columns are sums, which
+become part of the kernels beside them; the other products stay as they are, with their bias.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ PRECISE = (torch.float32, torch.float64)
 ARM = platform.machine() in ("aarch64", "arm64")
 """Where products with few columns, and with transposed weights, were found to be slow."""
 NARROW = 4
-"""Columns up to which products are sums there."""
+"""Columns up to which products are sums there, and on GPUs."""
 
 
 def fused(function: F) -> F:
@@ -50,21 +53,45 @@ def fused(function: F) -> F:
 def split_products(graph: fx.Graph) -> None:
     """In place: `addmm` becomes `mm` and `add`, and an `mm` over or to few columns becomes sums."""
     aten, copies = torch.ops.aten, Copies(graph)
-    for node in _found(graph, aten.addmm.default):
+    for node in _found(graph, aten.addmm.default, gpu=True):
         bias, x, weight = node.args
-        with graph.inserting_before(node):
-            product = _call(graph, aten.mm.default, x, weight, like=node)
-            _replace(node, _call(graph, aten.add.Tensor, product, bias, like=node))
-    for node in _found(graph, aten.mm.default):
+        if not _on_gpu(node) or _is_narrow(x, weight):
+            with graph.inserting_before(node):
+                product = _call(graph, aten.mm.default, x, weight, like=node)
+                _replace(node, _call(graph, aten.add.Tensor, product, bias, like=node))
+    for node in _found(graph, aten.mm.default, gpu=True):
         left, right = node.args
         over, to = _value(right).shape
         with graph.inserting_before(node):
-            if over == 1 or (ARM and 0 < over <= NARROW):
+            if _on_gpu(node):
+                if 0 < over <= NARROW:
+                    _replace(node, _outer(graph, left, right, over))
+                elif _is_narrow(left, right):
+                    _replace(node, _rows(graph, left, right))
+            elif over == 1 or (ARM and 0 < over <= NARROW):
                 _replace(node, _outer(graph, left, copies.of(right), over))
             elif ARM and 0 < to <= NARROW and _value(left).is_contiguous():
                 _replace(node, _sums(graph, left, copies.of(right, turned=True), to))
             elif ARM:
                 node.args = (left, copies.of(right))
+
+
+def _on_gpu(node: fx.Node) -> bool:
+    return _value(node).device.type == "cuda"
+
+
+def _is_narrow(left: Any, right: Any) -> bool:
+    """Whether the product of `left` and `right` is one over or to few columns."""
+    over, to = _value(right).shape
+    return 0 < over <= NARROW or (0 < to <= NARROW and _value(left).is_contiguous())
+
+
+def _rows(graph: fx.Graph, left: Any, right: Any) -> fx.Node:
+    """Σ_k left[:, k]·right[k, j] as one sum, which what is done with its result can join."""
+    aten = torch.ops.aten
+    turned = _new(graph, aten.permute.default, right, [1, 0])
+    each = _new(graph, aten.mul.Tensor, _new(graph, aten.unsqueeze.default, left, 1), turned)
+    return _new(graph, aten.sum.dim_IntList, each, [2])
 
 
 def _outer(graph: fx.Graph, left: Any, right: Any, over: int) -> fx.Node:
@@ -122,10 +149,14 @@ def share_sigmoids(graph: fx.Graph) -> None:
             node = sigmoid
 
 
-def _found(graph: fx.Graph, target: Any) -> list[fx.Node]:
-    nodes = graph.find_nodes(op="call_function", target=target)
+def _found(graph: fx.Graph, target: Any, gpu: bool = False) -> list[fx.Node]:
+    """Calls on the CPU, with `gpu` on a GPU too, where products are not rounded: sums would not be."""
+    plain = torch.get_float32_matmul_precision() == "highest"
+    devices = ("cpu", "cuda") if gpu and plain else ("cpu",)
     return [
-        n for n in nodes if not n.kwargs and _value(n).device.type == "cpu" and _value(n).dtype in PRECISE
+        n
+        for n in graph.find_nodes(op="call_function", target=target)
+        if not n.kwargs and _value(n).device.type in devices and _value(n).dtype in PRECISE
     ]
 
 

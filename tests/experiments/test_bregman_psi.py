@@ -11,13 +11,12 @@ import torch
 from metastable.core.random import generator
 from metastable.experiments import bregman_psi as experiment
 from metastable.experiments.base import reproduce
-from metastable.methods.bregman import Bregman, as_bregman
+from metastable.methods.bregman import as_bregman
 
 over = pytest.mark.parametrize
 
 
-def bregman(name: str) -> Bregman:
-    return experiment.CLOSED.get(name) or as_bregman(experiment.PSIS[name])
+bregman = experiment.bregman_of
 
 
 @over("name", experiment.PSIS)
@@ -25,6 +24,13 @@ def test_noise_that_is_the_data_leaves_twice_the_variance_of_maximum_likelihood_
     """Weights are constant: Cov = 2·Fisher⁻¹ = (2, 1) in (μ, log σ), and log Z is known exactly."""
     found = experiment.predicted(bregman(name), 1.0).diagonal()
     assert found.tolist() == pytest.approx([2.0, 1.0, 0.0], abs=1e-6)
+
+
+@over(("name", "width"), [("nce", 3.0), ("kl", 3.0), ("squared", 3.0), ("root", 1.2), ("root", 1.4)])
+def test_theory_is_asked_for_where_fourth_moments_are_finite(name, width):
+    """Of Ψ = −4√u they are ∫ p_n²/p, finite below √2."""
+    assert experiment.is_reached(bregman(name), width)
+    assert not experiment.is_reached(bregman("root"), 1.5)
 
 
 def test_closed_halves_are_those_of_the_function():

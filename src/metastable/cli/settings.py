@@ -7,8 +7,10 @@ tree with a few facts added, so a run can be trained again from its own folder.
 
 from __future__ import annotations
 
+import ast
 import json
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -133,17 +135,31 @@ def with_flags(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> Setting
 
 
 def with_assignments(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
-    """Settings changed by `a.b=VALUE`; a value is JSON, or a word where it is not."""
+    """Settings changed by `a.b=VALUE`; a value is JSON, or as Python writes it, or else a word."""
     for text in assignments:
         dotted, equals, value = text.partition("=")
         if not equals or not dotted.strip():
             raise InputError(f"set: must read NAME=VALUE, as in method.walkers=1000, got {text!r}")
-        try:
-            parsed = json.loads(value.strip())
-        except (ValueError, RecursionError):  # a word, or more digits or brackets than Python reads
-            parsed = value.strip()
+        parsed = value_of(value.strip())
         settings = with_flags(settings, {dotted.strip(): _Null if parsed is None else parsed})
     return dict(settings)
+
+
+def value_of(text: str) -> Any:
+    """What was typed: JSON, a number or list as Python takes them too, or a word.
+
+    >>> value_of("[1, 2]"), value_of(".5"), value_of("(.9, True)"), value_of("kl")
+    ([1, 2], 0.5, [0.9, True], 'kl')
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also of more digits or brackets than Python reads
+        pass
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of words that begin like numbers
+            return json.loads(json.dumps(ast.literal_eval(text)))
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return text
 
 
 def with_method(settings: Mapping[str, Any], name: str | None) -> Settings:

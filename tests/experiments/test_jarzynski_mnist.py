@@ -17,8 +17,8 @@ from metastable.evaluation.image_classifier import class_shares
 from metastable.experiments import jarzynski_mnist as room
 from metastable.experiments import jarzynski_mnist_figures as figures
 from metastable.experiments.base import Bench, changed
-from metastable.experiments.jarzynski_mnist import ALL_ARMS, EXPERIMENT, method_of, relative_error, rows_of
-from metastable.experiments.jarzynski_mnist_rows import log_z_rows
+from metastable.experiments.jarzynski_mnist import ALL_ARMS, EXPERIMENT, method_of
+from metastable.experiments.jarzynski_mnist_rows import log_z_rows, relative_error, rows_of
 from metastable.experiments.pieces import Piece, Pieces
 from metastable.experiments.three_digits import CLASSES, TRUE, Sharpened, correlated, some_of
 from metastable.methods import Jarzynski, PersistentCD
@@ -71,8 +71,19 @@ def test_an_unknown_arm_is_refused(tmp_path):
 
 def test_a_piece_of_other_settings_is_refused(pieces):
     folder, *_ = pieces
-    with pytest.raises(InputError, match=r"jarzynski-0\.3\.json was made with steps = 4, now it is 5"):
-        Pieces(folder / "pieces", {"steps": 5}).find("jarzynski-0.3")
+    with pytest.raises(InputError, match=r"jarzynski-0\.3\.json was made with batch = 16, now it is 5"):
+        Pieces(folder / "pieces", {"batch": 5}).find("jarzynski-0.3")
+
+
+def test_small_noises_have_settings_and_pieces_of_their_own(tmp_path):
+    asked = bench(tmp_path, near_below=0.1, near={"walkers": 64, "betas": [0.999, 0.999]})
+    far, near = (room.at_noise(asked, noise) for noise in (0.1, 0.05))
+    assert far is asked
+    assert (near.walkers, near.betas, near.batch) == (64, (0.999, 0.999), 16)
+    assert room.method_of(near, "pcd", 0.05).walkers == 64
+    of = {noise: room.pieces_of(asked, noise).settings for noise in (0.1, 0.05)}
+    assert (of[0.1]["walkers"], of[0.05]["walkers"]) == (32, 64)
+    assert not {"near", "seconds", "steps", "arms"} & of[0.05].keys()
 
 
 def test_an_arm_that_diverges_leaves_the_others_and_is_not_tried_again(tmp_path, monkeypatch):

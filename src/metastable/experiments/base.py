@@ -132,7 +132,8 @@ def find(experiments: Mapping[str, Experiment], name: str) -> Experiment:
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a scale with others in their place; where a setting is several values, one alone will do.
 
-    Of a setting that has fields, such as a network, those that are named are changed: `energy.filters=16`.
+    Of a setting that has fields, such as a network, or is a table, those that are named are changed:
+    `energy.filters=16`.
 
     >>> changed({"noises": (0.3, 0.1), "steps": 10}, {"noises": 0.1})
     {'noises': (0.1,), 'steps': 10}
@@ -148,6 +149,8 @@ def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
             require(isinstance(value, Mapping), name, f"given by its fields, as in {own[0]}=VALUE", value)
             require_options((f"{name}.{key}" for key in value), own)
             made[name] = replace(before, **value)
+        elif isinstance(before, Mapping) and isinstance(value, Mapping):
+            made[name] = {**before, **value}
         else:
             made[name] = value
     return made

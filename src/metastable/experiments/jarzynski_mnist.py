@@ -15,7 +15,13 @@ Everything is done at several data noises: the smaller, the further the digits a
 Each arm at each noise is a piece of its own, kept in `pieces/` when it is done and resumed in `training/` when it
 is not; the result has all pieces that are there, and of one that diverged the update at which it did.
 
-`seconds` ends every training after so long, its rates at zero then; `max_seconds` breaks it off, to go on later.
+`seconds` ends every training after so long, its rates at zero then, and rows say after how many updates that was;
+`max_seconds` breaks it off, to go on later.
+
+At noises under `near_below` settings are those of `near`. Digits are apart there, so that only the gradient brings
+a lost weight back. What is lost grows with the variance of the steps' weights over the walkers, v/N, and what is
+brought back with the share of the steps that is no noise, so that more walkers, larger batches and more momentum
+all help: were v the same at β₁ = 0.999 as at 0.99, steps along the gradient would be three times as long.
 
 `precision` is that of all arms, in training and in judging. `tf32` is the fastest to be taken without a look;
 `bf16-mixed` where `evaluation.rounding.rounding_of` is below a tenth of a nat.
@@ -36,11 +42,10 @@ from metastable.core.errors import DivergenceError, require, require_choice
 from metastable.core.parts import energies_of
 from metastable.core.precision import ROUNDED, precision
 from metastable.core.random import derive, generator, normal_like
-from metastable.core.types import Walkers
 from metastable.energies import Tilted
 from metastable.energies.build import ConvConfig, MLPConfig
 from metastable.energies.network_configs import EnergyConfig
-from metastable.evaluation.image_classifier import ImageClassifier, class_shares, train_classifier
+from metastable.evaluation.image_classifier import ImageClassifier, train_classifier
 from metastable.evaluation.restoration import class_means
 from metastable.kernels import MALA
 from metastable.methods import Jarzynski, Method, PersistentCD
@@ -48,11 +53,11 @@ from metastable.proposals import fit_gaussian
 from metastable.runs.run import Run
 from metastable.training.config import Adam, Schedule
 
-from .base import Bench, Experiment, Row
+from .base import Bench, Experiment, Row, changed
 from .jarzynski_mnist_figures import SHOWN, Found, draw
-from .jarzynski_mnist_rows import rows_of
+from .jarzynski_mnist_rows import rows_of, steering, weights_of
 from .pieces import Pieces
-from .three_digits import CLASSES, TRUE, Digits, Sharpened, correlated, digits, sharpening
+from .three_digits import Digits, Sharpened, correlated, digits, sharpening
 from .trials import by_scale
 
 PAPER = {"rate": 1e-4, "betas": (0.0, 0.999)}
@@ -62,11 +67,27 @@ ALL_ARMS = (
 )
 NOT_HERE = {"reference", "inflate", "spectral_norm", "scale"}
 """Fields of energies that say what a network stands on, or how it is made into an energy."""
-CHOICES = ("arms", "noises", "required", "error_target", "max_seconds")
-"""Settings that say which pieces are made and what is asked of them, not how they are made."""
+CHOICES = (
+    *("arms", "noises", "required", "error_target", "near", "near_below"),
+    *("max_seconds", "seconds", "steps"),
+)
+"""Settings that say which pieces are made, for how long, and what is asked of them, not how they are made."""
 
 
 # ---- what is trained
+
+
+def at_noise(bench: Bench, noise: float) -> Bench:
+    """The bench with the settings of that noise."""
+    if noise >= bench.near_below:
+        return bench
+    return replace(bench, settings=changed(bench.settings, bench.near))
+
+
+def pieces_of(bench: Bench, noise: float) -> Pieces:
+    """Those of one noise, as it is trained there."""
+    how = {key: value for key, value in at_noise(bench, noise).settings.items() if key not in CHOICES}
+    return Pieces(bench.folder / "pieces", how | {"seed": bench.seed})
 
 
 def is_annealed(bench: Bench, arm: str, noise: float) -> bool:
@@ -165,34 +186,6 @@ def train(bench: Bench, data: Digits, arm: str, noise: float) -> Run | None:
 # ---- what comes out
 
 
-def relative_error(shares: Tensor, std_error: Tensor) -> tuple[float, float]:
-    """Mean relative error of the three weights, and how far it is sure."""
-    off, bar = (shares - TRUE).abs() / TRUE, std_error / TRUE
-    return float(off.mean()), float(bar.square().sum().sqrt() / len(TRUE))
-
-
-def weights_of(run: Run, walkers: Walkers, classifier: ImageClassifier, name: str) -> dict[str, Any]:
-    """Shares of the three digits among samples without their noise, and their mean relative error.
-
-    The paper's classifier knows the three alone, so each sample is the likeliest of them; `ten_error` is that of
-    shares among all ten digits, which counts samples that look like another digit as lost, and `other` are those.
-    """
-    clean = replace(walkers, x=run.denoised(walkers.x))
-    three = class_shares(clean, lambda x: classifier(x)[:, list(CLASSES)])
-    error, bar = relative_error(three.shares, three.std_error)
-    ten = class_shares(clean, classifier)
-    strict, _ = relative_error(*(values[list(CLASSES)] for values in (ten.shares, ten.std_error)))
-    other = 1 - float(ten.shares[list(CLASSES)].sum())
-    said = {"shares": three.shares.tolist(), "error": error, "error_se": bar}
-    return {f"{name}{key}": value for key, value in (said | {"ten_error": strict, "other": other}).items()}
-
-
-def steering(walkers: Walkers) -> Walkers:
-    """Those that the energy was steered by, as all of the paper's are: the first population."""
-    n = walkers.info.get("populations", [len(walkers)])[0]
-    return Walkers(walkers.x[:n], walkers.log_weight[:n])
-
-
 def judge(
     bench: Bench, data: Digits, classifier: ImageClassifier, noise: float, run: Run
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -213,6 +206,7 @@ def judge(
         energy = float(energies_of(run.learned_energy, seen).mean())
     numbers = {
         "seconds": run.seconds,
+        "updates": run.steps,
         "engine": run.engine.get("chosen", ""),
         "ess": run.walkers.ess / len(run.walkers),
         **{
@@ -280,22 +274,23 @@ def classifier_of(bench: Bench, data: Digits) -> ImageClassifier:
     )
 
 
-def make(bench: Bench, data: Digits, classifier: ImageClassifier, pieces: Pieces) -> None:
+def make(bench: Bench, data: Digits, classifier: ImageClassifier) -> None:
     """The pieces that were asked for and are not there; of one that diverged, when it did."""
     for noise in bench.noises:
+        own, pieces = at_noise(bench, noise), pieces_of(bench, noise)
         for arm in bench.arms:
             name = f"{arm}-{noise:g}"
             if pieces.find(name) is not None:
                 continue
             try:
-                run = train(bench, data, arm, noise)
+                run = train(own, data, arm, noise)
             except DivergenceError as error:
                 pieces.keep(name, {"diverged": error.step, "message": str(error)}, {})
                 bench.say(f"{name}: {error}")
                 continue
             if run is None:
                 continue
-            numbers = pieces.keep(name, *judge(bench, data, classifier, noise, run)).numbers
+            numbers = pieces.keep(name, *judge(own, data, classifier, noise, run)).numbers
             shares = ", ".join(f"{share:.3f}" for share in numbers["shares"])
             bench.say(f"{name}: {shares}, error {numbers['error']:.3f}, {numbers['seconds']:.0f} s")
 
@@ -311,12 +306,11 @@ def body(bench: Bench) -> list[Row]:
     bench.say(
         f"classifier: {classifier.accuracy:.4f} of the test pictures, {of_three:.4f} of the three digits"
     )
-    how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
-    pieces = Pieces(bench.folder / "pieces", how)
-    make(bench, data, classifier, pieces)
+    make(bench, data, classifier)
     there: Found = {}
-    for noise, arm in sorted(map(split_name, pieces.names()), key=lambda at: (-at[0], ALL_ARMS.index(at[1]))):
-        piece = pieces.find(f"{arm}-{noise:g}")
+    names = map(split_name, pieces_of(bench, math.inf).names())
+    for noise, arm in sorted(names, key=lambda at: (-at[0], ALL_ARMS.index(at[1]))):
+        piece = pieces_of(bench, noise).find(f"{arm}-{noise:g}")
         there |= {} if piece is None else {(arm, noise): piece}
     finished = {key: piece for key, piece in there.items() if "diverged" not in piece.numbers}
     draw(bench, data, finished)
@@ -383,6 +377,8 @@ EXPERIMENT = Experiment(
         restore_steps=(100, 300, 1000),
         restore_required=(False, False, True),
         error_target=(1.0, 0.5, 0.1),
+        near_below=(0.0, 0.0, 0.07),
+        near=({}, {}, {"walkers": 8192, "batch": 4900, "betas": (0.999, 0.999), "pace": 0.003}),
     ),
     body=body,
 )

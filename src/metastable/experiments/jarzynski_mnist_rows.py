@@ -1,21 +1,55 @@
-"""The numbers of `jarzynski_mnist`, from the pieces that are there."""
+"""The numbers of `jarzynski_mnist`: the weights of a run, and rows of the pieces that are there."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
-from metastable.core.types import LogPartition
+from torch import Tensor
+
+from metastable.core.types import LogPartition, Walkers
+from metastable.evaluation.image_classifier import ImageClassifier, class_shares
+from metastable.runs.run import Run
 
 from .base import Bench, Row
 from .jarzynski_mnist_figures import Found
-from .three_digits import CLASSES
+from .pieces import Piece
+from .three_digits import CLASSES, TRUE
 
 TOLD = (
     *("steering_error", "ten_error", "other", "smc_error", "smc_ten_error", "ess", "ancestors"),
-    *("cross_entropy", "smc_cross_entropy", "seconds"),
+    *("cross_entropy", "smc_cross_entropy", "seconds", "updates"),
 )
 """What nothing is required of."""
+
+
+def relative_error(shares: Tensor, std_error: Tensor) -> tuple[float, float]:
+    """Mean relative error of the three weights, and how far it is sure."""
+    off, bar = (shares - TRUE).abs() / TRUE, std_error / TRUE
+    return float(off.mean()), float(bar.square().sum().sqrt() / len(TRUE))
+
+
+def weights_of(run: Run, walkers: Walkers, classifier: ImageClassifier, name: str) -> dict[str, Any]:
+    """Shares of the three digits among samples without their noise, and their mean relative error.
+
+    The paper's classifier knows the three alone, so each sample is the likeliest of them; `ten_error` is that of
+    shares among all ten digits, which counts samples that look like another digit as lost, and `other` are those.
+    """
+    clean = replace(walkers, x=run.denoised(walkers.x))
+    three = class_shares(clean, lambda x: classifier(x)[:, list(CLASSES)])
+    error, bar = relative_error(three.shares, three.std_error)
+    ten = class_shares(clean, classifier)
+    strict, _ = relative_error(*(values[list(CLASSES)] for values in (ten.shares, ten.std_error)))
+    other = 1 - float(ten.shares[list(CLASSES)].sum())
+    said = {"shares": three.shares.tolist(), "error": error, "error_se": bar}
+    return {f"{name}{key}": value for key, value in (said | {"ten_error": strict, "other": other}).items()}
+
+
+def steering(walkers: Walkers) -> Walkers:
+    """Those that the energy was steered by, as all of the paper's are: the first population."""
+    n = walkers.info.get("populations", [len(walkers)])[0]
+    return Walkers(walkers.x[:n], walkers.log_weight[:n])
 
 
 def rows_of(bench: Bench, found: Found) -> list[Row]:
@@ -26,7 +60,7 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
         for arm, noise in sorted(wanted - found.keys())
     ]
     for (arm, noise), piece in found.items():
-        n, at = piece.numbers, f"{arm}/noise={noise:g}"
+        n, at = told(piece), f"{arm}/noise={noise:g}"
         judged = ("<=", bench.error_target) if arm in bench.required else (None, None)
         rows += [Row(f"weight_error/{at}", n["error"], *judged), Row(f"weight_error_se/{at}", n["error_se"])]
         rows += [
@@ -38,6 +72,12 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
         rows += [*log_z_rows(n, at), *restored_rows(bench, n, at, arm in bench.required)]
         rows += [Row(f"{name}/{at}", n[name]) for name in TOLD if n.get(name) is not None]
     return rows
+
+
+def told(piece: Piece) -> dict[str, Any]:
+    """The numbers of a piece; of an older one, updates are where its curves end."""
+    curve = piece.arrays.get("curve_step", ())
+    return {"updates": float(curve[-1]) if len(curve) else None, **piece.numbers}
 
 
 def log_z_rows(numbers: dict[str, Any], at: str) -> list[Row]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -266,6 +268,29 @@ def test_after_an_error_processes_begin_nothing_more(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         stopped()
     assert futures[-1].cancelled()
+
+
+ORPHAN = """
+import os, time
+from metastable.experiments.finished import processes
+if __name__ == "__main__":
+    with processes(1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 60)
+        time.sleep(60)
+"""
+
+
+def test_processes_end_with_the_one_that_began_them(tmp_path):
+    (script := tmp_path / "killed.py").write_text(ORPHAN)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline()  # the worker is there, and holds the other end of the pipe
+        parent.kill()
+        try:
+            parent.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            pytest.fail("it went on by itself")
 
 
 def test_values_come_back_as_they_were():

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,9 +120,17 @@ def failed(future: Future[Any]) -> bool:
 
 
 def by_itself() -> None:
-    """One thread, and none of the processes that a launcher started."""
+    """One thread, none of the processes that a launcher started, and no longer there than who began it."""
     torch.set_num_threads(1)
     os.environ.pop("RANK", None)
+    Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """End this process when the one that began it ends, however it does: nobody waits for what it makes."""
+    if (parent := parent_process()) is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 @contextmanager

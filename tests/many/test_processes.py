@@ -298,7 +298,7 @@ def refusals() -> list[str]:
 
 def test_processes_with_other_data_clocks_or_shares_are_refused():
     for data, clock, batch, walkers, chains in on(2, refusals):
-        assert "process 1 has another than 0" in data
+        assert "process 1 has another than 0: data.sha256 is" in data
         assert "trainer.follows: must be 'steps' in several processes" in clock
         assert "pcd.batch: must be a multiple of the 2 processes" in batch
         assert "pcd.walkers: must be a multiple of the 2 processes" in walkers

@@ -47,13 +47,15 @@ def runs(tmp_path_factory) -> Path:
     return place
 
 
-def called(place: str, each: list[list[str]]) -> tuple[int, str, int]:
+def called(place: str, each: list[list[str]], dies: int = -1) -> tuple[int, str, int]:
     """A command as a process of a launcher runs it, in a folder of its own: status, words, and chains' steps."""
     who, moved = processes.rank(), [0]
     os.chdir(Path(place) / str(who))
     os.environ |= {"RANK": str(who), "WORLD_SIZE": str(processes.count())}
 
     def counted(kernel: Any, energy: Any, state: Any, steps: int, *args: Any, **named: Any) -> Any:
+        if who == dies:
+            os._exit(9)
         moved[0] += len(state.x) * steps
         return run_chain(kernel, energy, state, steps, *args, **named)
 
@@ -68,16 +70,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def started(runs: Path, place: Path, *each: str, count: int = 2) -> tuple[list[Any], list[dict[str, bytes]]]:
+def started(runs: Path, place: Path, *each: str, dies: int = -1) -> tuple[list[Any], list[dict[str, bytes]]]:
     """What became of a command in each process, and which files there are new or others in its own folder."""
     before = contents(runs)
-    for who in range(count):
+    for who in range(2):
         for name, content in before.items():
             path = place / str(who) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-    every = on(count, called, str(place), [words.split() for words in each])
-    after = [contents(place / str(who)) for who in range(count)]
+    every = on(2, called, str(place), [words.split() for words in each], dies)
+    after = [contents(place / str(who)) for who in range(2)]
     return every, [{k: v for k, v in own.items() if before.get(k) != v} for own in after]
 
 
@@ -113,6 +115,16 @@ def test_samples_are_shared_and_each_part_is_a_draw_of_its_own(runs, tmp_path):
     steps = [moved for _, _, moved in every]
     assert steps[0] == (N + 1) // 2 * (5 + 120)  # and 120 to find a step size
     assert steps[1] == N // 2 * (5 + 120)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_process_that_dies_while_samples_are_drawn_is_named_by_the_other(runs, tmp_path, who):
+    every, written = started(runs, tmp_path, f"sample run --n {N} --steps 5 --out s.npy", dies=who)
+    assert every[who] is None
+    status, words, _ = every[1 - who]
+    assert status == 2
+    assert f"process {who} ended" in words
+    assert written == [{}, {}]
 
 
 @pytest.mark.parametrize("name", ["score", "restore", "report", "bench"])

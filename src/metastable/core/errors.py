@@ -143,6 +143,11 @@ def require_length(field: str, value: float) -> None:
     require(LEAST <= value <= MOST, field, f"a number from {LEAST:g} to {MOST:g}", value)
 
 
+def require_moderate(field: str, value: float, most: float = MOST) -> None:
+    """`value` must not be so large that it is no number of 32 bits any more."""
+    require(value <= most, field, f"at most {most:g}", value)
+
+
 def require_count(field: str, value: int, least: int = 1) -> None:
     """`value` must be an integer of at least `least`."""
     ok = isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -147,7 +147,7 @@ def _opened(stack: ExitStack, folder: Path | None, settings: dict[str, Any], res
     """The first of all processes opens the run folder, until `stack` ends; returns the run's identity."""
     own = ("seed", "data", "method", "energy", "held_out", "units", "trainer")
     told: dict[str, Any] = {key: settings[key] for key in own} | {"out": str(folder)}
-    processes.require_same("fit", str(told | {"trainer": told["trainer"] | {"device": ""}}))
+    processes.require_same("fit", told | {"trainer": told["trainer"] | {"device": ""}})
 
     def work() -> dict[str, Any]:
         stack.enter_context(opened(folder, settings, resume))

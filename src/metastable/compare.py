@@ -23,6 +23,7 @@ from torch import Tensor
 from metastable.api import fit
 from metastable.core import processes
 from metastable.core.batch import Batch
+from metastable.core.configure import describe
 from metastable.core.errors import DivergenceError, InputError, UnsupportedError, require_choice
 from metastable.data import Dataset
 from metastable.energies.build import MLPConfig
@@ -209,6 +210,10 @@ def compare_methods(
     train = data.split(held_out, seed)[0] if held_out > 0 else data
     own: dict[int, dict[str, Any]] = {}
     many = processes.is_many()
+    told = {"energy": energy, "methods": {m.name: m for m in methods}, "data": data.digest, "seed": seed}
+    told |= {"held_out": held_out, "units": units, "out": str(folder), "overwrite": overwrite}
+    told["trainer"] = describe(trainer) | {"device": ""}
+    processes.require_same("compare", describe(told))
     with processes.together():
         processes.by_first(lambda: _opened(found, overwrite))
         for i in processes.dealt("methods", len(methods)) if many else range(len(methods)):

@@ -21,7 +21,7 @@ import metastable as ms
 from metastable.cli.main import app
 from metastable.compare import compare_methods
 from metastable.core import processes
-from metastable.core.errors import InputError
+from metastable.core.errors import ConfigError, InputError
 from metastable.data import load_array
 from metastable.experiments.base import Bench, Experiment, Row, reproduce
 from metastable.experiments.trials import Arm, Problem, Trial, Trials
@@ -188,6 +188,22 @@ def test_processes_that_share_methods_have_the_table_of_one(tmp_path):
         for folder in (tmp_path / "one", tmp_path / "many")
     ]
     assert files[0] == files[1]
+
+
+def compared_otherwise(folder: str) -> str:
+    """Methods that each process was given with other settings."""
+    method, data = M.PersistentCD(walkers=8 + processes.rank()), load_array("toy:two-modes?n=60")
+    try:
+        compare_methods("mlp", data, [method], folder, trainer=TrainerConfig(steps=2, device="cpu"))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_comparison_that_differs_between_processes_is_refused_before_anything_is_written(tmp_path):
+    rule = "compare: must be the same in all processes, and process 1 has another than 0"
+    assert on(2, compared_otherwise, str(tmp_path / "c")) == [f"{rule}: methods.pcd.walkers is 9, not 8"] * 2
+    assert not (tmp_path / "c").exists()
 
 
 def by_one(folder: str) -> tuple[Any, ...]:

@@ -64,6 +64,29 @@ TINY = ("--steps", "1", "--set", "trainer.batch_size=16", "--no-progress")
         (("--data", f"toy:two-modes?n={10**20}"), "EiB of memory"),
         (("--set", f"method.walkers={10**12}"), "walkers would take about"),
         (("--set", "energy.hidden=[10000000, 10000000]"), "weights would take about"),
+        (("--set", "method.step_size=1e-300"), "ula.step_size: must be a number from 1e-30 to 1e+30"),
+        (("--set", "method.step_size=1e300"), "ula.step_size: must be a number from 1e-30 to 1e+30"),
+        (
+            ("--method", "pcd", "--set", 'method.kernel={"name": "ula", "noise": 1e-300}'),
+            "ula.noise: must be",
+        ),
+        (("--method", "pcd", "--set", 'method.kernel={"name": "hmc", "mass": 1e40}'), "hmc.mass: must be"),
+        (("--method", "nce", "--set", "method.noise_ratio=1e300"), "nce.noise_ratio: must be at most 1e+06"),
+        (
+            ("--method", "denoising-score-matching", "--set", "method.sigma=1e300"),
+            "denoising-score-matching.sigma: must be a number from 1e-30 to 1e+30",
+        ),
+        (("--method", "f-ebm", "--set", "method.clip_exponent=1e300"), "f-ebm.clip_exponent: must be"),
+        (("--method", "robust", "--set", "method.sampling=1e300"), "robust.sampling: must be at most 1e+30"),
+        (
+            ("--set", 'trainer.optimiser={"name": "sgd", "learning_rate": 1e40}'),
+            "optimiser.learning_rate: must be at most 1e+30",
+        ),
+        (
+            ("--set", 'trainer.optimiser={"name": "sgd", "weight_decay": 1e40}'),
+            "optimiser.weight_decay: must be at most 1e+30",
+        ),
+        (("--set", "trainer.data_noise=1e300"), "trainer.data_noise: must be at most 1e+30"),
         (("--out", "a\0b"), "must have no null character"),
         (
             ("--method", "interpolating-nce", "--energy", "mixture"),

@@ -70,7 +70,6 @@ def compare(
 
     asked: dict[str, Any] = {"methods": methods, "budget": budget, "evaluations": evaluations, "steps": steps}
     asked |= {"learning_rate": learning_rate, "seed": seed, "held_out": held_out, "set": assign}
-    processes.join()
     if runs:
         asked["dry_run"] = dry_run or None
         show(_finished(runs, asked, data, energy, device or "cpu", out, overwrite))

@@ -8,12 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.core import processes
 from metastable.core.array_files import open_arrays
 from metastable.core.errors import InputError
+from metastable.core.types import Walkers
 from metastable.runs.run import Run
 
 from .bars import work_bar
 from .console import say
+from .runs import drawn_together
 
 
 def contexts_of(source: str | None) -> Tensor:
@@ -48,8 +51,16 @@ def sample_contexts(run: Run, n: int, given: str | None, out: Path, steps: int |
     shape = tuple(run.config.get("context_shape", ()))
     if len(contexts) == 1 and contexts.dim() == 2 and contexts[0].numel() == int(np.prod(shape)):
         contexts = contexts.view(1, *shape)  # numbers on the command line have no shape of their own
-    with work_bar("sampling"):
-        walkers = run.sample(n, given=contexts, seed=seed, steps=steps)
+
+    def draws(own: slice, seed: int) -> Walkers:
+        """Samples of all contexts side by side, `(n, B, *event)`."""
+        walkers = run.sample(own.stop - own.start, given=contexts, seed=seed, steps=steps)
+        return Walkers.equal(walkers.x.transpose(0, 1))
+
+    with work_bar("sampling"), processes.together():
+        x = drawn_together(n, seed, draws).x.transpose(0, 1)
+    if not processes.is_first():
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
-    np.save(out, walkers.x.cpu().numpy())
+    np.save(out, x.cpu().numpy())
     say(f"{n} samples of shape {run.event_shape} for each of {len(contexts)} contexts", f"wrote {out}")

@@ -83,13 +83,13 @@ def evaluate(
     )
     if run is None:
         of_runs = {"ood": ood, "log-z": log_z, "energy": energy, "denoise": denoise}
-        judge_pictures(asked, of_runs, data, out, seed, device)
+        with processes.together():
+            processes.by_first(lambda: judge_pictures(asked, of_runs, data, out, seed, device))
         return
-    processes.join()
     found = open_run(run, device, energy)
     dataset, name = rows_for(found, data)
     outside = outsiders(found, dataset, ood or [])
-    with work_bar("judging") as bar:
+    with work_bar("judging") as bar, processes.together():
         question = run_question(found, dataset, name, asked, seed, bar) if asked.asked else None
         result, arrays = judge_again(
             found, dataset, seed=seed, log_z=log_z, outsiders=outside, images=question

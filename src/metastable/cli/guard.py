@@ -33,7 +33,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, debug: bool = False, **kwargs: Any) -> None:
         try:
-            refuse_many(command.__name__)
+            join_others(command.__name__, kwargs)
             command(*args, **kwargs)
         except KeyboardInterrupt as error:
             say_error("stopped by Ctrl-C")
@@ -55,15 +55,21 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def refuse_many(name: str) -> None:
-    """Refuse several processes where one does all of the work."""
-    if launched() > 1 and name not in FOR_MANY:
+def join_others(name: str, options: dict[str, Any]) -> None:
+    """Join the processes that a launcher started; refused where one does all of the work, or options differ."""
+    if launched() == 1:
+        return
+    if name not in FOR_MANY:
         from metastable.core.errors import InputError
 
         raise InputError(
             f"{name}: works in one process, and {launched()} were started; start it without a launcher "
             f"(several processes are for {', '.join(FOR_MANY)})"
         )
+    from metastable.core import processes
+
+    processes.join()
+    processes.require_same(name, {key: str(value) for key, value in options.items() if key != "device"})
 
 
 def explain(error: Exception) -> tuple[str, int] | None:

@@ -39,7 +39,6 @@ def reproduce(
         return
     if name is None:
         raise typer.BadParameter("give the name of an experiment, or --list", param_hint="NAME")
-    from metastable.core import processes
     from metastable.experiments.base import changed, find
     from metastable.experiments.base import reproduce as run_experiment
 
@@ -54,7 +53,6 @@ def reproduce(
         say(experiment.title, experiment.paper, settings)
         say(f"folder: {folder}", "dry run: nothing was written")
         return
-    processes.join()
     say_all = partial(note, everywhere=True)
     result = run_experiment(experiment, scale, seed, folder, device=device, say=say_all, changes=changes)
     facts = f"scale {result.scale}, seed {result.seed}, {result.device}, {clock(result.seconds)}"

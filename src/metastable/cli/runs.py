@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from metastable.api import load_run, sample
+from metastable.core import processes
 from metastable.core.errors import InputError
 from metastable.core.parts import home_of
 from metastable.core.random import derive, generator
@@ -69,12 +71,28 @@ def chains_from_noise(
     kernel = moves_of(run, start.x, seed)
     steps = (own_steps(run.trained_with) or 100) if steps is None else steps
     x = start.resampled(n, seed=derive(seed, "resample")).x
-    chains = sample(energy, n, kernel=kernel, steps=steps, init=x, seed=seed)
+    options = {"kernel": kernel, "steps": steps}
+    chains = drawn_together(
+        n, seed, lambda own, seed: sample(energy, len(x[own]), init=x[own], seed=seed, **options)
+    )
     origin = (
         f"{n} chains of {steps} steps by {kernel} from {like}, since the run kept no samples and "
         f"{why_costly(run.learned_energy, x)}; how near they are to the model is not known"
     )
     return replace(chains, info=chains.info | {"from_noise": True, "start_ess": start.ess}), origin
+
+
+def drawn_together(n: int, seed: int, draws: Callable[[slice, int], Walkers]) -> Walkers:
+    """`n` walkers, of which each process draws its own part from a seed of its own; then all have all of them."""
+    if n < processes.count():  # not one for each
+        return processes.by_first(lambda: draws(slice(0, n), seed))
+    own, who = processes.own_rows(n), processes.rank()
+    with processes.alone():
+        part = draws(own, derive(seed, "process", who) if who else seed)
+    joined, labels = processes.joined, part.labels
+    info = {name: joined(said) if name == "drawn_from" else said for name, said in part.info.items()}
+    labels = None if labels is None else joined(labels)
+    return replace(part, x=joined(part.x), log_weight=joined(part.log_weight), labels=labels, info=info)
 
 
 def _noise(run: Run) -> tuple[Proposal, str]:

@@ -70,7 +70,6 @@ def sample(
     require_count("n", n)
     require_count("steps", 100 if steps is None else steps)
     require(out.suffix == ".npy", "out", "a file that ends in .npy", str(out))
-    processes.join()
     found = open_run(run, device, energy)
     require_room("n", f"{n} samples", COPIES * n * math.prod(found.event_shape), device)
     if found.conditional or given is not None:
@@ -81,14 +80,15 @@ def sample(
         sample_contexts(found, n, given, out, steps, seed)
         return
     with work_bar("sampling"):
-        walkers, origin = draw(found, n, steps, label, seed)
+        with processes.together():
+            walkers, origin = draw(found, n, steps, label, seed)
+        if not processes.is_first():
+            return
         if corrected:
             walkers, origin = found.corrected(walkers), f"{origin}, weighted by the learned density ratio"
         written = walkers if weighted else walkers.resampled(n, seed=seed)
         if denoise:
             written, origin = replace(written, x=found.denoised(written.x)), f"{origin}, without their noise"
-    if not processes.is_first():
-        return
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, written.x.cpu().numpy())
     say(f"{n} samples of shape {found.event_shape} from {origin}{worth(walkers)}")
@@ -126,13 +126,14 @@ def draw(run: Run, n: int, steps: int | None, label: int | None, seed: int) -> t
     from metastable.summary import affordable
     from metastable.summary.samples import kept_walkers, model_walkers
 
-    from .runs import chains_from_noise
+    from .runs import chains_from_noise, drawn_together
 
     draws_itself = run.trained_with is not None and run.trained_with.sample is not None
     if draws_itself and label is None:
         if steps is not None:
             raise InputError("steps: this run is of a density, which draws for itself; leave it out")
-        return run.sample(n, seed=seed), "the density's own draws"
+        made = drawn_together(n, seed, lambda own, seed: run.sample(own.stop - own.start, seed=seed))
+        return made, "the density's own draws"
     kept, origin = kept_walkers(run)
     if kept is None and not affordable(run.learned_energy, torch.empty(1, *run.event_shape)):
         return chains_from_noise(run, n, steps, label, seed)
@@ -140,7 +141,11 @@ def draw(run: Run, n: int, steps: int | None, label: int | None, seed: int) -> t
     if label is not None:
         known = run.walkers is not None and run.walkers.labels is not None
         origin += f", those of class {label}" if known else f", weighed by p(y = {label} | x)"
-    return run.sample(n, steps=steps, label=label, seed=seed), origin
+
+    def draws(own: slice, seed: int) -> Walkers:
+        return run.sample(own.stop - own.start, steps=steps, label=label, seed=seed)
+
+    return drawn_together(n, seed, draws), origin
 
 
 def worth(walkers: Walkers) -> str:

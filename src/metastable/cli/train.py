@@ -60,11 +60,10 @@ def train(
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> None:
     """Train an energy on data, and say what it is worth."""
-    from metastable.core.processes import by_first, join
+    from metastable.core.processes import by_first
 
     from .settings import resolve, with_assignments, with_flags, with_method
 
-    join()
     settings = with_method(_base(preset, config, out, resume), method)
     flags = {
         "data": data,

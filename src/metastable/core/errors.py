@@ -11,6 +11,9 @@ from typing import Any
 MOST_SHOWN = 200
 """Characters of a value in an error."""
 
+LEAST, MOST = 1e-30, 1e30
+"""Lengths that single precision can reckon with."""
+
 
 class MetastableError(Exception):
     """Everything this library raises on purpose."""
@@ -132,6 +135,17 @@ def require_positive(field: str, value: float) -> None:
     """`value` must be a finite number above zero."""
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
     require(ok, field, "a finite number above 0", value)
+
+
+def require_length(field: str, value: float) -> None:
+    """`value` must be above zero, and such that it, its square root and their inverses are numbers of 32 bits."""
+    require_positive(field, value)
+    require(LEAST <= value <= MOST, field, f"a number from {LEAST:g} to {MOST:g}", value)
+
+
+def require_moderate(field: str, value: float, most: float = MOST) -> None:
+    """`value` must not be so large that it is no number of 32 bits any more."""
+    require(value <= most, field, f"at most {most:g}", value)
 
 
 def require_count(field: str, value: int, least: int = 1) -> None:

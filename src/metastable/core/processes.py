@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import ConfigError, MetastableError, ProcessError, require
+from .errors import ConfigError, MetastableError, ProcessError, require, short
 from .heartbeat import Heartbeat, blamed
 from .random import derive
 
@@ -263,16 +263,27 @@ def by_first(work: Callable[[], T]) -> T:
     return said[0]
 
 
-def require_same(what: str, value: str) -> None:
-    """Refuse processes that were told different things."""
+def require_same(what: str, told: Mapping[str, Any]) -> None:
+    """Refuse processes that were told different things; one that was told another than the first is named."""
     if not is_many():
         return
-    told: list[Any] = [None] * count()
+    every: list[Any] = [None] * count()
     with _blaming():
-        dist.all_gather_object(told, value)
-    other = next((i for i, one in enumerate(told) if one != told[0]), None)
-    if other is not None:
-        raise ConfigError(what, f"must be the same in all processes, and process {other} has another than 0")
+        dist.all_gather_object(every, told)
+    for process, own in enumerate(every):
+        if other := _other(own, every[0]):
+            rule = f"must be the same in all processes, and process {process} has another than 0"
+            raise ConfigError(what, f"{rule}: {other}")
+
+
+def _other(own: Any, first: Any, name: str = "") -> str:
+    """The first place at which two nested tables differ, in words; nothing where they do not."""
+    if isinstance(own, Mapping) and isinstance(first, Mapping):
+        inside = (
+            _other(own.get(key), first.get(key), f"{name}.{key}" if name else key) for key in {**first, **own}
+        )
+        return next(filter(None, inside), "")
+    return "" if str(own) == str(first) else f"{name} is {short(own)}, not {short(first)}"
 
 
 # ---- words that are left for others, also by one that is alone for the moment

@@ -180,7 +180,7 @@ def reproduce(
     say = say or (lambda text: None)
     made_with = {"experiment": experiment.name, "scale": scale, "seed": seed}
     made_with |= {f"settings.{key}": value for key, value in describe(settings).items()}
-    processes.require_same("reproduce", f"{made_with} {out}")
+    processes.require_same("reproduce", made_with | {"out": str(out)})
     with processes.together(), ending_all():
         out.mkdir(parents=True, exist_ok=True)
         made_with["device"] = processes.by_first(lambda: place)  # of several GPUs that trials were made on

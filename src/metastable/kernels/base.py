@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.errors import ConfigError, UnsupportedError, require, require_positive
+from metastable.core.errors import ConfigError, UnsupportedError, require, require_length
 from metastable.core.random import normal_like, uniform_rows
 from metastable.core.types import Energy, is_discrete
 
@@ -129,7 +129,7 @@ class StepKernel(Kernel):
     """The share of accepted moves that warm-up steers the step size to."""
 
     def __post_init__(self) -> None:
-        require_positive(f"{self.name}.step_size", self.step_size)
+        require_length(f"{self.name}.step_size", self.step_size)
 
 
 def require_kernel(field: str, kernel: object) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.configure import build_tagged
-from metastable.core.errors import ConfigError, require, require_positive
+from metastable.core.errors import ConfigError, require, require_length
 from metastable.core.protocols import NoiseDrawing, provides
 from metastable.core.random import normal_like, uniform_rows
 from metastable.core.types import Energy, Proposal, is_discrete, precise, row_sum
@@ -49,7 +49,7 @@ class RandomWalk:
     name: ClassVar[str] = "random-walk"
 
     def __post_init__(self) -> None:
-        require_positive("random-walk.scale", self.scale)
+        require_length("random-walk.scale", self.scale)
 
     def draw(self, x: Tensor, noise: Tensor) -> Tensor:
         """A Gaussian step."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from metastable.core.errors import ConfigError, require, require_count, short
+from metastable.core.errors import ConfigError, require, require_count, require_length, short
 from metastable.core.types import Energy, energy_and_grad, row_sum
 
 from .base import ChainState, Info, Noise, StepKernel
@@ -44,6 +44,8 @@ class HMC(StepKernel):
         mass = _numbers("hmc.mass", self.mass)
         if not bool(((mass > 0) & mass.isfinite()).all()):
             raise ConfigError("hmc.mass", f"must be positive, got {self.mass!r}")
+        for extreme in (float(mass.min()), float(mass.max())):
+            require_length("hmc.mass", extreme)
         if self.mass_matrix is not None:
             require(self.mass == 1.0, "hmc.mass", "left at 1 where mass_matrix is given", self.mass)
             matrix = _numbers("hmc.mass_matrix", self.mass_matrix)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from metastable.core.errors import require_positive
+from metastable.core.errors import require_length
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, energy_and_grad, row_dot, row_sum
 
@@ -41,9 +41,9 @@ class ULA(StepKernel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise is not None:
-            require_positive("ula.noise", self.noise)
+            require_length("ula.noise", self.noise)
         if self.drift_clip is not None:
-            require_positive("ula.drift_clip", self.drift_clip)
+            require_length("ula.drift_clip", self.drift_clip)
 
     @property
     def temperature(self) -> float:

@@ -32,7 +32,14 @@ from torch import Tensor, nn
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.by_class import of_labels
 from metastable.core.convex import require_convex_at
-from metastable.core.errors import InputError, require, require_choice, require_count, require_positive
+from metastable.core.errors import (
+    InputError,
+    require,
+    require_choice,
+    require_count,
+    require_length,
+    require_positive,
+)
 from metastable.core.random import uniform_rows
 from metastable.core.types import Proposal, precise
 
@@ -191,7 +198,7 @@ class FDivergence(Objective[State]):
         require_count("f-ebm.ratio_steps", self.ratio_steps)
         require_positive("f-ebm.energy_rate", self.energy_rate)
         if self.clip_exponent is not None:
-            require_positive("f-ebm.clip_exponent", self.clip_exponent)
+            require_length("f-ebm.clip_exponent", self.clip_exponent)
         _ = self.divergence
 
     @cached_property

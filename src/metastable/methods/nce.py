@@ -28,7 +28,13 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from metastable.core.batch import Batch
-from metastable.core.errors import InputError, require_choice, require_count, require_positive
+from metastable.core.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_moderate,
+    require_positive,
+)
 from metastable.core.protocols import JointlyScored, provides
 from metastable.core.types import Proposal
 from metastable.core.weights import ess_fraction, log_mean_exp, weighted_mean
@@ -41,6 +47,8 @@ from .importance import ImportanceSampled
 
 START_DRAWS = 4096
 """Noise samples behind the first value of c."""
+MOST_RATIO = 1e6
+"""Noise samples for each row of the batch, at most."""
 
 
 def nce_loss(G_data: Tensor, G_noise: Tensor, noise_ratio: float) -> Tensor:
@@ -128,6 +136,7 @@ class NCE(ImportanceSampled):
 
     def __post_init__(self) -> None:
         require_positive(f"{self.name}.noise_ratio", self.noise_ratio)
+        require_moderate(f"{self.name}.noise_ratio", self.noise_ratio, MOST_RATIO)
         require_positive(f"{self.name}.log_z_rate", self.log_z_rate)
         require_count(f"{self.name}.pretrain", self.pretrain, 0)
         require_count(f"{self.name}.walkers", self.walkers)

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.core.errors import ConfigError, require, require_choice, require_count
+from metastable.core.errors import ConfigError, require, require_choice, require_count, require_moderate
 from metastable.core.types import Energy, LogPartition, Walkers
 from metastable.core.weights import ess_fraction
 
@@ -154,6 +154,7 @@ class Robust(Objective[States]):
             if value is None:
                 continue
             require(_finite(value), f"robust.{name}", "a finite number", value)
+            require_moderate(f"robust.{name}", value)
             require(len(self.betas) == 1, f"robust.{name}", "left out where beta has several values", value)
         if self.sampling is not None and self.sampling < 0:
             raise ConfigError("robust.sampling", f"must be at least 0, got {self.sampling}: {UPSIDE_DOWN}")

@@ -32,7 +32,7 @@ from metastable.core.errors import (
     require,
     require_choice,
     require_count,
-    require_positive,
+    require_length,
 )
 from metastable.core.random import normal_like
 from metastable.core.types import Energy, row_dot
@@ -325,7 +325,7 @@ class DenoisingScoreMatching(ScoreMethod):
         for field in ("sigma", "sigma_start"):
             value = vars(self)[field]
             if value is not None:
-                require_positive(f"{self.name}.{field}", value)
+                require_length(f"{self.name}.{field}", value)
         require_count(f"{self.name}.anneal", self.anneal)
         require_choice(f"{self.name}.shape", self.shape, SHAPES)
         if self.sigma_start is not None and self.sigma is not None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from metastable.core.augment import require_changes
-from metastable.core.errors import require, require_choice, require_count, require_positive
+from metastable.core.errors import require, require_choice, require_count, require_moderate, require_positive
 
 from .defaults import default_learning_rate, default_steps
 from .engine import ENGINES
@@ -45,7 +45,9 @@ class Adam:
 
     def __post_init__(self) -> None:
         require_positive("optimiser.learning_rate", self.learning_rate)
+        require_moderate("optimiser.learning_rate", self.learning_rate)
         require(0 <= self.weight_decay < math.inf, "optimiser.weight_decay", "at least 0", self.weight_decay)
+        require_moderate("optimiser.weight_decay", self.weight_decay)
         betas = self.betas if isinstance(self.betas, (list, tuple)) else (self.betas,)
         ok = len(betas) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
         require(ok, "optimiser.betas", "two numbers of at least 0 and below 1", self.betas)
@@ -75,8 +77,10 @@ class SGD:
 
     def __post_init__(self) -> None:
         require_positive("optimiser.learning_rate", self.learning_rate)
+        require_moderate("optimiser.learning_rate", self.learning_rate)
         for name in ("momentum", "weight_decay"):
             require(0 <= vars(self)[name] < math.inf, f"optimiser.{name}", "at least 0", vars(self)[name])
+            require_moderate(f"optimiser.{name}", vars(self)[name])
 
     def __call__(self, parameters: Iterable) -> Optimizer:
         """The torch optimiser, fused on a GPU, where it can then be recorded."""
@@ -246,6 +250,7 @@ class TrainerConfig:
         for name in ("data_noise", "data_noise_final"):
             value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
+            require_moderate(f"trainer.{name}", value or 0.0)
         if not isinstance(self.given_noise, (int, float)):
             object.__setattr__(self, "given_noise", tuple(self.given_noise))
         object.__setattr__(self, "augment", require_changes("trainer.augment", self.augment))

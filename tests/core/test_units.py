@@ -99,8 +99,14 @@ def test_they_come_back_from_json():
 def test_what_auto_means():
     assert [default_kind(shape) for shape in ((3,), (500,), (1, 28, 28))] == ["whiten", "scale", "none"]
     spreads = (0.0, 1e-3, 0.3, 5.0, 80.0)
-    assert [default_kind((1, 28, 28), s) for s in spreads] == ["none", "common", "none", "none", "common"]
-    assert default_kind((3,), 80.0) == "whiten"
+    assert [default_kind((1, 28, 28), lambda s=s: s) for s in spreads] == [
+        "none",
+        "common",
+        "none",
+        "none",
+        "common",
+    ]
+    assert default_kind((3,), lambda: pytest.fail("vectors are not measured")) == "whiten"
 
 
 def test_a_common_unit_is_one_for_all_numbers():

@@ -11,7 +11,7 @@ so that log Z of E is the same number in both. Rows are brought there in float64
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -273,12 +273,14 @@ def _shrinkage(z: Tensor) -> float:
     return float(candidates[int(total.argmax())])
 
 
-def default_kind(event_shape: tuple[int, ...], spread: float = 1.0) -> str:
+def default_kind(event_shape: tuple[int, ...], spread_of: Callable[[], float] = lambda: 1.0) -> str:
     """What `auto` means: vectors are whitened, or scaled where they are long; pixels share a unit already.
 
-    Where that unit is not of the size of their spread, as in pictures from 0 to 255, they are given one that is.
+    Where that unit is not of the size of their spread, as in pictures from 0 to 255, they are given one that is;
+    only pictures are asked for their spread.
     """
     if len(event_shape) != 1:
+        spread = spread_of()
         return "none" if spread == 0 or 1 / FAR <= spread <= FAR else "common"
     return "whiten" if event_shape[0] <= WHITEN_LIMIT else "scale"
 

@@ -59,12 +59,16 @@ def _kind_of_units(kind: str, energy: Any, train: Dataset, method: Method, besid
         still = is_own(energy) and not isinstance(method, (ChainMethod, Objective))  # nothing to move
         if why or still or beside == "labels":
             return "none"
-        some = train.x[:: max(1, len(train.x) // SOME)].double()
-        found = default_kind(train.event_shape, float(some.std(correction=0)))
+        found = default_kind(train.event_shape, lambda: spread_of(train.x))
         return "scale" if beside == "given" and found == "whiten" else found
     if kind != "none" and why:
         raise UnsupportedError(f"units: must be 'none' for {why}, got {kind!r}")
     return kind
+
+
+def spread_of(x: Tensor) -> float:
+    """Standard deviation of all the numbers of some rows."""
+    return float(x[:: max(1, len(x) // SOME)].double().std(correction=0))
 
 
 def _without_units(energy: Any, method: Method, beside: str) -> str:

@@ -99,8 +99,14 @@ def test_they_come_back_from_json():
 def test_what_auto_means():
     assert [default_kind(shape) for shape in ((3,), (500,), (1, 28, 28))] == ["whiten", "scale", "none"]
     spreads = (0.0, 1e-3, 0.3, 5.0, 80.0)
-    assert [default_kind((1, 28, 28), s) for s in spreads] == ["none", "common", "none", "none", "common"]
-    assert default_kind((3,), 80.0) == "whiten"
+    assert [default_kind((1, 28, 28), lambda s=s: s) for s in spreads] == [
+        "none",
+        "common",
+        "none",
+        "none",
+        "common",
+    ]
+    assert default_kind((3,), lambda: pytest.fail("vectors are not measured")) == "whiten"
 
 
 def test_a_common_unit_is_one_for_all_numbers():
@@ -120,3 +126,23 @@ def test_words_that_name_no_units_are_refused():
         MetastableError, match="units: must be one of auto, none, common, scale, whiten, got 'meters'"
     ):
         require_kind("meters")
+
+
+@pytest.mark.parametrize("kind", ["scale", "whiten"])
+def test_where_the_noise_of_training_gives_a_spread_no_other_is_added(kind):
+    x = torch.cat([rows(), torch.full((500, 1), 7.0, dtype=torch.float64)], 1)[:, 2:]
+    rng = torch.Generator().manual_seed(1)
+    noisy = x + 0.1 * torch.randn(x.shape, generator=rng, dtype=torch.float64)
+    units = Units.fit(noisy, kind, 0.1)
+    assert torch.allclose(units.inverse(units.enter(x, 0)), x, atol=1e-5)
+    seen = units.enter(x, 0) + units.turn(noisy - x)
+    assert torch.linalg.eigvalsh(torch.cov(seen.T)).min() > 0.5
+    old = {key: value for key, value in units.as_json().items() if key != "noise"}
+    assert Units.from_json(units.as_json()).noise == 0.1
+    assert Units.from_json(old).enter(x, 0)[:, 1].std() > 0.5  # folders from before: as they were
+
+
+def test_noise_that_is_nothing_beside_what_two_columns_share_is_no_spread():
+    x = 1e7 * rows()[:, 2:].repeat(1, 2)
+    units = Units.fit(x, "whiten", 0.1)
+    assert torch.linalg.eigvalsh(torch.cov(units.enter(x, 0).T)).min() > 0.5

@@ -18,7 +18,7 @@ from metastable.compare import scores as compared
 from metastable.core.errors import ConfigError
 from metastable.core.powered import Powered, powered
 from metastable.core.random import generator
-from metastable.core.types import energy_and_grad, student_t_quantile
+from metastable.core.types import LogPartition, energy_and_grad, student_t_quantile
 from metastable.energies import RBM, JointEnergy
 from metastable.evaluation.classifier import class_samples
 from metastable.evaluation.diagnosis import Facts, diagnose
@@ -39,6 +39,7 @@ from metastable.methods.base import Context
 from metastable.proposals import fit_gaussian
 from metastable.report.read import read_run
 from metastable.report.run_page import cards
+from metastable.runs.model import Model
 from metastable.runs.run import Run
 from metastable.summary.classifier import kernel_of
 
@@ -424,3 +425,22 @@ def test_energies_of_a_log_are_judged_in_nats():
     found = {power: [f.name for f in diagnose(log, Facts("pcd", power=power))] for power in (1.0, 20_000.0)}
     assert found[1.0] == ["healthy"]
     assert found[20_000.0] == ["no-learning", "tempered-density"]
+
+
+class Fixed(nn.Module):
+    """½‖x − m‖² with an m that nothing trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("m", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * (x - self.m).square().sum(1)
+
+
+def test_a_model_of_buffers_alone_is_where_it_was_brought():
+    model = Model(Fixed(), log_z=LogPartition(math.log(2 * math.pi), 0.0, math.inf))
+    assert model.home.dtype == torch.float32
+    model.energy.double()
+    x = torch.full((1, 2), 0.1, dtype=torch.float64)
+    assert model.log_prob(x).item() == pytest.approx(-0.01 - math.log(2 * math.pi), abs=1e-14)

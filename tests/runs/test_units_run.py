@@ -204,3 +204,29 @@ def test_fewer_held_out_rows_than_columns_are_not_filled_with_noise():
     held = ms.data.Dataset.of(x, "x").split(0.1, 0)[1].x
     assert len(held) == 6
     assert run.scores["log_likelihood"] == pytest.approx(float(run.log_prob(held).mean()), abs=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("method", [QUICK, "nce"])
+def test_a_constant_column_has_the_noise_that_was_asked_for_and_no_more(scale, method):
+    z = torch.randn((1000, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = scale * torch.stack([z[:, 0], 0.8 * z[:, 0] + 0.6 * z[:, 1], torch.full((1000,), 0.7)], 1)
+    covariance = torch.cov(x.T, correction=0) + (0.1 * scale) ** 2 * torch.eye(3)
+    law = torch.distributions.MultivariateNormal(x.mean(0), covariance)
+    root = torch.linalg.cholesky(covariance)
+    there = x.mean(0) + torch.randn((500, 3), generator=torch.Generator().manual_seed(1)).double() @ root.T
+    run = ms.fit(None, x, method, 5, data_noise=0.1 * scale, evaluate=False)
+    assert float((law.log_prob(there) - run.log_prob(there)).abs().mean()) < 0.06
+    clean = there - (0.1 * scale) ** 2 * (there - x.mean(0)) @ covariance.inverse()
+    assert float((run.denoised(there) - clean).std()) < 0.01 * scale
+
+
+def test_rows_whose_spread_is_their_noise_are_judged_with_it_and_scored_without():
+    x = torch.randn((300, 1), generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0] + [0.0] * 9])
+    run = ms.fit(None, x, QUICK, 5, data_noise=0.1, held_out=0.2)
+    held = Dataset.of(x, "x").split(0.2, 0)[1].x
+    assert run.scores["log_likelihood"] == pytest.approx(float(run.log_prob(held).mean()), abs=1e-3)
+    exact = 9 * -math.log(0.1 * math.sqrt(2 * math.pi)) - 0.5 * math.log(2 * math.pi * 1.01) - 0.5 / 1.01
+    assert run.scores["log_likelihood"] == pytest.approx(exact, abs=1)
+    assert not [finding for finding in run.diagnosis if finding.severity == "warning"]
+    assert run.scores["energy_distance"] < 0.05

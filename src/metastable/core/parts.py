@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -50,5 +51,5 @@ def column_moments(x: Tensor, columns: int = 256) -> tuple[Tensor, Tensor]:
 
 def home_of(module: Any) -> Tensor:
     """A tensor with the dtype and device that a module works in; an empty one of the defaults for anything else."""
-    tensors = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+    tensors = chain(module.parameters(), module.buffers()) if isinstance(module, nn.Module) else ()
     return next((t for t in tensors if t.is_floating_point()), torch.empty(0))

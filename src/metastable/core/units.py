@@ -11,7 +11,7 @@ so that log Z of E is the same number in both. Rows are brought there in float64
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,6 +51,7 @@ class Units:
         mean: m, float64 `(D,)`, of the flattened event.
         matrix: A, float64: `(D,)` where it is diagonal, else `(D, D)`.
         inverse_matrix: A⁻¹, likewise.
+        noise: standard deviation of the normal noise that training always puts on rows, in x; 0 for none.
 
     >>> units = Units.fit(torch.tensor([[0.0, 10.0], [2.0, 30.0]]), "scale")
     >>> units.forward(torch.tensor([[3.0, 20.0]])).tolist(), round(units.log_det, 4)
@@ -62,6 +63,7 @@ class Units:
     mean: Tensor
     matrix: Tensor
     inverse_matrix: Tensor
+    noise: float = 0.0
 
     @classmethod
     def none(cls, event_shape: tuple[int, ...]) -> Units:
@@ -71,8 +73,8 @@ class Units:
         return cls("none", tuple(event_shape), torch.zeros_like(one), one, one)
 
     @classmethod
-    def fit(cls, x: Tensor, kind: str) -> Units:
-        """Units of the rows of `x`, `(n, *event)`.
+    def fit(cls, x: Tensor, kind: str, noise: float = 0.0) -> Units:
+        """Units of the rows of `x`, `(n, *event)`, which hold the `noise` of training already.
 
         For `whiten`, A = diag(1/σ)·T^{−1/2} with T = (1 − α)R + αI, R the correlations and α their shrinkage. The
         symmetric root keeps columns where they were and, unlike principal axes, hardly moves when the rows hardly
@@ -87,14 +89,14 @@ class Units:
         if kind == "common":
             mean, scale = mean.repeat(flat.shape[1]), scale.repeat(flat.shape[1])
         if kind in ("common", "scale"):
-            return cls(kind, shape, mean, 1 / scale, scale)
+            return cls(kind, shape, mean, 1 / scale, scale, noise)
         T = torch.eye(len(mean), dtype=torch.float64)
         if bool(varies.any()):
             places = varies.nonzero()[:, 0]
             T[places[:, None], places] = _shrunk_correlations(((flat - mean) / scale)[:, varies])
         variances, axes = torch.linalg.eigh(T)
         matrix = (axes / variances.sqrt()) @ axes.T / scale[:, None]
-        return cls(kind, shape, mean, matrix, (axes * variances.sqrt()) @ axes.T * scale)
+        return cls(kind, shape, mean, matrix, (axes * variances.sqrt()) @ axes.T * scale, noise)
 
     @property
     def trivial(self) -> bool:
@@ -107,6 +109,12 @@ class Units:
         if self.matrix.dim() == 1:
             return float(self.matrix.log().sum())
         return float(torch.linalg.slogdet(self.matrix).logabsdet)
+
+    @cached_property
+    def noise_covariance(self) -> Tensor:
+        """That of the noise of training in u: variances `(D,)` where A is diagonal, else `(D, D)`."""
+        turned = self.noise * self.matrix
+        return turned.square() if turned.dim() == 1 else turned.T @ turned
 
     def forward(self, x: Tensor) -> Tensor:
         """From x to u, float64, `(…, *event)`."""
@@ -143,8 +151,8 @@ class Units:
         """Rows to train on: u, with normal noise along directions in which the rows (or `like`) do not vary.
 
         A column that never changes, or follows from others, has no density. It is given one: a small spread, which
-        in u is 1, so that nothing is narrower than anything else. Where all numbers share a unit, that would be as
-        much as they have: there they are left, as they are without units.
+        in u is 1, so that nothing is narrower than anything else. Where the noise of training gives it one, it is
+        left, and where all numbers share a unit, too, as that would be as much as they have.
         """
         if self.trivial:
             return x
@@ -157,12 +165,13 @@ class Units:
         """u with normal noise along directions in which the rows of `like` do not vary."""
         flat, seen = u.flatten(1), (u if like is None else like).flatten(1)
         if self.matrix.dim() == 1:
-            held = seen.var(0, correction=0) > EMPTY
+            held = seen.var(0, correction=0) + self.noise_covariance.to(seen) > EMPTY
             if bool(held.all()):
                 return u
             missing = torch.diag((~held).to(flat))
         else:
-            variances, axes = torch.linalg.eigh(seen.T @ seen / len(seen))
+            spread = seen.T @ seen / len(seen) + self.noise_covariance.to(seen)
+            variances, axes = torch.linalg.eigh(spread)
             empty = (variances < EMPTY).to(flat)
             if not bool(empty.any()):
                 return u
@@ -173,14 +182,16 @@ class Units:
     def as_json(self) -> dict[str, Any]:
         """The numbers, as a run's settings keep them."""
         numbers = {name: vars(self)[name].tolist() for name in ("mean", "matrix", "inverse_matrix")}
-        return {"kind": self.kind, "event_shape": list(self.event_shape), **numbers}
+        noise = {"noise": self.noise} if self.noise else {}
+        return {"kind": self.kind, "event_shape": list(self.event_shape), **numbers, **noise}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Units:
         """The inverse of `as_json`."""
         numbers = [torch.tensor(kept[n], dtype=torch.float64) for n in ("mean", "matrix", "inverse_matrix")]
-        units = cls(kept["kind"], tuple(kept["event_shape"]), *numbers)
+        units = cls(kept["kind"], tuple(kept["event_shape"]), *numbers, float(kept.get("noise", 0.0)))
         require_choice("units.kind", units.kind, KINDS)
+        require(0 <= units.noise < math.inf, "units.noise", "finite and at least 0", units.noise)
         D = math.prod(units.event_shape)
         for name, value in zip(("mean", "matrix", "inverse_matrix"), numbers, strict=True):
             ok = tuple(value.shape) in (((D,),) if name == "mean" else ((D,), (D, D)))
@@ -262,12 +273,14 @@ def _shrinkage(z: Tensor) -> float:
     return float(candidates[int(total.argmax())])
 
 
-def default_kind(event_shape: tuple[int, ...], spread: float = 1.0) -> str:
+def default_kind(event_shape: tuple[int, ...], spread_of: Callable[[], float] = lambda: 1.0) -> str:
     """What `auto` means: vectors are whitened, or scaled where they are long; pixels share a unit already.
 
-    Where that unit is not of the size of their spread, as in pictures from 0 to 255, they are given one that is.
+    Where that unit is not of the size of their spread, as in pictures from 0 to 255, they are given one that is;
+    only pictures are asked for their spread.
     """
     if len(event_shape) != 1:
+        spread = spread_of()
         return "none" if spread == 0 or 1 / FAR <= spread <= FAR else "common"
     return "whiten" if event_shape[0] <= WHITEN_LIMIT else "scale"
 

@@ -29,7 +29,7 @@ from .averages import averaged_players
 from .chains import Chains
 from .folder import read_config, read_history, reading, require_run_folder
 from .resolve import built, power_of, reloaded, resolve_method
-from .rows import training_rows
+from .rows import as_seen, training_rows
 from .run import Run
 
 
@@ -77,10 +77,11 @@ def load_chains(run: Run, train: Dataset) -> Chains:
     own = run.config["energy"]["name"] == "custom"
     energy = run.energy if own else run.within().energy
     method, context, state, _ = chains_of(run.folder, run.config, energy, run.trained_with, device)
-    rows = training_rows(
-        train, method, Engine(device, trainer["precision"]), run.coordinates, run.config["seed"]
-    )
-    noise = space_of(context.energy).noise_around(rows.x)
+    units, seed = run.coordinates, run.config["seed"]
+    rows = training_rows(train, method, Engine(device, trainer["precision"]), units, seed)
+    seen = as_seen(rows, trainer.get("data_noise", 0.0), units, seed, trainer.get("augment", ()))
+    noise = space_of(context.energy).noise_around(seen.x)
+    rows = seen if units is not None and units.events.noise else rows
     context = dataclasses.replace(context, data=rows.x, given=rows.given, noise=noise)
     return Chains(method, context, state)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ class Model:
     seed: int = 0
     contexts: Tensor | None = None
 
-    @cached_property
+    @property
     def home(self) -> Tensor:
         """A tensor with the dtype and device that the energy works in."""
         return home_of(self.energy)

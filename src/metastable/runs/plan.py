@@ -54,6 +54,7 @@ class Plan:
         engine: device and precision.
         coordinates: the units of training; None where they are the data's own.
         rows: what training sees, in those units, on the device.
+        seen: the same as methods look at them outside of updates: with noise where only that gives them a spread.
         energy: the energy as training sees it.
         energy_settings: its description.
         noise: a normalised density around the rows.
@@ -70,6 +71,7 @@ class Plan:
     engine: Engine
     coordinates: Coordinates | None
     rows: Batch
+    seen: Batch
     energy: Any
     energy_settings: Any
     noise: Gaussian | Signs
@@ -148,7 +150,7 @@ def make_plan(
     needed_beside(train, method)
     mixture = not smoothing and on_mixture(energy, train, method)
     trainer = trainer.resolved(len(train), train.x[0].numel(), mixture)
-    coordinates = coordinates_for(units, energy, train, method, trainer.noise_at(0), seed)
+    coordinates = coordinates_for(units, energy, train, method, trainer, seed)
     rows = training_rows(train, method, engine, coordinates, seed, None if smoothing else trainer.batch_size)
     if smoothing:
         rows = smoothed_rows(rows, smoothing, seed)
@@ -176,6 +178,7 @@ def make_plan(
         engine,
         coordinates,
         rows,
+        seen if coordinates is not None and coordinates.events.noise else rows,
         module,
         energy_settings,
         noise,
@@ -192,7 +195,7 @@ def players_of(plan: Plan) -> dict[str, nn.Module]:
             "energy: to be trained it must be an nn.Module with parameters; a plain function can be sampled "
             "(ms.sample) and normalised (ms.log_partition)"
         )
-    rows, seed = plan.method.takes(plan.rows), derive(plan.seed, "companions")
+    rows, seed = plan.method.takes(plan.seen), derive(plan.seed, "companions")
     companions = plan.method.companions(plan.energy, rows, plan.noise, seed)
     return {"energy": plan.energy} | {name: plan.engine.place_module(m) for name, m in companions.items()}
 
@@ -215,6 +218,7 @@ def trainer_of(plan: Plan, folder: Path | None = None, run: str = "") -> Trainer
         seed=plan.seed,
         folder=folder,
         held_out=held,
+        seen=plan.seen,
         coordinates=plan.coordinates,
         power=plan.power,
         run=run,

@@ -21,6 +21,7 @@ from metastable.data.smoothing import smoothed
 from metastable.energies import AsEnergy, as_energy
 from metastable.energies.build import ENERGIES
 from metastable.methods import ChainMethod, Density, Method, Objective
+from metastable.training.config import TrainerConfig
 from metastable.training.engine import Engine
 
 LARGE = 2**24
@@ -32,9 +33,10 @@ BYTES_ON = ("cuda",)
 
 
 def coordinates_for(
-    kind: str, energy: Any, train: Dataset, method: Method, noise: float, seed: int
+    kind: str, energy: Any, train: Dataset, method: Method, trainer: TrainerConfig, seed: int
 ) -> Coordinates | None:
     """The units to train in; None for the data's own. They are fitted to what training sees, noise included."""
+    noise = trainer.noise_at(0)
     beside = "" if train.given is None and method.needs == "given?" else method.needs.rstrip("?")
     kind = _kind_of_units(kind, energy, train, method, beside)
     if kind == "none":
@@ -46,7 +48,8 @@ def coordinates_for(
     given = None
     if beside == "given" and train.given is not None:
         given = Units.fit(train.given, "scale" if train.given.dim() == 2 else "none")
-    return Coordinates(Units.fit(rows, kind), given)
+    lasting = 0.0 if trainer.data_noise_final == 0 else noise  # none where it falls to nothing
+    return Coordinates(Units.fit(rows, kind, lasting), given)
 
 
 def _kind_of_units(kind: str, energy: Any, train: Dataset, method: Method, beside: str) -> str:
@@ -56,12 +59,16 @@ def _kind_of_units(kind: str, energy: Any, train: Dataset, method: Method, besid
         still = is_own(energy) and not isinstance(method, (ChainMethod, Objective))  # nothing to move
         if why or still or beside == "labels":
             return "none"
-        some = train.x[:: max(1, len(train.x) // SOME)].double()
-        found = default_kind(train.event_shape, float(some.std(correction=0)))
+        found = default_kind(train.event_shape, lambda: spread_of(train.x))
         return "scale" if beside == "given" and found == "whiten" else found
     if kind != "none" and why:
         raise UnsupportedError(f"units: must be 'none' for {why}, got {kind!r}")
     return kind
+
+
+def spread_of(x: Tensor) -> float:
+    """Standard deviation of all the numbers of some rows."""
+    return float(x[:: max(1, len(x) // SOME)].double().std(correction=0))
 
 
 def _without_units(energy: Any, method: Method, beside: str) -> str:

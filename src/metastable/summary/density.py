@@ -27,7 +27,7 @@ from metastable.runs.run import Run
 from metastable.walkers.space import space_of
 from metastable.walkers.starts import some_rows
 
-from .likelihood import MOST_DIMENSIONS
+from .likelihood import LOOKED_AT, MOST_DIMENSIONS, mean_log_prob
 from .samples import SHOWN
 from .section import COSTLY_ROWS, Judged, Measured
 from .units import toy_outside
@@ -124,7 +124,10 @@ def _density_facts(judged: Judged) -> dict[str, Any]:
     if z is None:
         return facts
     scores = judged.found["likelihood"].numbers
-    facts |= {key: scores[key] for key in ("log_likelihood", "log_likelihood_se")}
+    likelihood = scores["log_likelihood"], scores["log_likelihood_se"]
+    if judged.noise_in_units:  # rows with it have another likelihood, and another entropy, than those without
+        likelihood = mean_log_prob(run, z, some_rows(train, LOOKED_AT))
+    facts |= dict(zip(("log_likelihood", "log_likelihood_se"), likelihood, strict=True))
     facts["excess_mass"] = excess_mass(run.learned_energy, z.value, train)
     if train[0].numel() <= MOST_DIMENSIONS:
         value, error, copies = nearest_neighbour_entropy(train)

@@ -90,7 +90,7 @@ def _settle(judged: Judged) -> tuple[LogPartition | None, list[Finding]]:
 
 def _find_missing(judged: Judged) -> None:
     """log Z and walkers of a run that was read back, by sequential Monte Carlo where it kept none."""
-    run, x = judged.run, judged.x
+    run, x = judged.run, judged.trained_on
     walkers, judged.samples_from = kept_walkers(run)
     may_take_long = judged.log_z_asked or affordable(run.learned_energy, x)
     if may_take_long and (walkers is None or run.log_partition is None):
@@ -102,20 +102,25 @@ def _find_missing(judged: Judged) -> None:
 
 
 def _log_likelihood(judged: Judged) -> dict[str, float]:
-    """Mean of −P·E − log Z over the rows; its standard error holds that of log Z."""
+    """What the rows are given, as they are."""
     run, z = judged.run, judged.run.log_partition
     if z is None:
         return {}
     few = judged.costly and judged.after_training
-    energies = energies_of(run.learned_energy, some_rows(judged.x, COSTLY_ROWS) if few else judged.x)
-    value = float(-energies.mean()) - z.value
-    error = math.hypot(float(energies.std()) / math.sqrt(len(energies)), z.std_error)
+    value, error = mean_log_prob(run, z, some_rows(judged.x, COSTLY_ROWS) if few else judged.x)
     return {"log_likelihood": value, "log_likelihood_se": error, "cross_entropy": -value}
+
+
+def mean_log_prob(run: Run, z: LogPartition, x: Tensor) -> tuple[float, float]:
+    """Mean of −P·E − log Z over rows, and its standard error, which holds that of log Z."""
+    energies = energies_of(run.learned_energy, x)
+    error = math.hypot(float(energies.std()) / math.sqrt(len(energies)), z.std_error)
+    return float(-energies.mean()) - z.value, error
 
 
 def _held_out(judged: Judged) -> dict[str, float]:
     """How much more likely training rows are than held-out ones; nothing where none were held out."""
-    train, rows = judged.trained_on, judged.x
+    train, rows = (judged.rows if judged.train is None else judged.train).x, judged.x
     if torch.equal(rows, train):
         return {}
     most = COSTLY_ROWS if judged.costly else LOOKED_AT

@@ -51,9 +51,11 @@ class Samples:
         run, walkers = judged.run, judged.run.walkers
         assert walkers is not None
         if not judged.after_training:
-            apart = distances(walkers, judged.x, derive(judged.seed, "evaluate"))
+            rows = some_rows(judged.x, SHOWN, seed := derive(judged.seed, "evaluate"))
+            apart = distances(walkers, judged.noisy(rows), seed)
             return Measured({"outlier_share": _outlier_share(run, judged.x, walkers, judged.seed), **apart})
-        apart = distances(walkers, some_rows(judged.x, COSTLY_ROWS) if judged.costly else judged.x)
+        rows = some_rows(judged.x, COSTLY_ROWS if judged.costly else SHOWN)
+        apart = distances(walkers, judged.noisy(rows))
         numbers = {}
         if apart["mmd2"] is not None:
             numbers["energy_distance"] = apart["energy_distance"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from metastable.core.units import Coordinates
 from metastable.data import ToySet
 from metastable.evaluation.diagnosis import Facts, Finding
 from metastable.evaluation.image_measures import ImageQuestion
+from metastable.runs.rows import as_seen
 from metastable.runs.run import Run
 
 COSTLY_ROWS = 1000
@@ -71,10 +73,23 @@ class Judged:
         """Events of the rows for scores."""
         return self.rows.x
 
-    @property
+    @cached_property
     def trained_on(self) -> Tensor:
-        """Events that the run was trained on, or those for scores where nobody knows."""
-        return (self.rows if self.train is None else self.train).x
+        """Events that the run was trained on, or those for scores where nobody knows.
+
+        They have the noise of training where its units rest on it: without, some directions would have no spread.
+        """
+        x = (self.rows if self.train is None else self.train).x
+        return self.noisy(x) if self.noise_in_units else x
+
+    @property
+    def noise_in_units(self) -> bool:
+        """Whether the noise of training is what gives directions of its units their spread."""
+        return self.coordinates is not None and self.coordinates.events.noise > 0
+
+    def noisy(self, x: Tensor) -> Tensor:
+        """Events with the noise that training ended with, since its model is of those."""
+        return as_seen(Batch(x), self.run.data_noise, self.coordinates, self.seed).x
 
     @property
     def costly(self) -> bool:

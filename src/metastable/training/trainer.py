@@ -78,6 +78,7 @@ class Trainer(KeptTraining):
         folder: where to write metrics and checkpoints; None keeps everything in memory.
         on_row: told of every line of metrics.
         held_out: rows that say when to end, like `data`; None trains to the last step.
+        seen: the rows that the method looks at outside of updates, with noise where they need it; None: `data`.
         coordinates: the units that `data` are in, where they are not the data's own: noise is given in those, and
             energies are logged in them.
         power: P of exp(−P·E), which is what is learned.
@@ -99,12 +100,13 @@ class Trainer(KeptTraining):
         folder: Path | None = None,
         on_row: OnRow | None = None,
         held_out: Rows | None = None,
+        seen: Rows | None = None,
         coordinates: Coordinates | None = None,
         power: float = 1.0,
         run: str = "",
     ):
         data = as_batch(data)
-        x = data.x
+        x = data.x if seen is None else as_batch(seen).x
         config = config.resolved(len(x), x[0].numel())
         self.energy, self.players, self.method, self.config = energy, dict(players), method, config
         self.engine, self.seed, self.folder, self.on_row = engine, seed, folder, on_row

@@ -255,6 +255,18 @@ def test_what_the_demonstrations_had_not_is_left_alone():
     assert torch.equal(policy.select_action(more), first)
 
 
+def test_the_only_observation_may_come_without_its_name():
+    model, x = Scripted(), torch.tensor([[3.0]])
+    scaling = Scaling.fit(Demonstrations.of({"obs": np.arange(8.0)}, np.arange(8.0)))
+    policy = Policy(model, scaling, PolicyConfig(1, 4, 2, 1))
+    for seen in (x, {"state": x}, {"obs": x}):  # environments of one array call it `state`
+        policy.reset()
+        policy.select_action(seen)
+    assert torch.equal(torch.cat(model.seen), model.seen[0].expand(3, -1))
+    with pytest.raises(InputError, match="must have obs, as the demonstrations had; got pose"):
+        policy.select_action({"pose": x})
+
+
 def test_a_frozen_prefix_is_kept_to_the_bit():
     model = RunActions(run_of(Encoded())).settle(CONTEXTS)
     policy = Policy(model, SCALING, PolicyConfig(1, D, 2, candidates=4, steps=3, freeze=3))

@@ -195,7 +195,10 @@ class Policy:
         return chunk[:, steps.clamp(max=self.config.prediction - 1)].flatten(1)
 
     def _named(self, observation: Any) -> Mapping[str, Any]:
-        return observation if isinstance(observation, Mapping) else {STATE: observation}
+        """By the demonstrations' names: one array, also where an environment calls it `state`, has the only one."""
+        names = self.scaling.names
+        named = observation if isinstance(observation, Mapping) else {STATE: observation}
+        return {names[0]: named[STATE]} if len(names) == 1 and list(named) == [STATE] else named
 
     def _windows(self, contexts: Any) -> Mapping[str, Tensor]:
         """Contexts by name, each of as many steps as the policy sees."""

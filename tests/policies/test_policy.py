@@ -255,6 +255,19 @@ def test_what_the_demonstrations_had_not_is_left_alone():
     assert torch.equal(policy.select_action(more), first)
 
 
+def test_a_policy_is_fitted_with_tables_and_one_noise_and_refuses_bare_arrays():
+    table = {"context": 2, "prediction": 4, "execute": 2, "candidates": 1}
+    one = fit_policy(shown(), FLOW, "density", table, noise=0.01, steps=1)
+    assert one.config == PolicyConfig(**table)
+    assert one.model.run.config["trainer"]["data_noise_final"] == 0.01
+    with pytest.raises(ConfigError, match=r"policy\.contxt: unknown setting"):
+        fit_policy(shown(), FLOW, "density", {"contxt": 2}, steps=1)
+    with pytest.raises(InputError, match=r"demonstrations: must be Demonstrations, which .* got 'tuple'"):
+        fit_policy((np.zeros(8), np.zeros(8)), FLOW, "density", steps=1)  # pyright: ignore
+    with pytest.raises(InputError, match=r"goal: must be windows of .* \(B, 2, 1,\), got 1"):
+        one.predict_action_chunk({"place": np.zeros((3, 2, 1)), "goal": np.zeros((3, 1))})
+
+
 def test_the_only_observation_may_come_without_its_name():
     model, x = Scripted(), torch.tensor([[3.0]])
     scaling = Scaling.fit(Demonstrations.of({"obs": np.arange(8.0)}, np.arange(8.0)))

@@ -280,7 +280,7 @@ class Scaling:
         """Observations as tensors, `ahead` dimensions before those of each: finite, and of the shapes shown."""
         values = self.known(observations)
         for key, value in values.items():
-            shape, got = self._shape(key), tuple(value.shape[ahead:])
+            shape, got = self.shape(key), tuple(value.shape[ahead:])
             if value.dim() != ahead + len(shape) or got != shape:
                 raise InputError(
                     f"observation.{key}: must have shape {shape}, as in the demonstrations, got {got}"
@@ -309,13 +309,14 @@ class Scaling:
         except (TypeError, ValueError) as error:
             raise InputError(f"observation: must hold numbers: {error}") from error
         for key, value in values.items():
-            shape = self._shape(key)
+            shape = self.shape(key)
             if tuple(value.shape) == shape:
                 rule = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]"
                 raise InputError(f"observation.{key}: must {rule}, got {shape}")
         return values
 
-    def _shape(self, key: str) -> tuple[int, ...]:
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Of one observation of this name."""
         return self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
 
     def noise_mask(self, context: int) -> tuple[float, ...]:

@@ -202,11 +202,12 @@ class Policy:
 
     def _windows(self, contexts: Any) -> Mapping[str, Tensor]:
         """Contexts by name, each of as many steps as the policy sees."""
-        named = self.scaling.fitting(self._named(contexts), 2)
-        for key, value in named.items():
-            rule = f"windows of policy.context = {self.config.context} steps, (B, {self.config.context}, …)"
-            require(value.shape[1] == self.config.context, f"observation.{key}", rule, value.shape[1])
-        return named
+        named = self._named(contexts)
+        for key, value in self.scaling.known(named).items():
+            n, steps = self.config.context, value.shape[1] if value.dim() > 1 else 0
+            rule = f"windows of policy.context = {n} steps, (B, {n}, {str(self.scaling.shape(key))[1:]}"
+            require(steps == n, f"observation.{key}", rule, steps)
+        return self.scaling.fitting(named, 2)
 
     def _check_number(self, now: Mapping[str, Tensor]) -> None:
         """Every observation has as many rows as there are environments."""
@@ -276,10 +277,10 @@ def fit_policy(
     demonstrations: Demonstrations,
     energy: Any = "interpolant",
     method: Any = "density",
-    config: PolicyConfig | None = None,
+    config: PolicyConfig | Mapping[str, Any] | None = None,
     *,
     padded: bool = True,
-    noise: tuple[float, float] | None = (0.01, 0.005),
+    noise: tuple[float, float] | float | None = (0.01, 0.005),
     on: Policy | None = None,
     seed: int = 0,
     **options: Any,
@@ -290,19 +291,24 @@ def fit_policy(
         demonstrations: to learn from.
         energy: as `metastable.fit` takes it.
         method: likewise: `density` for flows and diffusions, `ranking-nce`, `interpolating-nce` or `ibc`.
-        config: how the policy acts; its windows are what is trained on.
+        config: how the policy acts, or a table of it; its windows are what is trained on.
         padded: whether windows reach beyond the ends of their episode, see `Demonstrations.windows`.
         noise: σ_pert at first, and from half of the training on, on chunks and on what of the contexts may be
-            noised; None trains on the demonstrations as they are.
+            noised; one number for both, and None trains on the demonstrations as they are.
         on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
             `density` with `units="none"`, on demonstrations of the same ranges. What is trained on a flow is read
             back by `load_policy`: the run's own settings name the flow's class alone.
         seed: of everything random.
         options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
     """
-    config, scaling = config or PolicyConfig(), Scaling.fit(demonstrations)
+    rule = "Demonstrations, which Demonstrations.of(observations, actions, ends) and load_episodes(file) make"
+    given = type(demonstrations).__name__
+    require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, given)
+    config = config if isinstance(config, PolicyConfig) else build(PolicyConfig, config or {}, "policy")
+    scaling = Scaling.fit(demonstrations)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     if noise is not None:
+        noise = (noise, noise) if isinstance(noise, (int, float)) else noise
         schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_over": 0.5}
         options = {**schedule, "given_noise": _noised(scaling, config, data.given), **options}
     table = None

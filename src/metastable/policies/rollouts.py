@@ -106,11 +106,12 @@ class Rollouts:
         steps = self.horizons[-1] if steps is None else steps
         return paired_difference(self.best(steps).mean(1), other.best(steps).mean(1), level)
 
-    def write(self, folder: Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
+    def write(self, folder: str | Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
         """`rollouts.json` with scores and the episode table, and `rollouts.npz` with progress; the first's path.
 
         `apart` is by how much it is ahead of the `other` policy, which is written, too.
         """
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             folder / "rollouts.npz", progress=self.progress.numpy(), lengths=self.lengths.numpy()

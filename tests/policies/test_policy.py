@@ -374,6 +374,24 @@ def test_an_energy_on_its_proposal_ranks_by_either():
         RunActions(run_of(Smooth()), rank="network")
 
 
+def test_candidates_are_drawn_by_their_weights():
+    class Weighted(Scripted):
+        def energy(self, x, contexts):
+            return torch.tensor([1.0, 0.0, 2.0]).expand(x.shape[:2])
+
+    B, settings = 20_000, {"context": 1, "prediction": 4, "execute": 2, "candidates": 3}
+    policies = [
+        Policy(Weighted(), SCALING, PolicyConfig(**settings, rank="weights"), seed=s) for s in (0, 0, 1)
+    ]
+    first, same, other = (policy.select_action(torch.zeros(B, 1))[:, 0] for policy in policies)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    share = torch.stack([(first == 100 + 10 * k).double().mean() for k in range(3)])
+    p = torch.softmax(torch.tensor([-1.0, 0.0, -2.0], dtype=torch.float64), 0)
+    z = (share - p) / (p * (1 - p) / B).sqrt()
+    assert z.abs().max() < 4, z
+
+
 def inside(run, x, given):
     """Events and contexts in the units of training."""
     return run.coordinates.events.forward(x).float(), run.model.as_contexts(given)

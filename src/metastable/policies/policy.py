@@ -18,7 +18,7 @@ from metastable.api import fit, load_run
 from metastable.core.capture import CaptureError
 from metastable.core.configure import build, build_tagged
 from metastable.core.errors import InputError, require, require_choice, require_count
-from metastable.core.random import derive
+from metastable.core.random import derive, generator
 from metastable.core.waiting import unwatched
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
 from metastable.kernels import KERNELS
@@ -31,7 +31,7 @@ from metastable.runs.folder import read_table, write_json
 from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
 
-from .actions import ActionModel, RunActions
+from .actions import RANKS, ActionModel, RunActions
 
 FILE = "policy.json"
 
@@ -48,7 +48,9 @@ class PolicyConfig:
         steps: of the chain that moves them on the energy; 0 ranks the proposal's own draws. A density has no chain.
         warm: how many of the chains start from what is left of the last chunk.
         freeze: actions of the last chunk that the next one begins with, so that the two join.
-        rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`.
+        rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`; or `weights`: one is drawn by
+            how much likelier it is than the proposal says, so that for many candidates it is a draw of the energy,
+            at the cost of no density.
         algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
         kernel: of the chains, a table; see `RunActions`.
         averaged: whether it acts by the averages of the weights, where training kept them (`ema=…`).
@@ -77,7 +79,7 @@ class PolicyConfig:
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
         require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
-        require_choice("policy.rank", self.rank, ("energy", "network"))
+        require_choice("policy.rank", self.rank, RANKS)
         require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
         if self.kernel is not None:  # refused now, not when a training has ended
             build_tagged(KERNELS, self.kernel, "policy.kernel")
@@ -179,7 +181,13 @@ class Policy:
             x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
         frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
         x = self.model.move(x, given, config.steps, seed, frozen)
-        return best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
+        if config.candidates == 1:
+            return x[:, 0]
+        if config.rank != "weights":
+            return best_of(self.model.energy, x, given).x
+        rng = generator(derive(seed, "choose"), x.device)
+        waits = x.new_empty(x.shape[:2]).exponential_(generator=rng).log()  # argmin E + log τ: k by exp(−E)
+        return best_of(lambda y, contexts: self.model.energy(y, contexts) + waits, x, given).x
 
     @property
     def actions(self) -> int:

@@ -162,7 +162,7 @@ def rollout(
     progress = worlds.progress[:, None].repeat(1, steps)
     for k in range(steps):
         going, asked = ~worlds.done, perf_counter()
-        actions = _fitting(policy.select_action(seen), low, worlds)
+        actions = fitting_actions(policy.select_action(seen), low, worlds)
         thinking += perf_counter() - asked
         inside = actions.clamp(low, high)
         clipped += int((inside != actions).any(1)[torch.from_numpy(going)].sum())
@@ -183,8 +183,8 @@ def rollout_pusht(policy: Acting, starts: Any, **options: Any) -> Rollouts:
     return rollout(policy, lambda states: PushT(np.stack(list(states))), list(np.asarray(starts)), **options)
 
 
-def _fitting(actions: Tensor, low: Tensor, worlds: Environments) -> Tensor:
-    """Actions that have as many numbers as the environment takes, and are numbers."""
+def fitting_actions(actions: Tensor, low: Tensor, worlds: Environments) -> Tensor:
+    """Actions that have as many numbers as the environments take, and are finite."""
     if tuple(actions.shape) != (len(worlds), len(low)):
         raise InputError(
             f"{worlds.name}: actions of the policy have {actions.shape[-1]} numbers, those of the environment "

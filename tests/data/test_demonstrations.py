@@ -241,6 +241,26 @@ def test_an_npz_file(tmp_path):
         load_episodes(file)
 
 
+def test_a_folder_of_episodes(tmp_path):
+    rows = {"pose": np.arange(6.0).reshape(3, 2), "actions": np.arange(3.0)}
+    np.savez(tmp_path / "a.npz", **rows)
+    np.savez(tmp_path / "b.npz", **{k: np.concatenate([v, 10 + v]) for k, v in rows.items()}, ends=[2, 6])
+    found = load_episodes(tmp_path)
+    assert found.lengths.tolist() == [3, 2, 4]
+    assert found.actions.flatten().tolist() == [0, 1, 2, 0, 1, 2, 10, 11, 12]
+    assert found.observations["pose"][6].tolist() == [10, 11]
+    assert repr(found).endswith("3 episodes, 9 steps, pose (2,), action (1,))")
+    np.savez(tmp_path / "c.npz", pose=np.ones((3, 5)), actions=np.arange(3.0))
+    with pytest.raises(InputError, match=r"c\.npz: must be of the shapes of a\.npz, .*got {'pose': \(5,\)"):
+        load_episodes(tmp_path)
+    np.savez(tmp_path / "c.npz", pose=np.ones((4, 2)), actions=np.arange(3.0))
+    with pytest.raises(InputError, match=r"c\.npz: observations\.pose: .* leave out the last of an episode"):
+        load_episodes(tmp_path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match=r"holds no \.npz file"):
+        load_episodes(tmp_path / "none")
+
+
 def test_push_t_sees_corners_that_do_not_jump_at_a_full_turn(tmp_path):
     states = np.array([[10, 20, 256, 256, 2 * math.pi - 1e-4], [10, 20, 256, 256, 1e-4]])
     np.savez(tmp_path / "pusht.npz", action=np.zeros((2, 2)), state=states, episode_ends=[2])

@@ -65,6 +65,17 @@ def test_a_film_is_of_one_environment_that_draws():
         film(Onwards(), Environments(Blind, [0]))
 
 
+def test_a_film_refuses_actions_that_do_not_fit():
+    class Twice(Onwards):
+        def select_action(self, observation):
+            return torch.full((1, 2), 5.0)
+
+    with pytest.raises(InputError, match="actions of the policy have 2 numbers, those of the environment 1"):
+        film(Twice(), Environments(Shade, [0]))
+    with pytest.raises(ValueError, match="steps"):
+        film(Onwards(), Environments(Shade, [0]), steps=0)
+
+
 def test_a_film_of_nothing_every_is_refused(tmp_path):
     still = Film([np.zeros((2, 2, 3), np.uint8)], np.zeros((0, 1)), np.zeros(1))
     with pytest.raises(ValueError, match="every"):

@@ -255,6 +255,31 @@ def test_what_the_demonstrations_had_not_is_left_alone():
     assert torch.equal(policy.select_action(more), first)
 
 
+def test_a_policy_is_fitted_with_tables_and_one_noise_and_refuses_bare_arrays():
+    table = {"context": 2, "prediction": 4, "execute": 2, "candidates": 1}
+    one = fit_policy(shown(), FLOW, "density", table, noise=0.01, steps=1)
+    assert one.config == PolicyConfig(**table)
+    assert one.model.run.config["trainer"]["data_noise_final"] == 0.01
+    with pytest.raises(ConfigError, match=r"policy\.contxt: unknown setting"):
+        fit_policy(shown(), FLOW, "density", {"contxt": 2}, steps=1)
+    with pytest.raises(InputError, match=r"demonstrations: must be Demonstrations, which .* got 'tuple'"):
+        fit_policy((np.zeros(8), np.zeros(8)), FLOW, "density", steps=1)  # pyright: ignore
+    with pytest.raises(InputError, match=r"goal: must be windows of .* \(B, 2, 1,\), got 1"):
+        one.predict_action_chunk({"place": np.zeros((3, 2, 1)), "goal": np.zeros((3, 1))})
+
+
+def test_the_only_observation_may_come_without_its_name():
+    model, x = Scripted(), torch.tensor([[3.0]])
+    scaling = Scaling.fit(Demonstrations.of({"obs": np.arange(8.0)}, np.arange(8.0)))
+    policy = Policy(model, scaling, PolicyConfig(1, 4, 2, 1))
+    for seen in (x, {"state": x}, {"obs": x}):  # environments of one array call it `state`
+        policy.reset()
+        policy.select_action(seen)
+    assert torch.equal(torch.cat(model.seen), model.seen[0].expand(3, -1))
+    with pytest.raises(InputError, match="must have obs, as the demonstrations had; got pose"):
+        policy.select_action({"pose": x})
+
+
 def test_a_frozen_prefix_is_kept_to_the_bit():
     model = RunActions(run_of(Encoded())).settle(CONTEXTS)
     policy = Policy(model, SCALING, PolicyConfig(1, D, 2, candidates=4, steps=3, freeze=3))
@@ -347,6 +372,24 @@ def test_an_energy_on_its_proposal_ranks_by_either():
     assert policy.model.rank == "network", "also after it was settled"
     with pytest.raises(ConfigError, match="'network' for an energy on its proposal"):
         RunActions(run_of(Smooth()), rank="network")
+
+
+def test_candidates_are_drawn_by_their_weights():
+    class Weighted(Scripted):
+        def energy(self, x, contexts):
+            return torch.tensor([1.0, 0.0, 2.0]).expand(x.shape[:2])
+
+    B, settings = 20_000, {"context": 1, "prediction": 4, "execute": 2, "candidates": 3}
+    policies = [
+        Policy(Weighted(), SCALING, PolicyConfig(**settings, rank="weights"), seed=s) for s in (0, 0, 1)
+    ]
+    first, same, other = (policy.select_action(torch.zeros(B, 1))[:, 0] for policy in policies)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    share = torch.stack([(first == 100 + 10 * k).double().mean() for k in range(3)])
+    p = torch.softmax(torch.tensor([-1.0, 0.0, -2.0], dtype=torch.float64), 0)
+    z = (share - p) / (p * (1 - p) / B).sqrt()
+    assert z.abs().max() < 4, z
 
 
 def inside(run, x, given):

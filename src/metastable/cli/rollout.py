@@ -28,7 +28,7 @@ def rollout(
     ] = 300,
     candidates: Annotated[int | None, typer.Option(help="Chunks of which the likeliest is taken.")] = None,
     chain: Annotated[int | None, typer.Option(help="Steps of the chain that moves the candidates.")] = None,
-    rank: Annotated[str | None, typer.Option(help="What ranks them: energy or network.")] = None,
+    rank: Annotated[str | None, typer.Option(help="What ranks them: energy, network or weights.")] = None,
     against: Annotated[
         Path | None,
         typer.Option(help="Another run's folder: its policy from the same starts, and the difference."),

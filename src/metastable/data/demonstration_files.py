@@ -30,12 +30,25 @@ def load_episodes(path: str | Path, observations: Sequence[str] | None = None) -
     """Demonstrations from an `.npz` file: `actions`, `episode_ends`, and arrays of observations by any name.
 
     Args:
-        path: the file. `action` and `ends` will do for the two names.
+        path: the file, or a folder of such files, taken in the order of their names; there a file without
+            `episode_ends` is one episode. `action` and `ends` will do for the two names.
         observations: the arrays to take; by default every other one.
     """
     path = Path(path).expanduser()
+    if not path.is_dir():
+        return _episodes(path, observations)
+    files = sorted(path.glob("*.npz"))
+    if not files:
+        raise InputError(f"{path}: holds no .npz file of demonstrations")
+    return Demonstrations.joined([_episodes(file, observations, alone=True) for file in files], path.name)
+
+
+def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = False) -> Demonstrations:
+    """Those of one file, which may be one episode `alone`."""
     arrays = _npz(path)
-    actions, ends = (_first(arrays, names, path) for names in (ACTIONS, ENDS))
+    actions = _first(arrays, ACTIONS, path)
+    whole = alone and not any(name in arrays for name in ENDS)
+    ends = None if whole else _first(arrays, ENDS, path)
     chosen = (
         [key for key in arrays if key not in (actions, ends)] if observations is None else list(observations)
     )
@@ -43,7 +56,7 @@ def load_episodes(path: str | Path, observations: Sequence[str] | None = None) -
         if key not in arrays:
             raise InputError(f"{path.name}: no array {key!r}{nearest(key, arrays)}")
     seen = {key: arrays[key] for key in chosen}
-    return Demonstrations.of(seen, arrays[actions], arrays[ends], path.name)
+    return Demonstrations.of(seen, arrays[actions], None if ends is None else arrays[ends], path.name)
 
 
 def load_pusht(path: str | Path) -> Demonstrations:

@@ -70,13 +70,13 @@ class Demonstrations:
         cls,
         observations: Any,
         actions: Any,
-        ends: Any,
+        ends: Any = None,
         name: str = "demonstrations",
         noisy: Sequence[str] | None = None,
     ) -> Demonstrations:
         """Demonstrations that are checked: one observation for each action, finite numbers, ends in order.
 
-        `observations` that are no mapping are one array, by the name `state`.
+        `observations` that are no mapping are one array, by the name `state`. Without `ends` all is one episode.
         """
         actions = _numbers(actions, f"{name}: actions").flatten(1)
         named = observations if isinstance(observations, Mapping) else {STATE: observations}
@@ -89,8 +89,36 @@ class Demonstrations:
         numbers = tuple(key for key, value in seen.items() if value.dtype != torch.uint8)
         for key in noisy or ():
             require_choice(f"{name}: noisy", key, numbers)
-        return cls(
-            seen, actions, _ends(ends, len(actions), name), name, numbers if noisy is None else tuple(noisy)
+        stops = _ends([len(actions)] if ends is None else ends, len(actions), name)
+        return cls(seen, actions, stops, name, numbers if noisy is None else tuple(noisy))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Demonstrations], name: str = "demonstrations") -> Demonstrations:
+        """Episodes of several, one after the other: all have observations and actions of the same shapes.
+
+        >>> one = Demonstrations.of(np.arange(3.0), np.arange(3.0))
+        >>> Demonstrations.joined([one, one]).ends.tolist()
+        [3, 6]
+        """
+        require(bool(parts), f"{name}: parts", "at least one", parts)
+        first = parts[0]
+        for part in parts[1:]:
+            rule = f"of the shapes of {first.name}, {first.shapes}"
+            same = part.shapes == first.shapes and part.noisy == first.noisy  # which pictures are not
+            require(same, part.name, rule, part.shapes)
+        seen = {key: torch.cat([part.observations[key] for part in parts]) for key in first.observations}
+        ends = torch.cat([part.lengths for part in parts]).cumsum(0)
+        return cls(seen, torch.cat([part.actions for part in parts]), ends, name, first.noisy)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of one observation by name, and of one `action`."""
+        return {key: tuple(x.shape[1:]) for key, x in {**self.observations, ACTION: self.actions}.items()}
+
+    def __repr__(self) -> str:
+        steps = f"{len(self)} episodes, {len(self.actions)} steps"
+        return (
+            f"Demonstrations({self.name}: {steps}, {', '.join(f'{k} {v}' for k, v in self.shapes.items())})"
         )
 
     def __len__(self) -> int:
@@ -252,7 +280,7 @@ class Scaling:
         """Observations as tensors, `ahead` dimensions before those of each: finite, and of the shapes shown."""
         values = self.known(observations)
         for key, value in values.items():
-            shape, got = self._shape(key), tuple(value.shape[ahead:])
+            shape, got = self.shape(key), tuple(value.shape[ahead:])
             if value.dim() != ahead + len(shape) or got != shape:
                 raise InputError(
                     f"observation.{key}: must have shape {shape}, as in the demonstrations, got {got}"
@@ -281,13 +309,14 @@ class Scaling:
         except (TypeError, ValueError) as error:
             raise InputError(f"observation: must hold numbers: {error}") from error
         for key, value in values.items():
-            shape = self._shape(key)
+            shape = self.shape(key)
             if tuple(value.shape) == shape:
                 rule = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]"
                 raise InputError(f"observation.{key}: must {rule}, got {shape}")
         return values
 
-    def _shape(self, key: str) -> tuple[int, ...]:
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Of one observation of this name."""
         return self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
 
     def noise_mask(self, context: int) -> tuple[float, ...]:
@@ -333,7 +362,8 @@ def _observed(value: Any, steps: int, name: str) -> Tensor:
     array = value if isinstance(value, Tensor) else np.asarray(value)
     if array.ndim == 0 or len(array) != steps:
         got = len(array) if array.ndim else repr(value)
-        raise InputError(f"{name}: must be one for each of the {steps} actions, got {got}")
+        last = "; leave out the last of an episode, which no action answers" if got == steps + 1 else ""
+        raise InputError(f"{name}: must be one for each of the {steps} actions, got {got}{last}")
     if array.ndim != 4 or str(array.dtype).removeprefix("torch.") != "uint8":
         return _numbers(array, name)
     if array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:

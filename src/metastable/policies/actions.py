@@ -32,6 +32,8 @@ from metastable.methods.draw_pool import OnDensity
 from metastable.proposals.given import sample_given
 from metastable.runs.run import Run
 
+RANKS = ("energy", "network", "weights")
+"""By what a policy may choose among candidates; the last two are of energies on their proposal."""
 RIDGE = 1e-6
 """Variance that every direction is given at least, as a share of the mean variance of a number."""
 DRAWS, CONTEXTS = 32, 64
@@ -75,7 +77,7 @@ class RunActions:
         covariance: C, from `settle`.
         step_size: of the chains, in units of v, from `settle`.
         rank: `energy`, or `network` for that part alone of an energy on its proposal: how much likelier a chunk is
-            than the proposal says, which costs no density.
+            than the proposal says, which costs no density; `weights` is the same here.
         kernel: of the chains, or a table of it such as `{"name": "ula", "step_size": 1e-4}`; it moves u, the chunks
             as the run was trained on them. None for MALA on v, and for what the run's own sampler takes.
         options: of `Run.sample`, for algorithm 4.
@@ -95,8 +97,8 @@ class RunActions:
             raise InputError("run: a policy needs one of chunks given contexts; see Windows.dataset")
         require(algorithm in (2, 4), "algorithm", "2 or 4", algorithm)
         stands = provides(run.model.energy, OnDensity)
-        rule = "'energy', or 'network' for an energy on its proposal"
-        require(rank == "energy" or (rank == "network" and stands), "rank", rule, rank)
+        rule = "'energy', or 'weights' or 'network' for an energy on its proposal"
+        require(rank == "energy" or (rank in RANKS and stands), "rank", rule, rank)
         self.rank = rank
         self.kernel = (
             build_tagged(KERNELS, kernel, "policy.kernel") if isinstance(kernel, Mapping) else kernel

@@ -13,7 +13,7 @@ from metastable.core.errors import InputError, require_count
 from metastable.core.random import derive
 
 from .environments import Environments, PushT
-from .rollouts import Acting
+from .rollouts import Acting, fitting_actions
 
 FRAME_MS = 100
 """Push-T is controlled ten times a second."""
@@ -47,12 +47,13 @@ def film(policy: Acting, worlds: Environments, steps: int = 300, seed: int = 0) 
     """One episode of a policy in the one environment of `worlds`, with a picture of every step."""
     if len(worlds) != 1:
         raise InputError(f"worlds: a film is of one environment, got {len(worlds)}")
+    require_count("steps", steps)
     low, high = worlds.box
     policy.reset(derive(seed, "rollout"))
     seen, frames, actions = worlds.reset(), [picture_of(worlds)], []
     progress = [float(worlds.progress[0])]
     for _ in range(steps):
-        action = policy.select_action(seen).to(low).clamp(low, high)
+        action = fitting_actions(policy.select_action(seen), low, worlds).clamp(low, high)
         seen = worlds.step(action)
         actions.append(action[0].numpy())
         frames.append(picture_of(worlds))

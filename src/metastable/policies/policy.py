@@ -18,7 +18,7 @@ from metastable.api import fit, load_run
 from metastable.core.capture import CaptureError
 from metastable.core.configure import build, build_tagged
 from metastable.core.errors import InputError, require, require_choice, require_count
-from metastable.core.random import derive
+from metastable.core.random import derive, generator
 from metastable.core.waiting import unwatched
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
 from metastable.kernels import KERNELS
@@ -31,7 +31,7 @@ from metastable.runs.folder import read_table, write_json
 from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
 
-from .actions import ActionModel, RunActions
+from .actions import RANKS, ActionModel, RunActions
 
 FILE = "policy.json"
 
@@ -48,7 +48,9 @@ class PolicyConfig:
         steps: of the chain that moves them on the energy; 0 ranks the proposal's own draws. A density has no chain.
         warm: how many of the chains start from what is left of the last chunk.
         freeze: actions of the last chunk that the next one begins with, so that the two join.
-        rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`.
+        rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`; or `weights`: one is drawn by
+            how much likelier it is than the proposal says, so that for many candidates it is a draw of the energy,
+            at the cost of no density.
         algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
         kernel: of the chains, a table; see `RunActions`.
         averaged: whether it acts by the averages of the weights, where training kept them (`ema=…`).
@@ -77,7 +79,7 @@ class PolicyConfig:
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
         require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
-        require_choice("policy.rank", self.rank, ("energy", "network"))
+        require_choice("policy.rank", self.rank, RANKS)
         require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
         if self.kernel is not None:  # refused now, not when a training has ended
             build_tagged(KERNELS, self.kernel, "policy.kernel")
@@ -179,7 +181,13 @@ class Policy:
             x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
         frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
         x = self.model.move(x, given, config.steps, seed, frozen)
-        return best_of(self.model.energy, x, given).x if config.candidates > 1 else x[:, 0]
+        if config.candidates == 1:
+            return x[:, 0]
+        if config.rank != "weights":
+            return best_of(self.model.energy, x, given).x
+        rng = generator(derive(seed, "choose"), x.device)
+        waits = x.new_empty(x.shape[:2]).exponential_(generator=rng).log()  # argmin E + log τ: k by exp(−E)
+        return best_of(lambda y, contexts: self.model.energy(y, contexts) + waits, x, given).x
 
     @property
     def actions(self) -> int:
@@ -195,15 +203,19 @@ class Policy:
         return chunk[:, steps.clamp(max=self.config.prediction - 1)].flatten(1)
 
     def _named(self, observation: Any) -> Mapping[str, Any]:
-        return observation if isinstance(observation, Mapping) else {STATE: observation}
+        """By the demonstrations' names: one array, also where an environment calls it `state`, has the only one."""
+        names = self.scaling.names
+        named = observation if isinstance(observation, Mapping) else {STATE: observation}
+        return {names[0]: named[STATE]} if len(names) == 1 and list(named) == [STATE] else named
 
     def _windows(self, contexts: Any) -> Mapping[str, Tensor]:
         """Contexts by name, each of as many steps as the policy sees."""
-        named = self.scaling.fitting(self._named(contexts), 2)
-        for key, value in named.items():
-            rule = f"windows of policy.context = {self.config.context} steps, (B, {self.config.context}, …)"
-            require(value.shape[1] == self.config.context, f"observation.{key}", rule, value.shape[1])
-        return named
+        named = self._named(contexts)
+        for key, value in self.scaling.known(named).items():
+            n, steps = self.config.context, value.shape[1] if value.dim() > 1 else 0
+            rule = f"windows of policy.context = {n} steps, (B, {n}, {str(self.scaling.shape(key))[1:]}"
+            require(steps == n, f"observation.{key}", rule, steps)
+        return self.scaling.fitting(named, 2)
 
     def _check_number(self, now: Mapping[str, Tensor]) -> None:
         """Every observation has as many rows as there are environments."""
@@ -273,10 +285,10 @@ def fit_policy(
     demonstrations: Demonstrations,
     energy: Any = "interpolant",
     method: Any = "density",
-    config: PolicyConfig | None = None,
+    config: PolicyConfig | Mapping[str, Any] | None = None,
     *,
     padded: bool = True,
-    noise: tuple[float, float] | None = (0.01, 0.005),
+    noise: tuple[float, float] | float | None = (0.01, 0.005),
     on: Policy | None = None,
     seed: int = 0,
     **options: Any,
@@ -287,19 +299,24 @@ def fit_policy(
         demonstrations: to learn from.
         energy: as `metastable.fit` takes it.
         method: likewise: `density` for flows and diffusions, `ranking-nce`, `interpolating-nce` or `ibc`.
-        config: how the policy acts; its windows are what is trained on.
+        config: how the policy acts, or a table of it; its windows are what is trained on.
         padded: whether windows reach beyond the ends of their episode, see `Demonstrations.windows`.
         noise: σ_pert at first, and from half of the training on, on chunks and on what of the contexts may be
-            noised; None trains on the demonstrations as they are.
+            noised; one number for both, and None trains on the demonstrations as they are.
         on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
             `density` with `units="none"`, on demonstrations of the same ranges. What is trained on a flow is read
             back by `load_policy`: the run's own settings name the flow's class alone.
         seed: of everything random.
         options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
     """
-    config, scaling = config or PolicyConfig(), Scaling.fit(demonstrations)
+    rule = "Demonstrations, which Demonstrations.of(observations, actions, ends) and load_episodes(file) make"
+    given = type(demonstrations).__name__
+    require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, given)
+    config = config if isinstance(config, PolicyConfig) else build(PolicyConfig, config or {}, "policy")
+    scaling = Scaling.fit(demonstrations)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     if noise is not None:
+        noise = (noise, noise) if isinstance(noise, (int, float)) else noise
         schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_over": 0.5}
         options = {**schedule, "given_noise": _noised(scaling, config, data.given), **options}
     table = None

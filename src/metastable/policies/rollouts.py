@@ -106,11 +106,12 @@ class Rollouts:
         steps = self.horizons[-1] if steps is None else steps
         return paired_difference(self.best(steps).mean(1), other.best(steps).mean(1), level)
 
-    def write(self, folder: Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
+    def write(self, folder: str | Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
         """`rollouts.json` with scores and the episode table, and `rollouts.npz` with progress; the first's path.
 
         `apart` is by how much it is ahead of the `other` policy, which is written, too.
         """
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             folder / "rollouts.npz", progress=self.progress.numpy(), lengths=self.lengths.numpy()
@@ -161,7 +162,7 @@ def rollout(
     progress = worlds.progress[:, None].repeat(1, steps)
     for k in range(steps):
         going, asked = ~worlds.done, perf_counter()
-        actions = _fitting(policy.select_action(seen), low, worlds)
+        actions = fitting_actions(policy.select_action(seen), low, worlds)
         thinking += perf_counter() - asked
         inside = actions.clamp(low, high)
         clipped += int((inside != actions).any(1)[torch.from_numpy(going)].sum())
@@ -182,8 +183,8 @@ def rollout_pusht(policy: Acting, starts: Any, **options: Any) -> Rollouts:
     return rollout(policy, lambda states: PushT(np.stack(list(states))), list(np.asarray(starts)), **options)
 
 
-def _fitting(actions: Tensor, low: Tensor, worlds: Environments) -> Tensor:
-    """Actions that have as many numbers as the environment takes, and are numbers."""
+def fitting_actions(actions: Tensor, low: Tensor, worlds: Environments) -> Tensor:
+    """Actions that have as many numbers as the environments take, and are finite."""
     if tuple(actions.shape) != (len(worlds), len(low)):
         raise InputError(
             f"{worlds.name}: actions of the policy have {actions.shape[-1]} numbers, those of the environment "

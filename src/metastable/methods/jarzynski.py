@@ -361,7 +361,7 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         """All walkers with weights that are comparable across populations; steering ones where those say nothing.
 
         Steering ones have a log Z that is low, and so the smaller share: all err by less than held-out ones alone.
-        Those that disagree leave all the weight to one or two with the highest log Z: then steering ones stand alone.
+        Where those disagree, one or two with the highest log Z have all their weight: then steering ones count.
         """
         state = self._caught_up(context, state)
         parts = [state.steering]

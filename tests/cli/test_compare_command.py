@@ -231,3 +231,12 @@ def test_a_budget_of_evaluations_is_spent_by_every_method(metastable, tmp_path):
         one_update = row["evaluations"] / row["steps"]
         assert 3000 <= row["evaluations"] < 3000 + one_update
         assert row["mmd"] >= 0
+
+
+def test_a_dry_run_solves_no_second_derivatives_of_an_ode(metastable, tmp_path, monkeypatch):
+    monkeypatch.setattr("metastable.methods.score.kink_share", lambda *_: pytest.fail("computed"))
+    asked = ["--data", DATA, "--method", "score-matching", "--dry-run", "--out", tmp_path / "r"]
+    few = ["--set", "energy.steps=2", "--set", "energy.scored=2"]
+    result = metastable("train", *asked, "--energy", "diffusion", *few)
+    assert result.exit_code == 0, result.output
+    assert "the start was not tried" in result.output

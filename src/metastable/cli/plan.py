@@ -8,6 +8,7 @@ from typing import Any
 
 from metastable._version import __version__
 from metastable.core.batch import Beside
+from metastable.core.protocols import is_costly
 from metastable.core.room import bytes_in_words
 from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
@@ -57,6 +58,9 @@ def print_plan(job: Job, folder: Path, resume: bool = False) -> None:
         *job.notes,
         *([] if plan.doubt is None else [f"energy: {plan.doubt}"]),
     )
+    if is_costly(energy):  # a start may ask for second derivatives of an ODE's solution, which takes a minute
+        say("dry run: nothing was written, and the start was not tried: every energy is an ODE solved")
+        return
     with work_bar("trying to begin"):  # refuses what training does before its first update; may take as long
         plan.method.start(trainer_of(plan).context)
     say("dry run: nothing was written")

@@ -360,8 +360,8 @@ class Jarzynski(ChainMethod[JarzynskiState]):
     def current_walkers(self, context: Context, state: JarzynskiState) -> Walkers:
         """All walkers with weights that are comparable across populations; steering ones where those say nothing.
 
-        Held-out populations that disagree leave all the weight to the one or two with the highest log Z, which is
-        chance: then the walkers that training held on to the data stand for the model.
+        Steering ones have a log Z that is low, and so the smaller share: all err no more than held-out ones alone.
+        Where those disagree, one or two with the highest log Z have all their weight: then steering ones count.
         """
         state = self._caught_up(context, state)
         parts = [state.steering]

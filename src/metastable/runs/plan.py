@@ -166,9 +166,8 @@ def make_plan(
     check_fits(module, method, rows)
     check_discrete(module, method)
     noise = space_of(module).noise_around(seen.x)
-    doubt = None
-    if rows.given is None and callable(module):
-        doubt = bare_network_words(module, rows.x)
+    plain = rows.given is None and callable(module)
+    doubt = bare_network_words(module, rows.x) if plain else None
     return Plan(
         dataset,
         train,

@@ -177,6 +177,17 @@ def test_columns_say_what_has_no_density():
     assert any("90% of the rows are copies" in line for line in oddities(copies))
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-6])
+def test_columns_that_follow_from_others_are_named(scale):
+    x = np.random.default_rng(0).normal(size=(300, 3))
+    table = np.column_stack(
+        [x[:, 0], x[:, 0] * 1000 + 5, np.full(300, 2.0), x[:, 1], x[:, 1] + 1e-3 * x[:, 2], x.sum(1)]
+    )
+    data = Dataset.of(torch.tensor(scale * table), "table", columns=tuple("abcdef"))
+    assert [line.split()[0] for line in oddities(data) if "follows from" in line] == ["b", "f"]
+    assert not any("follows from" in line for line in oddities(Dataset.of(torch.tensor(x[:3]), "few")))
+
+
 def test_dequantised_codes_are_spread_between_their_neighbours_and_round_back():
     codes = torch.tensor([0.0, 1.0, 5.0] * 50)[:, None]
     x = dequantised(Dataset.of(torch.cat([codes, torch.randn(150, 1)], 1), "codes"), 0).x

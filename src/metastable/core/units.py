@@ -189,7 +189,7 @@ class Units:
     def from_json(cls, kept: Mapping[str, Any]) -> Units:
         """The inverse of `as_json`."""
         numbers = [torch.tensor(kept[n], dtype=torch.float64) for n in ("mean", "matrix", "inverse_matrix")]
-        units = cls(kept["kind"], tuple(kept["event_shape"]), *numbers, float(kept.get("noise", 0.0)))
+        units = cls(kept["kind"], tuple(kept["event_shape"]), *numbers, noise=float(kept.get("noise", 0.0)))
         require_choice("units.kind", units.kind, KINDS)
         require(0 <= units.noise < math.inf, "units.noise", "finite and at least 0", units.noise)
         D = math.prod(units.event_shape)

@@ -20,7 +20,11 @@ FAR = 10.0
 COPIES = 0.05
 """Share of rows that are copies of others above which that is said."""
 MOST_SHOWN = 200
-"""Columns that a run's settings describe."""
+"""Columns that a run's settings describe, and that are looked through for what follows from others."""
+FOLLOWS = 1e-5
+"""Share of a column's spread that the columns before it leave open, below which it follows from them."""
+ROWS = 10_000
+"""Rows on which that is measured."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,11 @@ def oddities(data: Dataset) -> list[str]:
     """What has no density, or will draw the model where it should not go, in words."""
     columns = columns_of(data)
     found = [_words(data, i, column) for i, column in enumerate(columns) if column.note]
+    found += [
+        f"{name} follows from the columns before it, so that the rows fill no volume and have no density: drop "
+        "the column, or add a little noise (trainer.data_noise)"
+        for name in dependent(data, columns)
+    ]
     if columns:
         copies = 1 - len(torch.unique(data.x, dim=0)) / len(data)
         if copies > COPIES:
@@ -97,6 +106,24 @@ def oddities(data: Dataset) -> list[str]:
                 "add a little noise (trainer.data_noise)"
             )
     return found
+
+
+def dependent(data: Dataset, columns: list[Column]) -> list[str]:
+    """Columns that are sums of multiples of those before them, a copy or another unit of one among them.
+
+    >>> x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    >>> data = Dataset.of(torch.cat([x, 3 * x[:, :1] - x[:, 1:] + 1], 1), "plane")
+    >>> dependent(data, columns_of(data))
+    ['column 3']
+    """
+    vary = [i for i, column in enumerate(columns) if column.note != "constant"]
+    x = data.x[:ROWS] if columns else data.x[:0]
+    if not 1 < len(vary) <= min(MOST_SHOWN, len(x) - 1):  # fewer rows than columns say nothing
+        return []
+    x = x[:, vary].detach().cpu().double()
+    z = (x - x.mean(0)) / x.std(0).clamp_min(1e-300)
+    left = torch.linalg.qr(z, mode="r").R.diagonal().abs() / len(z) ** 0.5
+    return [columns[i].name for i, share in zip(vary, left.tolist(), strict=True) if share < FOLLOWS]
 
 
 def _words(data: Dataset, i: int, column: Column) -> str:

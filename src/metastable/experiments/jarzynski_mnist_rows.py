@@ -76,8 +76,8 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
 
 def told(piece: Piece) -> dict[str, Any]:
     """The numbers of a piece; of an older one, updates are where its curves end."""
-    curve = piece.arrays.get("curve_step", ())
-    return {"updates": float(curve[-1]) if len(curve) else None, **piece.numbers}
+    curve = piece.arrays.get("curve_step")
+    return {"updates": None if curve is None else float(curve[-1]), **piece.numbers}
 
 
 def log_z_rows(numbers: dict[str, Any], at: str) -> list[Row]:

@@ -33,6 +33,7 @@ from metastable.runs.folder import opened, seal_files, write_json
 from metastable.runs.load import read_run
 from metastable.runs.plan import Plan, make_plan, trainer_of
 from metastable.runs.resolve import check_options, power_of, resolve_method, trainer_config
+from metastable.runs.rows import as_seen
 from metastable.runs.run import Run
 from metastable.runs.sampling import continue_sampling, sample, starts_of
 from metastable.summary import judge_training, keep_histograms, load_summary, step_check
@@ -217,6 +218,10 @@ def _keep_last_good(folder: Path, trainer: Trainer, plan: Plan) -> str:
             if found is None:
                 return f"They are drawn from a checkpoint, and {folder / 'checkpoints'} holds none."
             context, state = found
+            if plan.seen is not plan.rows:
+                noise = plan.trainer.noise_at(context.step, trainer.seconds)  # which may have fallen
+                seen = as_seen(plan.rows, noise, plan.coordinates, plan.seed)
+                context = replace(context, data=seen.x)
             check = step_check(Chains(plan.method, context, state), seed=plan.seed)
             keep_histograms(folder, check, context.step, plan.coordinates, plan.power)
             return ""

@@ -29,7 +29,7 @@ from metastable.methods import Method
 from metastable.report import write_report
 from metastable.runs.averages import averaged_players
 from metastable.runs.chains import Chains
-from metastable.runs.folder import opened, seal_files, write_json
+from metastable.runs.folder import noise_before, opened, seal_files, write_json
 from metastable.runs.load import read_run
 from metastable.runs.plan import Plan, make_plan, trainer_of
 from metastable.runs.resolve import check_options, power_of, resolve_method, trainer_config
@@ -118,6 +118,7 @@ def fit(
     method = resolve_method(method)
     check_options(options, method)
     config = trainer_config(trainer, steps, learning_rate, options)
+    folder = None if out is None else Path(out)
     plan = make_plan(
         energy,
         dataset,
@@ -128,11 +129,11 @@ def fit(
         units=units,
         reference=reference,
         smoothing=smoothing,
+        noise_before=processes.by_first(lambda: noise_before(folder)) if resume else None,
     )
     if plan.doubt is not None:
         warnings.warn(plan.doubt, stacklevel=2)
     settings = plan.settings(__version__) | ({"dequantise": True} if dequantise else {})
-    folder = None if out is None else Path(out)
     with processes.together(), ExitStack() as stack:
         settings |= _opened(stack, folder, settings, resume)
         trainer_ = trainer_of(plan, folder, str(settings.get("run", "")))

@@ -247,3 +247,17 @@ def test_energies_of_data_in_histograms_are_those_at_the_noise_that_training_end
     again = load_chains(ms.load_run(folder), load_array(str(tmp_path / "x.npy"))).context.data
     left = run.coordinates.events.inverse(again) - x
     assert float(left.std()) == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_run_from_before_units_held_noise_goes_on_with_the_rows_that_it_had(tmp_path):
+    x = torch.randn((300, 1), generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0, 0.0]])
+    options = {"data_noise": 0.2, "evaluate": False, "out": tmp_path / "run", "steps": 2}
+    ms.fit(None, x, "cd", **options)
+    kept = tmp_path / "run" / "config.json"
+    settings = json.loads(kept.read_text())
+    assert settings["coordinates"]["events"].pop("noise") == 0.2
+    (tmp_path / "run" / "seals.json").unlink(missing_ok=True)
+    kept.write_text(json.dumps(settings))
+    run = ms.fit(None, x, "cd", **options | {"steps": 4}, resume=True)
+    assert run.coordinates.events.noise == 0
+    assert "noise" not in json.loads(kept.read_text())["coordinates"]["events"]

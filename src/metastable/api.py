@@ -29,10 +29,11 @@ from metastable.methods import Method
 from metastable.report import write_report
 from metastable.runs.averages import averaged_players
 from metastable.runs.chains import Chains
-from metastable.runs.folder import opened, seal_files, write_json
+from metastable.runs.folder import noise_before, opened, seal_files, write_json
 from metastable.runs.load import read_run
 from metastable.runs.plan import Plan, make_plan, trainer_of
 from metastable.runs.resolve import check_options, power_of, resolve_method, trainer_config
+from metastable.runs.rows import as_seen
 from metastable.runs.run import Run
 from metastable.runs.sampling import continue_sampling, sample, starts_of
 from metastable.summary import judge_training, keep_histograms, load_summary, step_check
@@ -117,6 +118,7 @@ def fit(
     method = resolve_method(method)
     check_options(options, method)
     config = trainer_config(trainer, steps, learning_rate, options)
+    folder = None if out is None else Path(out)
     plan = make_plan(
         energy,
         dataset,
@@ -127,11 +129,11 @@ def fit(
         units=units,
         reference=reference,
         smoothing=smoothing,
+        noise_before=processes.by_first(lambda: noise_before(folder)) if resume else None,
     )
     if plan.doubt is not None:
         warnings.warn(plan.doubt, stacklevel=2)
     settings = plan.settings(__version__) | ({"dequantise": True} if dequantise else {})
-    folder = None if out is None else Path(out)
     with processes.together(), ExitStack() as stack:
         settings |= _opened(stack, folder, settings, resume)
         trainer_ = trainer_of(plan, folder, str(settings.get("run", "")))
@@ -217,6 +219,10 @@ def _keep_last_good(folder: Path, trainer: Trainer, plan: Plan) -> str:
             if found is None:
                 return f"They are drawn from a checkpoint, and {folder / 'checkpoints'} holds none."
             context, state = found
+            if plan.seen is not plan.rows:
+                noise = plan.trainer.noise_at(context.step, trainer.seconds)  # which may have fallen
+                seen = as_seen(plan.rows, noise, plan.coordinates, plan.seed)
+                context = replace(context, data=seen.x)
             check = step_check(Chains(plan.method, context, state), seed=plan.seed)
             keep_histograms(folder, check, context.step, plan.coordinates, plan.power)
             return ""

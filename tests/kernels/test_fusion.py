@@ -66,6 +66,17 @@ def test_products_over_and_to_few_columns_are_sums(columns, to, turned, monkeypa
     torch.testing.assert_close(traced(x, weight), product(x, weight), rtol=1e-14, atol=1e-14)
 
 
+def test_precision_in_the_newer_words_of_torch_is_no_obstacle(monkeypatch):
+    def mixed() -> str:  # as torch raises once `torch.backends.cuda.matmul.fp32_precision` was set
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    bias, x, weight = inputs(torch.float32)
+    traced = graph_of(torch.addmm, bias, x, weight)
+    split_products(traced.graph)
+    assert operations(traced) == [aten.mm.default, aten.add.Tensor]
+
+
 @over(("columns", "to"), [(2, 7), (4, 7), (6, 1), (6, 3), (2, 2), (1, 7)])
 @over("bias", [False, True])
 def test_on_a_gpu_products_over_and_to_few_columns_are_one_sum(columns, to, bias, monkeypatch):

@@ -418,6 +418,7 @@ BAD_SETTINGS: list[tuple[Callable[[], Kernel], str]] = [
     (lambda: HMC(0.1, mass_matrix=((1.0, 0.5), (0.0, 1.0))), "hmc.mass_matrix"),
     (lambda: HMC(0.1, mass_matrix=((1.0, 0.0),)), "hmc.mass_matrix"),
     (lambda: HMC(0.1, mass="abc"), "hmc.mass"),  # pyright: ignore
+    (lambda: HMC(0.1, mass=()), "hmc.mass"),
 ]
 
 

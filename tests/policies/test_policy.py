@@ -392,6 +392,27 @@ def test_candidates_are_drawn_by_their_weights():
     assert z.abs().max() < 4, z
 
 
+def test_weights_are_those_of_the_proposals_draws_which_nothing_moves():
+    class Tilted(Scripted):
+        """N(0, 1) as the proposal and −x as the network: an energy of N(1, 1), where `move` brings draws."""
+
+        def draw(self, contexts, n, seed):
+            return torch.randn((len(contexts), n, 4), generator=torch.Generator().manual_seed(seed % 2**32))
+
+        def energy(self, x, contexts):
+            return -x[..., 0]
+
+        def move(self, x, contexts, steps, seed, frozen=None):
+            return x + torch.tensor([1.0, 0, 0, 0]) if steps else x
+
+    settings = {"context": 1, "prediction": 4, "execute": 1, "candidates": 64, "steps": 50, "warm": 32}
+    policy = Policy(Tilted(), SCALING, PolicyConfig(**settings, rank="weights"))
+    for _ in range(2):
+        first = policy.select_action(torch.zeros(4000, 1))[:, 0]
+        assert float(first.mean()) == pytest.approx(1, abs=0.1)  # 64 draws know it to a hundredth or so
+        assert float(first.var()) == pytest.approx(1, abs=0.15)
+
+
 def inside(run, x, given):
     """Events and contexts in the units of training."""
     return run.coordinates.events.forward(x).float(), run.model.as_contexts(given)

@@ -15,6 +15,7 @@ from metastable.data import Dataset, load_array
 from metastable.data.columns import columns_of, dequantised, oddities
 from metastable.energies.in_units import InDataUnits
 from metastable.proposals import Gaussian
+from metastable.runs.load import load_chains
 
 SMALL = {"name": "mlp", "hidden": (16,)}
 QUICK = ms.methods.Jarzynski(walkers=256, populations=4)
@@ -241,3 +242,33 @@ def test_rows_whose_spread_is_their_noise_are_judged_with_it_and_scored_without(
     assert run.scores["log_likelihood"] == pytest.approx(exact, abs=1)
     assert not [finding for finding in run.diagnosis if finding.severity == "warning"]
     assert run.scores["energy_distance"] < 0.05
+
+
+def test_energies_of_data_in_histograms_are_those_at_the_noise_that_training_ended_with(tmp_path):
+    rng, folder = torch.Generator().manual_seed(0), tmp_path / "run"
+    x = 1 - 2 * (torch.rand((500, 1), generator=rng) < 0.5) + 0.02 * torch.randn((500, 2), generator=rng)
+    np.save(tmp_path / "x.npy", x)
+    noise = {"data_noise": 0.5, "data_noise_final": 0.1}
+    run = ms.fit(None, str(tmp_path / "x.npy"), "cd", 20, out=folder, **noise)
+    there = run.energy(x + 0.1 * torch.randn(x.shape, generator=rng)).detach()
+    with np.load(folder / "figures.npz") as kept:
+        found = torch.from_numpy(kept["energies_data"])
+    error = math.hypot(found.std() / len(found) ** 0.5, there.std() / len(there) ** 0.5)
+    assert abs(found.mean() - there.mean()) < 4 * error
+    again = load_chains(ms.load_run(folder), load_array(str(tmp_path / "x.npy"))).context.data
+    left = run.coordinates.events.inverse(again) - x
+    assert float(left.std()) == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_run_from_before_units_held_noise_goes_on_with_the_rows_that_it_had(tmp_path):
+    x = torch.randn((300, 1), generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0, 0.0]])
+    options = {"data_noise": 0.2, "evaluate": False, "out": tmp_path / "run", "steps": 2}
+    ms.fit(None, x, "cd", **options)
+    kept = tmp_path / "run" / "config.json"
+    settings = json.loads(kept.read_text())
+    assert settings["coordinates"]["events"].pop("noise") == 0.2
+    (tmp_path / "run" / "seals.json").unlink(missing_ok=True)
+    kept.write_text(json.dumps(settings))
+    run = ms.fit(None, x, "cd", **options | {"steps": 4}, resume=True)
+    assert run.coordinates.events.noise == 0
+    assert "noise" not in json.loads(kept.read_text())["coordinates"]["events"]

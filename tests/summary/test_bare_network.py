@@ -10,6 +10,7 @@ import torch
 
 from metastable.core.batch import Batch
 from metastable.core.types import LogPartition, Walkers
+from metastable.core.units import Coordinates, Units, rounded
 from metastable.energies import MLP, on_reference
 from metastable.runs.run import Run
 from metastable.summary import Judged
@@ -70,3 +71,15 @@ def test_the_same_network_on_a_reference_has_nothing_to_answer_for():
     assert facts["excess_mass"] < 1
     exact = math.log(2 * math.pi * math.e) + math.log(0.01)  # of the law that the rows were drawn from
     assert facts["entropy"] == pytest.approx(exact, abs=0.05 + 4 * facts["entropy_se"])
+
+
+def test_the_likelihood_that_is_held_against_the_entropy_is_of_rows_held_out_with_their_noise():
+    units = Units.fit(X, "scale", noise=0.01)
+    run = run_of(lambda u: u.square().sum(1) / 2, X, math.log(2 * math.pi))
+    run.config["trainer"] = {"data_noise": 0.01}
+    told = {"likelihood": Measured({"log_likelihood": 0.0, "log_likelihood_se": 0.0})}
+    train, held = Batch(rounded(units.forward(X))), Batch(torch.full((2000, 2), 3.0))
+    seen = Judged(run, held, 0, train, after_training=True, coordinates=Coordinates(units), found=told)
+    facts = _density_facts(seen)
+    exact = -(18 + float(units.noise_covariance.sum())) / 2 - math.log(2 * math.pi)
+    assert facts["log_likelihood"] == pytest.approx(exact, abs=4 * facts["log_likelihood_se"])

@@ -12,7 +12,7 @@ from metastable.core.protocols import is_costly
 from metastable.core.room import bytes_in_words
 from metastable.data.columns import Column, columns_of, dequantised
 from metastable.methods.jem import check_joint
-from metastable.runs.folder import check_folder
+from metastable.runs.folder import check_folder, noise_before
 from metastable.runs.memory import planned_bytes
 from metastable.runs.plan import make_plan, trainer_of
 
@@ -34,6 +34,7 @@ def print_plan(job: Job, folder: Path, resume: bool = False) -> None:
         seed=job.seed,
         held_out=job.held_out,
         units=job.units,
+        noise_before=noise_before(folder) if resume else None,
     )
     check_folder(folder, plan.settings(__version__), resume)
     rows, energy, x = plan.rows, plan.energy, plan.rows.x

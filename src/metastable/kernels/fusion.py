@@ -86,6 +86,13 @@ def _is_narrow(left: Any, right: Any) -> bool:
     return 0 < over <= NARROW or (0 < to <= NARROW and _value(left).is_contiguous())
 
 
+def _unrounded() -> bool:
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # said by `fp32_precision`, with which torch does not have these words mixed
+        return False
+
+
 def _rows(graph: fx.Graph, left: Any, right: Any) -> fx.Node:
     """Σ_k left[:, k]·right[k, j] as one sum, which what is done with its result can join."""
     aten = torch.ops.aten
@@ -151,8 +158,7 @@ def share_sigmoids(graph: fx.Graph) -> None:
 
 def _found(graph: fx.Graph, target: Any, gpu: bool = False) -> list[fx.Node]:
     """Calls on the CPU, with `gpu` on a GPU too, where products are not rounded: sums would not be."""
-    plain = torch.get_float32_matmul_precision() == "highest"
-    devices = ("cpu", "cuda") if gpu and plain else ("cpu",)
+    devices = ("cpu", "cuda") if gpu and _unrounded() else ("cpu",)
     return [
         n
         for n in graph.find_nodes(op="call_function", target=target)

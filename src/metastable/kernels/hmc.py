@@ -42,7 +42,7 @@ class HMC(StepKernel):
         if isinstance(self.mass, Tensor):
             object.__setattr__(self, "mass", _nested_tuple(self.mass.tolist()))
         mass = _numbers("hmc.mass", self.mass)
-        if not bool(((mass > 0) & mass.isfinite()).all()):
+        if not mass.numel() or not bool(((mass > 0) & mass.isfinite()).all()):
             raise ConfigError("hmc.mass", f"must be positive, got {self.mass!r}")
         for extreme in (float(mass.min()), float(mass.max())):
             require_length("hmc.mass", extreme)

@@ -50,7 +50,7 @@ class PolicyConfig:
         freeze: actions of the last chunk that the next one begins with, so that the two join.
         rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`; or `weights`: one is drawn by
             how much likelier it is than the proposal says, so that for many candidates it is a draw of the energy,
-            at the cost of no density.
+            at the cost of no density; no chain moves them then.
         algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
         kernel: of the chains, a table; see `RunActions`.
         averaged: whether it acts by the averages of the weights, where training kept them (`ema=…`).
@@ -177,13 +177,14 @@ class Policy:
         """The chunk for each context, `(B, D)`, where `rest` is left of the last."""
         config = self.config
         x = self.model.draw(given, config.candidates, seed)
-        if rest is not None and config.warmed and self.model.has_chains:
+        weighted = config.rank == "weights"  # of the proposal's draws: nothing moves them
+        if rest is not None and config.warmed and self.model.has_chains and not weighted:
             x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
         frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
-        x = self.model.move(x, given, config.steps, seed, frozen)
+        x = self.model.move(x, given, 0 if weighted else config.steps, seed, frozen)
         if config.candidates == 1:
             return x[:, 0]
-        if config.rank != "weights":
+        if not weighted:
             return best_of(self.model.energy, x, given).x
         rng = generator(derive(seed, "choose"), x.device)
         waits = x.new_empty(x.shape[:2]).exponential_(generator=rng).log()  # argmin E + log τ: k by exp(−E)

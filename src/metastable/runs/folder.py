@@ -17,6 +17,7 @@ from metastable._version import __version__
 from metastable.core.configure import describe
 from metastable.core.errors import InputError, MetastableError, UnsupportedError, refuse_newer, short
 from metastable.core.seals import SEALS, check_seal, identity, read_seals, seal, sealed
+from metastable.core.units import Coordinates
 from metastable.methods import METHODS
 from metastable.training.records import Row, read_jsonl
 
@@ -46,6 +47,15 @@ def check_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
                 )
     elif folder.exists() and any(not is_leftover(path) for path in folder.iterdir()):
         raise InputError(f"out: {folder} is not empty and not a run; choose another folder")
+
+
+def noise_before(folder: Path | None) -> float | None:
+    """What the units of the run in a folder hold of its noise; None where there is no run, or it has no units."""
+    if folder is None or not (folder / "config.json").exists():
+        return None
+    with reading(folder / "config.json"):
+        units = Coordinates.from_json(read_config(folder).get("coordinates"))
+    return None if units is None else units.events.noise
 
 
 def is_leftover(path: Path) -> bool:

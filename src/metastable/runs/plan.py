@@ -138,8 +138,12 @@ def make_plan(
     units: str = "auto",
     reference: str | None = None,
     smoothing: float = 0.0,
+    noise_before: float | None = None,
 ) -> Plan:
-    """Settle everything, or raise an error that names what does not fit."""
+    """Settle everything, or raise an error that names what does not fit.
+
+    `noise_before` is that in the units of a run that goes on, see `coordinates_for`.
+    """
     require_kind(units)
     if dataset.given is not None and not method.needs.startswith("given"):
         raise UnsupportedError(
@@ -150,7 +154,7 @@ def make_plan(
     needed_beside(train, method)
     mixture = not smoothing and on_mixture(energy, train, method)
     trainer = trainer.resolved(len(train), train.x[0].numel(), mixture)
-    coordinates = coordinates_for(units, energy, train, method, trainer, seed)
+    coordinates = coordinates_for(units, energy, train, method, trainer, seed, noise_before)
     rows = training_rows(train, method, engine, coordinates, seed, None if smoothing else trainer.batch_size)
     if smoothing:
         rows = smoothed_rows(rows, smoothing, seed)

@@ -33,9 +33,19 @@ BYTES_ON = ("cuda",)
 
 
 def coordinates_for(
-    kind: str, energy: Any, train: Dataset, method: Method, trainer: TrainerConfig, seed: int
+    kind: str,
+    energy: Any,
+    train: Dataset,
+    method: Method,
+    trainer: TrainerConfig,
+    seed: int,
+    noise_before: float | None = None,
 ) -> Coordinates | None:
-    """The units to train in; None for the data's own. They are fitted to what training sees, noise included."""
+    """The units to train in; None for the data's own. They are fitted to what training sees, noise included.
+
+    `noise_before` is what the units of a run that goes on hold of its noise: older ones hold none, and have other
+    noise in empty directions.
+    """
     noise = trainer.noise_at(0)
     beside = "" if train.given is None and method.needs == "given?" else method.needs.rstrip("?")
     kind = _kind_of_units(kind, energy, train, method, beside)
@@ -49,7 +59,7 @@ def coordinates_for(
     if beside == "given" and train.given is not None:
         given = Units.fit(train.given, "scale" if train.given.dim() == 2 else "none")
     lasting = 0.0 if trainer.data_noise_final == 0 else noise  # none where it falls to nothing
-    return Coordinates(Units.fit(rows, kind, lasting), given)
+    return Coordinates(Units.fit(rows, kind, lasting if noise_before is None else noise_before), given)
 
 
 def _kind_of_units(kind: str, energy: Any, train: Dataset, method: Method, beside: str) -> str:

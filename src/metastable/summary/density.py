@@ -126,7 +126,7 @@ def _density_facts(judged: Judged) -> dict[str, Any]:
     scores = judged.found["likelihood"].numbers
     likelihood = scores["log_likelihood"], scores["log_likelihood_se"]
     if judged.noise_in_units:  # rows with it have another likelihood, and another entropy, than those without
-        likelihood = mean_log_prob(run, z, some_rows(train, LOOKED_AT))
+        likelihood = mean_log_prob(run, z, judged.noisy(some_rows(judged.x, LOOKED_AT)))
     facts |= dict(zip(("log_likelihood", "log_likelihood_se"), likelihood, strict=True))
     facts["excess_mass"] = excess_mass(run.learned_energy, z.value, train)
     if train[0].numel() <= MOST_DIMENSIONS:

@@ -84,7 +84,8 @@ class Histograms:
 
     def measure(self, judged: Judged) -> Measured:
         """Arrays only."""
-        check = step_check(judged.chains, seed=judged.seed)
+        context = replace(judged.chains.context, data=judged.trained_on)  # whose noise may have fallen since
+        check = step_check(judged.chains._replace(context=context), seed=judged.seed)
         return Measured(arrays=histograms(check, judged.coordinates, judged.run.power))
 
 

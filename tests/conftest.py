@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from matplotlib.figure import Figure
+from rough import rough_log_partition, rough_log_z
 from torch import Tensor
 
-from metastable.core.types import LogPartition
-from metastable.evaluation.log_partition import log_partition
 from metastable.proposals import fitted
+
+__all__ = ["rough_log_partition", "rough_log_z"]
 
 # tests run side by side, and torch's idle threads spin: two pools would fight for the cores
 torch.set_num_threads(1)
@@ -113,25 +114,6 @@ def references_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixtures are fitted whenever they are asked for, for the tests of the fit."""
     monkeypatch.setattr(fitted, "choose", CHOOSE)
     monkeypatch.setattr(fitted, "_fitted", FITTED)
-
-
-ROUGH = {"walkers": 64, "populations": 8, "steps": 1, "conditional_ess": 0.8, "refinements": 0}
-
-
-def rough_log_partition(*args: Any, **settings: Any) -> LogPartition:
-    """log Z from few walkers, which hardly go on, with the larger error bar that they have."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metastable.evaluation.stationarity.MOVES", 4)
-        return log_partition(*args, **settings | ROUGH)
-
-
-@contextmanager
-def rough_log_z() -> Iterator[None]:
-    """That of judged runs, where a test looks at other things."""
-    with pytest.MonkeyPatch.context() as patch:
-        for room in ("likelihood", "samples"):
-            patch.setattr(f"metastable.summary.{room}.log_partition", rough_log_partition)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from metastable.core.errors import UnsupportedError
+from metastable.core.errors import MOST, UnsupportedError
 from metastable.energies import Banana, DoubleWell
 from metastable.kernels import HMC, MALA, ULA, Kernel, run_chain, warm_up
 from metastable.kernels.adaptation import dual_average_init, dual_average_update, step_of_rows, warm_up_each
@@ -139,3 +139,8 @@ def test_one_group_is_what_all_chains_together_are():
             for h in (None, each)
         )
         assert torch.allclose(one, many, rtol=1e-6)
+
+
+def test_a_flat_energy_is_warmed_up_to_the_largest_step():
+    tuned, _ = warm_up(MALA(0.1), lambda x: 0 * x.sum(1), torch.zeros(4, 2), 300, rng())
+    assert tuned.step_size == MOST

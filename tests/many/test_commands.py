@@ -10,8 +10,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import rough_log_z
 from group import on
+from rough import rough_log_z
 from typer.testing import CliRunner
 
 import metastable as ms

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
@@ -148,13 +149,15 @@ def with_assignments(settings: Mapping[str, Any], assignments: Iterable[str]) ->
 def value_of(text: str) -> Any:
     """What was typed: JSON, a number or list as Python takes them too, or a word.
 
-    >>> value_of("[1, 2]"), value_of(".5"), value_of("(.9, True)"), value_of("kl")
-    ([1, 2], 0.5, [0.9, True], 'kl')
+    >>> value_of("[1, 2]"), value_of(".5"), value_of("(.9, True)"), value_of("kl"), value_of("2024_01")
+    ([1, 2], 0.5, [0.9, True], 'kl', '2024_01')
     """
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # also of more digits or brackets than Python reads
         pass
+    if re.search(r"\d_\d", text):  # a date or a version, not Python's 1_000
+        return text
     try:
         with warnings.catch_warnings(action="ignore"):  # of words that begin like numbers
             return json.loads(json.dumps(ast.literal_eval(text)))

@@ -13,6 +13,8 @@ from .three_digits import Digits
 
 SHOWN = 12
 """Pictures in a row."""
+DPI = 90
+"""Of pictures of many rows, which stay small."""
 Found = dict[tuple[str, float], Piece]
 """By arm and noise."""
 
@@ -31,7 +33,7 @@ def draw(bench: Bench, data: Digits, found: Found) -> None:
         samples[names[key]] = shown(piece.arrays["clean"])
         if key[0] == "jarzynski":
             samples[f"{names[key]}, with noise"] = shown(piece.arrays["noisy"])
-    save_image_rows(bench.folder / "figure-2.png", samples)
+    save_image_rows(bench.folder / "figure-2.png", samples, DPI)
     weighted = {key: piece for key, piece in found.items() if key[0].startswith("jarzynski")}
     draw_errors(bench, found)
     if not weighted:
@@ -43,8 +45,8 @@ def draw(bench: Bench, data: Digits, found: Found) -> None:
         by_weight |= {f"{names[key]}, heavy": shown(heavy), f"{names[key]}, light": shown(light)}
         for what in ("truth", "given", "mean", "draw"):
             restored[f"{names[key]}, {what}"] = shown(piece.arrays[f"restored_{what}"])
-    save_image_rows(bench.folder / "figure-11.png", by_weight)
-    save_image_rows(bench.folder / "restored.png", restored)
+    save_image_rows(bench.folder / "figure-11.png", by_weight, DPI)
+    save_image_rows(bench.folder / "restored.png", restored, DPI)
 
 
 def draw_errors(bench: Bench, found: Found) -> None:

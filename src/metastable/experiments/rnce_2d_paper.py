@@ -99,7 +99,7 @@ def draw_densities(bench: Bench, name: str, own: Mapping[str, np.ndarray]) -> No
     look = {"origin": "lower", "extent": (-4, 4, -4, 4), "vmin": 0, "cmap": density_colours()}
     shape = len(values), len(columns)
     path = bench.folder / f"densities-{name}.png"
-    with picture(path, 1.55 * shape[1], 1.62 * shape[0], *shape, squeeze=False) as axes:
+    with picture(path, 1.55 * shape[1], 1.62 * shape[0], *shape, dpi=72, squeeze=False) as axes:
         for i, row in enumerate(axes):
             truth = PlaneKDE.of(torch.as_tensor(own[TRUTH][i])).on_grid(axis, axis)
             for ax, model in zip(row, columns, strict=True):

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from metastable.core.errors import UnsupportedError
+from metastable.core.errors import LEAST, MOST, UnsupportedError
 from metastable.core.types import Energy, per_row
 
 from .base import ChainState, Kernel, StepKernel, require_events
@@ -106,7 +106,9 @@ def warm_up(
             noise = moving.draw(x, rng, energy)
             state, info = moving.step(energy, state, noise, torch.exp(average.log_step))
             average = dual_average_update(average, info.acceptance.mean(), target, anchor)
-    tuned = replace(kernel, step_size=float(torch.exp(average.log_average)))
+    tuned = replace(
+        kernel, step_size=min(max(float(torch.exp(average.log_average)), LEAST), MOST)
+    )  # of a flat energy
     return tuned, tuned.init(energy, state.x)
 
 

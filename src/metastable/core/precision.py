@@ -82,12 +82,17 @@ def unrounded(x: Tensor) -> AbstractContextManager:
     return nullcontext()
 
 
-def _rounds() -> bool:
-    """Whether products of float32 are rounded; what torch's newer `fp32_precision` says is left be."""
+def products_said() -> str | None:
+    """How float32 is multiplied, in torch's older words; None where its newer `fp32_precision` says it."""
     try:
-        return torch.get_float32_matmul_precision() != "highest"
+        return torch.get_float32_matmul_precision()
     except RuntimeError:  # torch does not have the older words mixed with those
-        return False
+        return None
+
+
+def _rounds() -> bool:
+    """Whether products of float32 are rounded; what torch's newer words say is left be."""
+    return products_said() not in (None, "highest")
 
 
 def last_sum(head: nn.Module, h: Tensor) -> Tensor:

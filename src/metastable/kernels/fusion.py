@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from metastable.core.precision import products_said
+
 F = TypeVar("F", bound=Callable[..., Any])
 PRECISE = (torch.float32, torch.float64)
 """Below these, adding the bias after the product instead of within it would round twice."""
@@ -84,13 +86,6 @@ def _is_narrow(left: Any, right: Any) -> bool:
     """Whether the product of `left` and `right` is one over or to few columns."""
     over, to = _value(right).shape
     return 0 < over <= NARROW or (0 < to <= NARROW and _value(left).is_contiguous())
-
-
-def _unrounded() -> bool:
-    try:
-        return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # said by `fp32_precision`, with which torch does not have these words mixed
-        return False
 
 
 def _rows(graph: fx.Graph, left: Any, right: Any) -> fx.Node:
@@ -158,7 +153,7 @@ def share_sigmoids(graph: fx.Graph) -> None:
 
 def _found(graph: fx.Graph, target: Any, gpu: bool = False) -> list[fx.Node]:
     """Calls on the CPU, with `gpu` on a GPU too, where products are not rounded: sums would not be."""
-    devices = ("cpu", "cuda") if gpu and _unrounded() else ("cpu",)
+    devices = ("cpu", "cuda") if gpu and products_said() == "highest" else ("cpu",)
     return [
         n
         for n in graph.find_nodes(op="call_function", target=target)

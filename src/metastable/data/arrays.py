@@ -406,6 +406,6 @@ def _check_finite(x: Tensor, name: str, columns: Sequence[str]) -> None:
         named = ", ".join(f"{count} in {column!r}" for column, count in counts if count)
         where = f"{named}, the first in row {row + 1} below the header"
     raise InputError(
-        f"{name}: must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, {where}; drop or fill "
-        "those rows"
+        f"{name}: must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, {where}; drop or "
+        "fill those rows"
     )

@@ -208,7 +208,9 @@ def trainer_of(plan: Plan, folder: Path | None = None, run: str = "") -> Trainer
 
     `run` is the identity of the run whose folder it is.
     """
-    held = None if plan.validation is plan.train else plan.validation_rows()
+    held, last = None, plan.trainer.noise_at(plan.trainer.steps or 0)
+    if plan.validation is not plan.train:
+        held = as_seen(plan.validation_rows(), last, plan.coordinates, derive(plan.seed, "held out"))
     return Trainer(
         plan.energy,
         players_of(plan),

@@ -167,7 +167,7 @@ def make_plan(
     if isinstance(module, nn.Module):
         engine.place_module(module)
     require_walkers_fit(method, trainer, module, rows)
-    check_fits(module, method, rows)
+    check_fits(module, energy_settings, method, rows)
     check_discrete(module, method)
     noise = space_of(module).noise_around(seen.x)
     plain = rows.given is None and callable(module)

@@ -22,8 +22,11 @@ from metastable.core.parts import in_parts
 from metastable.core.types import LogPartition, bind, energy_and_grad
 from metastable.data import load_array
 from metastable.energies import MLP
+from metastable.energies.densities import DiffusionConfig, InterpolantConfig
 from metastable.kernels import MALA, ULA, run_chain
 from metastable.methods import FDivergence, Mixed, PersistentCD, RankingNCE, ShortRun
+from metastable.proposals import continuous
+from metastable.runs.memory import kept_by_row, seen_alone
 from metastable.runs.model import Model
 from metastable.runs.plan import make_plan, trainer_of
 from metastable.runs.row_scores import row_scores
@@ -253,3 +256,22 @@ def test_a_path_to_log_z_in_parts_is_that_of_the_whole(little, monkeypatch):
 def test_free_memory_is_known_here():
     assert 1e6 < memory.free_bytes(torch.device("cpu")) < 1e15
     assert memory.free_bytes(torch.device("meta")) == float("inf")
+
+
+@pytest.mark.parametrize(
+    "config", [DiffusionConfig(16, 3, steps=40), InterpolantConfig(width=16, layers=3, steps=9)]
+)
+@pytest.mark.parametrize("given", [None, torch.randn(50, 1)])
+def test_what_an_ode_keeps_is_known_from_few_of_its_steps(config, given, monkeypatch):
+    rows, solved = Batch(torch.randn(50, 3), given), []
+    energy, solve = config.build(rows, 0), continuous.solve
+
+    def counted(field, x, code, times, *rest):
+        solved.append(len(times) - 1)
+        return solve(field, x, code, times, *rest)
+
+    monkeypatch.setattr(continuous, "solve", counted)
+    kept = kept_by_row(energy, rows)
+    whole = memory.kept_for_backward(seen_alone(energy, rows), rows.x[: memory.PROBE])
+    assert kept == pytest.approx(whole, rel=0.01)  # contexts are encoded once, not in every step
+    assert solved == [min(16, config.steps), config.steps]

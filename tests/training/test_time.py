@@ -10,6 +10,9 @@ import torch
 
 import metastable as ms
 from metastable.core.errors import ConfigError
+from metastable.data import load_array
+from metastable.runs.plan import make_plan, trainer_of
+from metastable.training import engine as engine_module
 from metastable.training import trainer as trainer_module
 from metastable.training.config import SGD, Schedule, TrainerConfig
 
@@ -38,6 +41,26 @@ def test_a_share_of_time_is_where_the_cosine_is():
     assert Schedule("step", drops=(600,), drop=0.5).factor(3, 1000, 0.7) == 0.5
     same = [schedule.factor(k, 50) for k in range(50)]
     assert [schedule.factor(k, 50, k / 50) for k in range(50)] == pytest.approx(same)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_what_updates_need_is_imported_when_they_begin_and_before_time_counts(precision, monkeypatch):
+    made, fabric, clock = [], engine_module._fabric_class, Clock()
+
+    def slow() -> type:
+        clock.now += 1000
+        made.append("fabric")
+        return fabric()
+
+    monkeypatch.setattr(engine_module, "_fabric_class", slow)
+    monkeypatch.setattr(trainer_module, "time", clock)
+    config = TrainerConfig(steps=3, precision=precision)
+    plan = make_plan("mlp", load_array(DATA), ms.methods.PersistentCD(walkers=8), config)
+    training = trainer_of(plan)
+    assert plan.engine.device == torch.device("cpu")
+    assert not made
+    assert training.run().seconds < 1000
+    assert made == ["fabric"]
 
 
 def test_noise_and_share_follow_what_is_spent_more():

@@ -10,11 +10,14 @@ from metastable.core.batch import Batch, Beside
 from metastable.core.memory import PROBE, kept_for_backward
 from metastable.core.room import require_room
 from metastable.core.types import Energy, bind
+from metastable.energies import AsEnergy
 from metastable.methods import Method
 from metastable.training.config import TrainerConfig
 
 COPIES = 4  # of each parameter: itself, its gradient and Adam's two averages
 WALKER_COPIES = 3
+FEW = 16
+"""Steps of an ODE that are solved to see what each of them keeps."""
 MANY = 100_000
 """Rows in a backward pass from which it is worth a look at what each of them keeps."""
 
@@ -30,11 +33,17 @@ def planned_bytes(method: Method, trainer: TrainerConfig, energy: nn.Module, row
     parameters = sum(p.numel() * p.element_size() for p in energy.parameters())
     held = COPIES * parameters + x.numel() * x.element_size()
     moving = batch + method.moving(batch, len(x))
-    return (
-        held
-        + walker_bytes(method, batch, x)
-        + moving * kept_for_backward(seen_alone(energy, rows), x[:PROBE])
-    )
+    return held + walker_bytes(method, batch, x) + moving * kept_by_row(energy, rows)
+
+
+def kept_by_row(energy: Any, rows: Batch) -> int:
+    """Bytes that a row keeps until the backward pass; of an ODE from few steps, as each keeps as much."""
+    few = steps = 1
+    if isinstance(energy, AsEnergy) and energy.costly:
+        steps = energy.proposal.steps
+        few = min(FEW, steps)
+        energy = AsEnergy(energy.proposal.with_steps(few))
+    return kept_for_backward(seen_alone(energy, rows), rows.x[:PROBE]) * steps // few
 
 
 def walker_bytes(method: Method, batch: int, x: Tensor) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -125,14 +126,23 @@ class Engine:
         require_choice("trainer.precision", precision, PRECISIONS)
         accelerator, devices = _accelerator(device)
         own: Any = "32-true" if precision in ROUNDED else precision  # rounded here, not by Fabric
-        self.fabric = _fabric_class()(accelerator=accelerator, devices=devices, precision=own)
+        self.settings = {"accelerator": accelerator, "devices": devices, "precision": own}
         self.dtype = PRECISIONS[precision]
         self.precision = precision
 
     @property
     def device(self) -> torch.device:
         """Where everything lives."""
-        return self.fabric.device
+        return torch.device("cpu") if self.settings["accelerator"] == "cpu" else self.fabric.device
+
+    @cached_property
+    def fabric(self) -> Any:
+        """Made when updates begin, or for a GPU: to import it takes seconds, and a plan on the CPU does without."""
+        return _fabric_class()(**self.settings)
+
+    def prepare(self) -> None:
+        """Make what updates need, before their time is counted."""
+        assert self.fabric.device == self.device
 
     def place(self, value: Tensor) -> Tensor:
         """A tensor on the device, in the working precision."""

@@ -224,6 +224,7 @@ class Trainer(KeptTraining):
     def _run(self, resume: bool) -> None:
         if not (resume and self._resume()):
             self._begin()
+        self.engine.prepare()
         began = time.perf_counter() - self.seconds
         self._agree()
         with stop_on_interrupt(self._stop), flushed():

@@ -54,7 +54,7 @@ class Plan:
         engine: device and precision.
         coordinates: the units of training; None where they are the data's own.
         rows: what training sees, in those units, on the device.
-        seen: the same as methods look at them outside of updates: with noise where only that gives them a spread.
+        seen: the same as methods look at them outside of updates: with their noise.
         energy: the energy as training sees it.
         energy_settings: its description.
         noise: a normalised density around the rows.
@@ -181,7 +181,7 @@ def make_plan(
         engine,
         coordinates,
         rows,
-        seen if coordinates is not None and coordinates.events.noise else rows,
+        seen if trainer.noise_at(0) else rows,
         module,
         energy_settings,
         noise,

@@ -10,6 +10,7 @@ from conftest import quadrature
 from torch import nn
 
 import metastable as ms
+from metastable.cli.settings import resolve
 from metastable.core.errors import InputError, UnsupportedError
 from metastable.data import Dataset, load_array
 from metastable.data.columns import columns_of, dequantised, oddities
@@ -189,6 +190,26 @@ def test_columns_that_follow_from_others_are_named(scale):
     data = Dataset.of(torch.tensor(scale * table), "table", columns=tuple("abcdef"))
     assert [line.split()[0] for line in oddities(data) if "follows from" in line] == ["b", "f"]
     assert not any("follows from" in line for line in oddities(Dataset.of(torch.tensor(x[:3]), "few")))
+
+
+def test_remarks_on_a_table_know_of_its_noise(tmp_path):
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    table = np.column_stack([x, x[:, 0] + x[:, 1], np.full(100, 3.0)])
+    np.savetxt(tmp_path / "t.csv", np.vstack([table] * 2), delimiter=",", header="a,b,c,d", comments="")
+
+    def remarks(**trainer: float) -> tuple[str, ...]:
+        settings = {"data": str(tmp_path / "t.csv"), "method": "cd", "trainer": trainer}
+        return tuple(note.removeprefix("data: ") for note in resolve(settings).notes)
+
+    constant, follows, copies = remarks()
+    assert "a ten-thousandth" in constant
+    assert all("add a little noise (trainer.data_noise)" in words for words in (follows, copies))
+    constant, follows, copies = remarks(data_noise=1e-7)
+    assert "that of its noise, 1e-07" in constant
+    assert all("set more noise than trainer.data_noise=1e-07" in words for words in (follows, copies))
+    constant, copies = remarks(data_noise=0.01)  # c has a volume of its own
+    assert "peaks as narrow as its noise: drop them, or set more noise than trainer.data_noise=0.01" in copies
+    assert "trainer.data_noise_final=0" in remarks(data_noise=0.5, data_noise_final=0.0)[1]
 
 
 def test_dequantised_codes_are_spread_between_their_neighbours_and_round_back():

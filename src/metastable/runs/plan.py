@@ -167,7 +167,7 @@ def make_plan(
     if isinstance(module, nn.Module):
         engine.place_module(module)
     require_walkers_fit(method, trainer, module, rows)
-    check_fits(module, method, rows)
+    check_fits(module, energy_settings, method, rows)
     check_discrete(module, method)
     noise = space_of(module).noise_around(seen.x)
     plain = rows.given is None and callable(module)
@@ -208,7 +208,9 @@ def trainer_of(plan: Plan, folder: Path | None = None, run: str = "") -> Trainer
 
     `run` is the identity of the run whose folder it is.
     """
-    held = None if plan.validation is plan.train else plan.validation_rows()
+    held, last = None, plan.trainer.noise_at(plan.trainer.steps or 0)
+    if plan.validation is not plan.train:
+        held = as_seen(plan.validation_rows(), last, plan.coordinates, derive(plan.seed, "held out"))
     return Trainer(
         plan.energy,
         players_of(plan),

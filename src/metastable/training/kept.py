@@ -145,7 +145,8 @@ class KeptTraining:
         self.gather.load(on_device(tree["gather"], self.engine.device))
         self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
         if self.patience is not None and tree.get("patience") is not None:
-            self.patience.load(on_device(tree["patience"], self.engine.device))
+            noise = self.config.noise_at(self.config.steps or 0)
+            self.patience.load(on_device(tree["patience"], self.engine.device), noise)
         self.evaluations = tree["evaluations"]
 
     def _restore_average(self, name: str, average: AveragedModel, checkpoint: Checkpoint) -> None:

@@ -86,6 +86,21 @@ def test_small_noises_have_settings_and_pieces_of_their_own(tmp_path):
     assert not {"near", "seconds", "steps", "arms"} & of[0.05].keys()
 
 
+def test_arms_with_the_papers_settings_have_them_at_every_noise(tmp_path, monkeypatch):
+    arms, made = ("pcd", "pcd-paper", "jarzynski-paper"), {}
+    asked = bench(tmp_path, arms=arms, noises=(0.1, 0.05), near_below=0.1, near={"batch": 64})
+
+    def train(own, data, arm, noise):
+        made[arm, noise] = room.settings_of(own, arm, noise)["batch_size"]
+
+    monkeypatch.setattr(room, "train", train)
+    room.make(asked, None, None)
+    assert {arm: made[arm, 0.05] for arm in arms} == {"pcd": 64, "pcd-paper": 16, "jarzynski-paper": 16}
+    assert {made[arm, 0.1] for arm in arms} == {16}
+    of = {arm: room.pieces_of(asked, 0.05, arm).settings["batch"] for arm in arms}
+    assert of == {arm: made[arm, 0.05] for arm in arms}
+
+
 def test_an_arm_that_diverges_leaves_the_others_and_is_not_tried_again(tmp_path, monkeypatch):
     asked, tried, train = bench(tmp_path, arms=("jarzynski", "pcd")), [], room.train
     monkeypatch.setattr(room, "draw", lambda _, data, found: drawn.append(list(found)))

@@ -256,6 +256,19 @@ def test_a_constant_column_has_the_noise_that_was_asked_for_and_no_more(scale, m
     assert float((run.denoised(there) - clean).std()) < 0.01 * scale
 
 
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_that_follow_from_others_have_the_noise_that_was_asked_for_and_no_more(noise, dtype):
+    z = torch.randn((1000, 2), generator=torch.Generator().manual_seed(0), dtype=dtype)
+    x = torch.stack([z[:, 0], 0.8 * z[:, 0] + 0.6 * z[:, 1], z[:, 0]], 1)
+    mean, covariance = x.double().mean(0), torch.cov(x.double().T, correction=0) + noise**2 * torch.eye(3)
+    law = torch.distributions.MultivariateNormal(mean, covariance)
+    root, rng = torch.linalg.cholesky(covariance), torch.Generator().manual_seed(1)
+    there = mean + torch.randn((500, 3), generator=rng, dtype=torch.float64) @ root.T
+    run = ms.fit(None, x, QUICK, 5, data_noise=noise, evaluate=False)
+    assert float((law.log_prob(there) - run.log_prob(there)).abs().mean()) < 0.06
+
+
 def test_rows_whose_spread_is_their_noise_are_judged_with_it_and_scored_without():
     x = torch.randn((300, 1), generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0] + [0.0] * 9])
     run = ms.fit(None, x, QUICK, 5, data_noise=0.1, held_out=0.2)

@@ -295,11 +295,19 @@ def test_toy_sources():
         ("toy:circles?n=0", "n: must be an integer of at least 1"),
         ("toy:circles?sede=1", "unknown setting 'sede' .did you mean 'seed'"),
         ("toy:digits?n=5000", "has 1797 rows"),
+        ("toy:circles?noise=1e300", r"noise: must be at most 1e\+30, got 1e\+300"),
+        ("toy:circles?noise=many", "given noise as a finite number above 0, got 'many'"),
     ],
 )
 def test_toy_sources_are_checked(source, message):
     with pytest.raises(InputError, match=message):
         load_array(source)
+
+
+def test_noise_is_no_more_than_the_dtype_holds():
+    assert load_array("toy:circles?noise=6000", dtype=torch.float16).x.isfinite().all()
+    with pytest.raises(InputError, match=r"noise: must be at most 6550\.4, got 7000"):
+        load_array("toy:circles?noise=7000", dtype=torch.float16)
 
 
 # --- Dataset ------------------------------------------------------------------------------------------

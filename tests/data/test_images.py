@@ -480,6 +480,7 @@ def test_every_pass_has_an_order_and_a_noise_of_its_own_and_can_be_made_again(ci
         ({"n": 3, "counts": [1]}, "counts: must be left out where n is given"),
         ({"size": 0}, "size: must be an integer from 1 to 28"),
         ({"size": 29}, "size: must be an integer from 1 to 28"),
+        ({"noise": 1e300}, r"noise: must be at most 1e\+30, got 1e\+300"),
         ({"noise": -0.1}, "noise: must be a finite number of at least 0"),
         ({"noise": float("nan")}, "noise: must be a finite number of at least 0"),
         ({"dtype": torch.int64}, "dtype: must be a floating dtype"),

@@ -47,7 +47,7 @@ def pieces(tmp_path_factory):
             room.body(bench(folder, arms="jarzynski"))
         again = bench(folder, arms=("jarzynski", "pcd-paper"))
         again.say = seen.append
-        return folder, room.body(again), seen
+        return folder, room.compared(again, room.body(again)), seen
 
 
 def test_what_is_there_is_not_made_again_and_all_of_it_is_gathered(pieces):
@@ -60,7 +60,7 @@ def test_what_is_there_is_not_made_again_and_all_of_it_is_gathered(pieces):
     assert "error_over_jarzynski/pcd-paper/noise=0.3" in found
     assert "log_z_apart_in_joint_se/jarzynski/noise=0.3" in found
     assert {path.name for path in folder.glob("*.png")} == {
-        *("figure-2.png", "figure-3.png", "figure-4.png", "figure-11.png", "restored.png")
+        *("figure-2.png", "figure-3.png", "figure-4.png", "figure-11.png", "figure-12.png", "restored.png")
     }
 
 

@@ -15,6 +15,8 @@ from metastable.core.errors import InputError, UnsupportedError
 from metastable.data import Dataset, load_array
 from metastable.data.columns import columns_of, dequantised, oddities
 from metastable.energies.in_units import InDataUnits
+from metastable.kernels import MALA
+from metastable.methods import PersistentCD
 from metastable.proposals import Gaussian
 from metastable.runs.load import load_chains
 
@@ -306,3 +308,16 @@ def test_a_run_from_before_units_held_noise_goes_on_with_the_rows_that_it_had(tm
     run = ms.fit(None, x, "cd", **options | {"steps": 4}, resume=True)
     assert run.coordinates.events.noise == 0
     assert "noise" not in json.loads(kept.read_text())["coordinates"]["events"]
+
+
+def test_what_begins_at_data_begins_at_rows_with_their_noise():
+    """Rows that all lie at one point: without noise chains would begin there, at energies that nothing has."""
+    x, ends = torch.ones(500, 3), {}
+    for units in ("none", "scale"):
+        method = PersistentCD(walkers=4000, start_at="data", kernel=MALA(1e-12))
+        run = ms.fit("mlp", x, method, 1, units=units, data_noise=0.3, evaluate=False, seed=2)
+        ends[units] = run.walkers.x
+        assert ends[units].std(0).tolist() == pytest.approx([0.3] * 3, abs=5 * 0.3 / 1000**0.5)
+        assert ends[units].mean(0).tolist() == pytest.approx([1.0] * 3, abs=5 * 0.3 / 500**0.5)
+    plain = ms.fit("mlp", x, PersistentCD(walkers=40, kernel=MALA(1e-12)), 1, units="none", evaluate=False)
+    assert (plain.walkers.x - 1).abs().max() < 1e-4

@@ -282,7 +282,7 @@ FLAGS = {
     ),
     "--precision": ("16-true", "", "64", "bf16", "bf16-mixed", "64-true"),
     "--held-out": ("1", "-0.1", "nan", "0.999999", "inf", "x", "1e-300"),
-    "--units": ("", "metres", "none", "scale", "whiten"),
+    "--units": ("", "metres", "none", "scale", "whiten", "common"),
     "--method": ("", "[]", "jarzinski", "{}", "pcd,cd", " ", "custom", "None", "density"),
     "--energy": (
         "",
@@ -334,6 +334,8 @@ FLAGS = {
             "images:/tmp?size=1e9",
             "toy:pinwheel-given",
             "toy:digits?n=40",
+            "toy:digits?n=40&noise=1e300",
+            "toy:two-modes?noise=1e25",
             "https://x.org/a.npy",
         ),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from conftest import each
 from fuzz import DATA, Case, call, fuzz, judge, make_run, npy_header, quick, zip_of
 
+from metastable.api import fit
 from metastable.core import room
 from metastable.core.errors import InputError
 from metastable.core.room import require_room
+from metastable.core.units import KINDS
+from metastable.data import load_array
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +91,16 @@ TINY = ("--steps", "1", "--set", "trainer.batch_size=16", "--no-progress")
             "optimiser.weight_decay: must be at most 1e+30",
         ),
         (("--set", "trainer.data_noise=1e300"), "trainer.data_noise: must be at most 1e+30"),
+        (("--data", "toy:two-modes?noise=1e300"), "noise: must be at most 1e+30, got 1e+300"),
+        (("--data", "toy:digits?n=40&noise=1e300"), "noise: must be at most 1e+30, got 1e+300"),
+        (
+            ("--data", "toy:two-modes?noise=1e20", "--units", "none"),
+            "data: must be at most 1e+15 in size in the",
+        ),
+        (
+            ("--set", "trainer.data_noise=1e20", "--units", "none"),
+            "data with trainer.data_noise: must be at most 1e+15 in size in the units of training",
+        ),
         (("--out", "a\0b"), "must have no null character"),
         (
             ("--method", "interpolating-nce", "--energy", "mixture"),
@@ -134,6 +148,89 @@ def test_other_commands_refuse_what_was_found_before(words, expected, run, tmp_p
     status, wrong, said = call((words[0], str(run), *words[1:]))
     assert (status, wrong) == (2, "")
     assert expected in said
+
+
+@each(
+    "size, expected",
+    [
+        (1e300, "data: must be at most 1e+150 in size, so that squares are numbers"),
+        (1e40, "data: must be at most 1e+15 in size in the units of training, so that squares are numbers"),
+    ],
+)
+def test_rows_whose_squares_are_no_numbers_are_refused_before_anything_is_fitted(
+    size, expected, run, tmp_path
+):
+    rows = np.random.default_rng(0).normal(size=(40, 2)) * size
+    np.savetxt(tmp_path / "x.csv", rows, delimiter=",")
+    data = ("--data", str(tmp_path / "x.csv"))
+    trained = ("train", *data, "--out", str(tmp_path / "run"), "--units", "none", *TINY)
+    for words in ((*trained, "--dry-run"), trained, ("evaluate", str(run), *data)):
+        status, wrong, said = call(words)
+        assert (status, wrong) == (2, "")
+        assert (expected if words[0] == "train" else "data: must be at most 1e+15 in size") in said
+    with pytest.raises(InputError, match=re.escape(expected)):
+        fit(None, rows, units="none", steps=1)
+
+
+def test_methods_are_not_compared_on_rows_whose_squares_are_no_numbers(tmp_path):
+    np.save(tmp_path / "x.npy", 1e300 * np.random.default_rng(0).normal(size=(40, 2)))
+    words = ("--methods", "cd,nce", "--budget", "1s", "--out", str(tmp_path / "c"))
+    status, wrong, said = call(("compare", "--data", str(tmp_path / "x.npy"), *words))
+    assert (status, wrong) == (2, "")
+    assert "data: must be at most 1e+150 in size, so that squares are numbers" in said
+
+
+def test_contexts_whose_squares_are_no_numbers_are_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    with pytest.raises(InputError, match=r"given: must be at most 1e\+150 in size"):
+        fit(None, x, "ranking-nce", given=1e200 * x, steps=1)
+    with pytest.raises(InputError, match=r"given: must be at most 1e\+15 in size in the units of training"):
+        fit(None, x, "ranking-nce", given=1e20 * x, steps=1, units="none")
+
+
+def test_one_row_held_out_that_is_far_out_is_refused_dry_or_not(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    held_out = load_array(np.arange(40)).split(0.1, 0)[1].x.long()
+    rows[held_out[0]] = 1e30
+    np.save(tmp_path / "x.npy", rows)
+    for dry in ((), ("--dry-run",)):
+        words = ("train", "--data", str(tmp_path / "x.npy"), "--out", str(tmp_path / "run"), *TINY, *dry)
+        status, wrong, said = call(words)
+        assert (status, wrong) == (2, "")
+        assert "data: must be at most 1e+15 in size in the units of training" in said
+
+
+@each("kind", KINDS)
+def test_a_dry_run_says_the_units_of_every_kind(kind, tmp_path):
+    words = ("train", "--data", DATA, "--out", str(tmp_path / "run"), *TINY, "--units", kind, "--dry-run")
+    assert call(words)[:2] == (0, "")
+
+
+@each(
+    "name, value, expected",
+    [
+        ("data_noise", {}, "trainer.data_noise: must be a number, got {}"),
+        ("data_noise", None, "trainer.data_noise: must not be empty"),
+        ("data_noise_final", "x", "trainer.data_noise_final: must be a number, got 'x'"),
+        ("data_noise_over", [], "trainer.data_noise_over: must be a number"),
+        ("data_noise_over", 0, "trainer.data_noise_over: must be above 0 and at most 1"),
+        ("steps", {"a": 1}, "trainer.steps: must be an integer, got {'a': 1}"),
+        ("max_seconds", [[]], "trainer.max_seconds: must be a number"),
+        ("follows", 3, "trainer.follows: must be a text, got 3"),
+        ("augment", [1], "trainer.augment.0: must be a text, got 1"),
+    ],
+)
+def test_trainers_of_nonsense_are_refused_by_name_wherever_settings_are_read(
+    name, value, expected, run, tmp_path
+):
+    shutil.copytree(run, tmp_path / "run", dirs_exist_ok=True)
+    settings = json.loads((run / "config.json").read_text())
+    settings["trainer"][name] = value
+    (tmp_path / "run" / "config.json").write_text(json.dumps(settings))
+    for words in (("evaluate",), ("sample", "--n", "5"), ("compare", run, "--out", tmp_path / "c")):
+        status, wrong, said = call(tuple(map(str, (words[0], tmp_path / "run", *words[1:]))))
+        assert (status, wrong) == (2, "")
+        assert f"config.json: {expected}" in said
 
 
 WEIGHTS = {"data": [0.5, 0.5], "samples": [0.4, 0.6]}

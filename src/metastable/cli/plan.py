@@ -69,6 +69,7 @@ def print_plan(job: Job, folder: Path, resume: bool = False) -> None:
 
 UNITS = {
     "none": "none: training sees the data as they are",
+    "common": "common: training sees all numbers less one mean, in one standard deviation",
     "scale": "scale: training sees every number in its column's standard deviation",
     "whiten": "whiten: training sees standard deviations of the columns, their correlations undone",
 }

@@ -27,6 +27,7 @@ from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
 from metastable.methods import Method
 from metastable.runs.resolve import beside_of, energy_config, on_mixture, resolve_method
+from metastable.runs.rows import check_sizes
 from metastable.training.config import OPTIMISERS, RATE_NAMES, Schedule, TrainerConfig
 
 from .own import own_energy
@@ -214,6 +215,7 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     require(isinstance(dequantise, bool), "dequantise", "true or false", dequantise)
     trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
     dataset, notes = data_of(settings.get("data"))
+    check_sizes(dataset)
     needs = "" if method.needs == "given?" and dataset.given is None else method.needs.rstrip("?")
     energy = energy_of(settings.get("energy"), dataset.event_shape, beside_of(method, needs), method.timed)
     mixture = on_mixture(energy, dataset, method)

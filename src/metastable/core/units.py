@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import require, require_choice
+from .errors import MOST, require, require_choice
 from .random import generator
 
 KINDS = ("none", "common", "scale", "whiten")
@@ -35,6 +35,10 @@ STILL = 1e-4
 """Spread that a column which never changes is given, as a share of its value."""
 EMPTY = 0.01
 """Directions with less than this share of the variance they should have hold nothing but rounding."""
+LARGEST = 1e150
+"""Size of a number up to which float64 holds its square, and sums of those over rows."""
+NEAR = MOST**0.5
+"""Size of a number whose square single precision can reckon with."""
 FOLDS = 5
 FINEST = 2.0**20
 """Parts of a unit that rows are told apart by; up to 16 units, float32 holds as many."""
@@ -236,6 +240,19 @@ class Coordinates:
             return None
         given = kept.get("given")
         return cls(Units.from_json(kept["events"]), None if given is None else Units.from_json(given))
+
+
+def require_squares(field: str, x: Tensor, most: float = LARGEST, where: str = "") -> None:
+    """Refuse rows with numbers above `most` in size, by default those whose squares float64 cannot hold."""
+    low, high = torch.aminmax(x)  # without a copy: pictures can fill half of the memory
+    rule = f"at most {most:g} in size{where}, so that squares are numbers (drop rows far out, or rescale)"
+    size = max(-float(low), float(high))
+    require(size <= most, field, rule, size)
+
+
+def require_near(field: str, u: Tensor) -> None:
+    """Refuse rows, in the units of training, whose squares single precision cannot reckon with."""
+    require_squares(field, u, NEAR, " in the units of training")
 
 
 def rounded(u: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Toy sets with known densities, image sets, and arrays from files, checked at the door."""
 
-from .arrays import Dataset, check_data, check_labels, load_array, load_images
+from .arrays import Dataset, load_array, load_images
+from .checks import check_data, check_labels
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet, conditional_toy_set
 from .demonstration_files import load_episodes, load_lasa, load_lerobot, load_pusht
 from .demonstrations import Demonstrations, Scaling, Windows

@@ -27,7 +27,8 @@ from torch import Tensor
 from ..core.errors import InputError, require, require_choice, require_count
 from ..core.labels import integers
 from ..core.random import derive, generator
-from .arrays import Dataset, check_data
+from .arrays import Dataset
+from .checks import check_data
 
 STATE = "state"
 """Name of observations that are one array."""

@@ -56,7 +56,7 @@ from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row, changed
 from .jarzynski_mnist_figures import SHOWN, Found, draw
-from .jarzynski_mnist_rows import rows_of, steering, weights_of
+from .jarzynski_mnist_rows import compared, rows_of, steering, weights_of
 from .pieces import Pieces
 from .three_digits import Digits, Sharpened, correlated, digits, sharpening
 from .trials import by_scale
@@ -384,4 +384,5 @@ EXPERIMENT = Experiment(
         near=({}, {}, {"walkers": 8192, "batch": 4900, "betas": (0.999, 0.999), "pace": 0.003}),
     ),
     body=body,
+    compared=compared,
 )

@@ -14,11 +14,12 @@ import numpy as np
 from torch import Tensor
 
 from metastable._version import __version__
-from metastable.core.configure import describe
+from metastable.core.configure import build, describe
 from metastable.core.errors import InputError, MetastableError, UnsupportedError, refuse_newer, short
 from metastable.core.seals import SEALS, check_seal, identity, read_seals, seal, sealed
 from metastable.core.units import Coordinates
 from metastable.methods import METHODS
+from metastable.training.config import TrainerConfig
 from metastable.training.records import Row, read_jsonl
 
 from .lock import LOCK, one_writer
@@ -208,6 +209,11 @@ def _are_modes(value: Any) -> bool:
 
 COMPARED = ("log_likelihood", "log_likelihood_se", "kl_estimated", "kl_exact", "mmd")
 """Scores that stand beside those of other runs."""
+LASTING = (
+    *("steps", "max_seconds", "follows", "precision"),
+    *("data_noise", "data_noise_final", "data_noise_over", "augment"),
+)
+"""Settings of the trainer that a run is judged and gone on with by."""
 MOST_NUMBERS = 1 << 31
 """Numbers in one event, beyond which a shape is taken for damage."""
 WHOLE = ("an integer", lambda v: isinstance(v, int) and not isinstance(v, bool))
@@ -260,7 +266,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The resolved settings of a run."""
     check_seal(folder, "config.json")
     needed = ("seed", "event_shape", "data", "energy", "method", "trainer")
-    return read_table(folder / "config.json", CONFIG, needed)
+    config = read_table(path := folder / "config.json", CONFIG, needed)
+    with reading(path):
+        trainer_again(config)
+    return config
+
+
+def trainer_again(config: Mapping[str, Any]) -> TrainerConfig:
+    """What a run's settings say of its trainer, as far as it matters after training."""
+    said = config.get("trainer", {})
+    return build(TrainerConfig, {name: said[name] for name in LASTING if name in said}, "trainer")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from metastable.walkers.space import space_of
 
 from .averages import averaged_players
 from .chains import Chains
-from .folder import read_config, read_history, reading, require_run_folder
+from .folder import read_config, read_history, reading, require_run_folder, trainer_again
 from .resolve import built, power_of, reloaded, resolve_method
 from .rows import as_seen, training_rows
 from .run import Run
@@ -73,15 +73,15 @@ def load_chains(run: Run, train: Dataset) -> Chains:
     """
     assert run.folder is not None
     home = run._home
-    device, trainer = str(home.device), run.config["trainer"]
+    device, trainer = str(home.device), trainer_again(run.config)
     own = run.config["energy"]["name"] == "custom"
     energy = run.energy if own else run.within().energy
     method, context, state, _ = chains_of(run.folder, run.config, energy, run.trained_with, device)
     units, seed = run.coordinates, run.config["seed"]
-    rows = training_rows(train, method, Engine(device, trainer["precision"]), units, seed)
-    seen = as_seen(rows, trainer.get("data_noise", 0.0), units, seed, trainer.get("augment", ()))
+    rows = training_rows(train, method, Engine(device, trainer.precision), units, seed)
+    seen = as_seen(rows, trainer.noise_at(0), units, seed, trainer.augment)
     noise = space_of(context.energy).noise_around(seen.x)
-    if units is not None and units.events.noise:
+    if run.data_noise:
         rows = as_seen(rows, run.data_noise, units, seed)
     context = dataclasses.replace(context, data=rows.x, given=rows.given, noise=noise)
     return Chains(method, context, state)

@@ -34,6 +34,7 @@ from .rows import (
     as_seen,
     beside_settings,
     check_augmented,
+    check_sizes,
     coordinates_for,
     needed_beside,
     smoothed_rows,
@@ -54,7 +55,7 @@ class Plan:
         engine: device and precision.
         coordinates: the units of training; None where they are the data's own.
         rows: what training sees, in those units, on the device.
-        seen: the same as methods look at them outside of updates: with noise where only that gives them a spread.
+        seen: the same as methods look at them outside of updates: with their noise.
         energy: the energy as training sees it.
         energy_settings: its description.
         noise: a normalised density around the rows.
@@ -145,6 +146,7 @@ def make_plan(
     `noise_before` is that in the units of a run that goes on, see `coordinates_for`.
     """
     require_kind(units)
+    check_sizes(dataset)
     if dataset.given is not None and not method.needs.startswith("given"):
         raise UnsupportedError(
             f"given: {method.name!r} does not look at contexts; use one that does, such as 'ranking-nce'"
@@ -170,8 +172,7 @@ def make_plan(
     check_fits(module, energy_settings, method, rows)
     check_discrete(module, method)
     noise = space_of(module).noise_around(seen.x)
-    plain = rows.given is None and callable(module)
-    doubt = bare_network_words(module, rows.x) if plain else None
+    doubt = bare_network_words(module, rows.x) if rows.given is None and callable(module) else None
     return Plan(
         dataset,
         train,
@@ -181,7 +182,7 @@ def make_plan(
         engine,
         coordinates,
         rows,
-        seen if coordinates is not None and coordinates.events.noise else rows,
+        seen if trainer.noise_at(0) else rows,
         module,
         energy_settings,
         noise,

@@ -37,6 +37,7 @@ from metastable.kernels import KERNELS, Kernel
 from metastable.methods import METHODS, Method
 from metastable.training.config import RATE_NAMES, Adam, TrainerConfig
 
+from .folder import trainer_again
 from .memory import require_energy_fits
 from .rows import classes_of, is_own
 
@@ -231,7 +232,7 @@ def reloaded(energy: Any, config: dict[str, Any], method: Method) -> Any:
     if config["energy"].get("reference") and not isinstance(energy, Tilted):
         x = torch.randn((8, *config["event_shape"]), generator=generator(0))
         energy = on_reference(energy, x, zero_start=False)
-    return in_training_units(energy, coordinates, power_of(method, config["trainer"]["steps"]))
+    return in_training_units(energy, coordinates, power_of(method, trainer_again(config).steps or 0))
 
 
 def _wrapping(module: Any, energy: Any) -> dict[str, Any]:

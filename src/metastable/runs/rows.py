@@ -15,7 +15,7 @@ from metastable.core.errors import InputError, UnsupportedError, require
 from metastable.core.pixels import Pixels, in_bytes
 from metastable.core.random import derive, generator, normal_like, with_normal
 from metastable.core.types import Proposal, is_discrete
-from metastable.core.units import Coordinates, Units, default_kind, rounded
+from metastable.core.units import Coordinates, Units, default_kind, require_near, require_squares, rounded
 from metastable.data import Dataset
 from metastable.data.smoothing import smoothed
 from metastable.energies import AsEnergy, as_energy
@@ -30,6 +30,13 @@ SOME = 2000
 """Rows that tell the spread of them all."""
 BYTES_ON = ("cuda",)
 """Kinds of devices that they are kept on: where training is on the host, the numbers are there already."""
+
+
+def check_sizes(dataset: Dataset) -> None:
+    """Refuse rows and contexts whose squares float64 cannot hold, before anything is fitted to them."""
+    require_squares("data", dataset.x)
+    if dataset.given is not None:
+        require_squares("given", dataset.given)
 
 
 def coordinates_for(
@@ -135,6 +142,7 @@ def training_rows(
     if coordinates is not None:
         x = coordinates.events.enter(x, derive(seed, "still columns"), like)
     some = batch is not None and batch < len(x) and coordinates is None
+    require_near("data", x)
     x = pixels_on(engine, x) if some else engine.place(x)
     if beside is None:
         return Batch(x)
@@ -142,6 +150,7 @@ def training_rows(
         return Batch(x, beside.to(x.device), Beside.LABELS)
     if coordinates is not None and coordinates.given is not None:
         beside = rounded(coordinates.given.forward(beside))
+    require_near("given", beside)
     return Batch(x, engine.place(beside))
 
 
@@ -175,6 +184,8 @@ def as_seen(
         x = with_normal(x, noise, rng)
     elif noise and coordinates is not None:
         x = x + noise * coordinates.events.turn(normal_like(x, rng))
+    if noise:
+        require_near("data with trainer.data_noise", x)
     return rows if x is rows.x else rows.with_events(x)
 
 

@@ -21,11 +21,11 @@ from metastable.evaluation.diagnosis import Finding, format_findings
 from metastable.evaluation.restoration import Restored, tweedie
 from metastable.proposals.in_units import DensityInDataUnits
 from metastable.report import write_report
-from metastable.training.config import TrainerConfig
 from metastable.training.records import Row
 from metastable.walkers.space import space_of
 
 from .averages import averaged_run
+from .folder import trainer_again
 from .model import Model, in_units
 from .restoring import events_of, restored
 from .row_scores import RowScores, row_scores
@@ -241,12 +241,9 @@ class Run:
     @property
     def data_noise(self) -> float:
         """σ of the noise that the rows had at the update whose weights these are, in the data's units."""
-        said = self.config.get("trainer", {})
-        named = ("data_noise", "data_noise_final", "data_noise_over", "steps", "follows", "max_seconds")
-        known = {name: said[name] for name in named if name in said}
         step = self.steps if self.kept is None else self.kept
         spent = [row.get("seconds", 0.0) for row in self.history if row["step"] <= step]
-        return TrainerConfig(**known).noise_at(step, spent[-1] if spent else 0.0)
+        return trainer_again(self.config).noise_at(step, spent[-1] if spent else 0.0)
 
     def denoised(self, x: Any) -> Tensor:
         """E[clean | x] = x − σ²·P·∇E(x) of events `(B, *event)` (Tweedie), σ the noise of training."""

@@ -13,7 +13,7 @@ from metastable.core.errors import InputError, MetastableError, require
 from metastable.core.memory import rows_in_words, within_memory
 from metastable.core.protocols import provides
 from metastable.core.telling import counted
-from metastable.core.units import Coordinates
+from metastable.core.units import Coordinates, require_near
 from metastable.data import Dataset, ToySet
 from metastable.evaluation.diagnosis import SEVERITIES, Facts, Finding, diagnose
 from metastable.evaluation.image_measures import ImageQuestion
@@ -222,6 +222,9 @@ def _asked(run: Run, dataset: Dataset, seed: int) -> Judged:
     if coordinates is not None:
         x = coordinates.events.forward(x)
         given = given if coordinates.given is None or given is None else coordinates.given.forward(given)
+    require_near("data", x)
+    if run.conditional and given is not None:
+        require_near("given", given)
     x = x.to(home)
     if run.conditional and given is None:
         raise InputError("data: this is a conditional run; give an .npz file with the arrays x and given")

@@ -22,6 +22,7 @@ from metastable.core.method import Method
 from .agreement import Agreement
 from .captured import Captured
 from .checkpoints import Checkpoint, CheckpointStore, on_device
+from .config import TrainerConfig
 from .contract import TrainableMethod
 from .engine import Engine
 from .patience import Patience
@@ -35,6 +36,7 @@ class KeptTraining:
 
     players: dict[str, nn.Module]
     method: TrainableMethod
+    config: TrainerConfig
     engine: Engine
     context: Any
     state: Any

@@ -138,7 +138,7 @@ def too_little_history(log: Log, facts: Facts) -> Finding | None:
     if len(log) >= LEAST_ROWS:
         return None
     steps = facts.steps or log.last_step
-    evidence = {"rows": float(len(log)), "steps": float(steps)}
+    evidence: Evidence = {"rows": float(len(log)), "steps": float(steps)}
     if steps < LEAST_ROWS:
         text = f"Training ended at step {steps:.0f}, which is too short to judge: a trend needs {LEAST_ROWS} steps."
         return Finding("too-little-history", "note", text, evidence, "" if log.diverged else "Train longer.")

@@ -7,6 +7,7 @@ from ..markup import Html, join, number_cell, table, tag
 from ..read import Run, mapping, sequence
 
 _UNITS = {
+    "common": "Training saw all numbers less one mean, in one standard deviation.",
     "scale": "Training saw every number in its column's standard deviation.",
     "whiten": "Training saw standard deviations of the columns, with their correlations undone.",
     "none": "Training saw the data as they are.",

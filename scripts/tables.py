@@ -77,7 +77,16 @@ class Result:
         """How the numbers were made, in a line."""
         c = self.content
         command = f"metastable reproduce {self.name} --scale {self.scale} --seed {c['seed']}"
-        return f"`{command}` · {c['device']} · {_clock(c['seconds'])} · version {c['version']}"
+        lines = [
+            f"`{command}{_changed(part)}` · {part['device']} · {_clock(part['seconds'])}"
+            for part in c.get("parts", [c])
+        ]
+        return f"{'; '.join(lines)} · version {c['version']}"
+
+
+def _changed(part: dict[str, Any]) -> str:
+    changes = part.get("changes", {}).items()
+    return "".join(f" --set '{key}={json.dumps(value)}'" for key, value in changes)
 
 
 def read_results(root: Path = ROOT) -> list[Result]:

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import metastable as ms
+from metastable.core.capture import in_force
 from metastable.core.errors import ConfigError
 from metastable.core.precision import channels_last, laid_out, on_tensor_cores, unrounded
 from metastable.energies import ConvNet, Tilted
 from metastable.energies.image_nets import AdaNCENet, FEBMNet, ShortRunNet
 from metastable.energies.networks import dense_conv, patch_conv
 from metastable.energies.wide_resnet import WideResNet
+from metastable.kernels.engine import fused_precision
 from metastable.methods import Context, PersistentCD
 from metastable.proposals import fit_gaussian
 from metastable.training.config import SGD, Adam, TrainerConfig
@@ -67,17 +69,32 @@ def test_a_precision_that_is_none_is_refused():
         pass
 
 
-def test_precision_set_in_torchs_newer_words_is_left_be():
-    products = torch.backends.cuda.matmul
-    if not hasattr(products, "fp32_precision"):
+@pytest.fixture
+def newer_words():
+    """Precision set by torch's `fp32_precision`, of which its older words may not be asked any more."""
+    products, convolutions = torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)
+    if convolutions is None or not hasattr(products, "fp32_precision"):
         pytest.skip("this torch has the older words only")
-    products.fp32_precision = "tf32"
-    try:
-        with unrounded(SimpleNamespace(device=torch.device("cuda"))):  # pyright: ignore
-            assert products.fp32_precision == "tf32"
-        assert not on_tensor_cores(torch.zeros(1))
-    finally:
-        torch.set_float32_matmul_precision("highest")
+    products.fp32_precision, convolutions.fp32_precision = "tf32", "ieee"
+    yield products
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+
+
+def test_precision_set_in_torchs_newer_words_is_left_be(newer_words):
+    with unrounded(SimpleNamespace(device=torch.device("cuda"))):  # pyright: ignore
+        assert newer_words.fp32_precision == "tf32"
+    assert not on_tensor_cores(torch.zeros(1))
+
+
+def test_recordings_and_fused_chains_ask_for_torchs_newer_words(newer_words):
+    def asked() -> tuple:
+        return in_force(torch.device("cpu")), fused_precision()
+
+    (rounded, name), newer_words.fp32_precision = asked(), "ieee"
+    exact = asked()
+    assert (name, exact[1]) == ("tf32", "float32")
+    assert rounded != exact[0]
 
 
 def test_training_in_tf32_leaves_the_process_as_it_was():

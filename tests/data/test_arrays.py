@@ -224,7 +224,10 @@ def test_a_single_column_is_rows_of_one_number(tmp_path):
             "a,b,c\n1,2,3\n1,nan,inf\n,1,2\n",
             r"row 4, column 1 \('a'\): the cell is empty; drop or fill such rows",
         ),
-        ("a,b,c\n1,2,3\n1,nan,inf\n1,nan,2\n", r"2 in 'b', 1 in 'c', the first in row 2 below the header"),
+        (
+            "a,b,c\n1,2,3\n1,nan,inf\n1,nan,2\n",
+            r"got 3 NaN or infinite of 9 values, 2 in 'b', 1 in 'c', the first in row 2 below the header; drop",
+        ),
         ("1,nan\n2,3\n", r"the first at row 0, column 1 \(counting from 0\): nan"),
         (",a\n0,5\n1,6\n", r"column 1 has no name and only counts the rows; save with to_csv\(index=False\)"),
     ],

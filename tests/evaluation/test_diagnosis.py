@@ -449,6 +449,17 @@ def test_short_and_empty_logs_say_so_and_still_use_the_facts() -> None:
     assert [f.name for f in findings] == ["mode-collapse", "too-little-history"]
 
 
+def test_a_training_of_few_steps_is_too_short_to_judge_however_often_it_logs() -> None:
+    rows = healthy(rows=4)
+    short = only(diagnose([{**row, "step": k + 1} for k, row in enumerate(rows)]), "too-little-history")
+    assert "ended at step 4, which is too short to judge" in short.text
+    assert short.advice == "Train longer."
+    rarely = only(diagnose([{**row, "step": 100 * k} for k, row in enumerate(rows)]), "too-little-history")
+    assert "Log more often" in rarely.advice
+    lost = diagnose([{**row, "step": k + 1} for k, row in enumerate(changed(rows, energy_data=math.nan))])
+    assert only(lost, "too-little-history").advice == ""
+
+
 def test_the_gap_is_read_from_the_energies_where_it_was_not_logged() -> None:
     log = changed(flat(1, gap=1.0), energy_gap=None)
     assert only(diagnose(log), "no-learning").evidence["gap_last_fifth"] == pytest.approx(1.0, abs=0.1)

@@ -48,7 +48,8 @@ def bench(room: ModuleType, folder, **changes) -> Bench:
 def test_pieces_are_made_and_gathered(room, arms, rows, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(image_figures, "COLUMNS", 2)
     monkeypatch.setattr(cifar10_divergences, "CLASSES", 2)
-    found = {row.metric for row in room.body(bench(room, tmp_path, arms=arms, parcels=False, required=()))}
+    own = bench(room, tmp_path, arms=arms, parcels=False, required=())
+    found = {row.metric for row in room.EXPERIMENT.compared(own, room.body(own))}
     assert rows <= found
     assert {"samples.png", "distances.png"} | pictures <= {path.name for path in tmp_path.glob("*.png")}
     assert not any(name.startswith("fid") for name in found)

@@ -80,7 +80,7 @@ def test_a_training_goes_on_from_its_parcel(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("arm", "off"), [("jarzynski-exact", 0), ("jarzynski-fresh", 1e-4)])
+@pytest.mark.parametrize(("arm", "off"), [("jarzynski-exact", 0), ("jarzynski-systematic", 1e-4)])
 def test_weights_go_on_from_a_parcel_as_from_a_checkpoint(arm, off, tmp_path, monkeypatch):
     monkeypatch.setattr(parcels, "LARGE", 100)
     trials(bench(tmp_path, arms=arm)).run(cifar10.ALL_ARMS)
@@ -96,11 +96,11 @@ def test_weights_go_on_from_a_parcel_as_from_a_checkpoint(arm, off, tmp_path, mo
 
 def test_walkers_of_mild_weights_take_a_quarter_and_keep_their_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(parcels, "LARGE", 100)
-    trials(bench(tmp_path, arms="jarzynski-fresh")).run(cifar10.ALL_ARMS)
-    training = tmp_path / "training" / "jarzynski-fresh"
+    trials(bench(tmp_path, arms="jarzynski-systematic")).run(cifar10.ALL_ARMS)
+    training = tmp_path / "training" / "jarzynski-systematic"
     before = weights_and_state(training)[1]["method"]["steering"]
     shutil.rmtree(training)
-    assert parcels.unpark(training, tmp_path / "parcels", "jarzynski-fresh")
+    assert parcels.unpark(training, tmp_path / "parcels", "jarzynski-systematic")
     after = weights_and_state(training)[1]["method"]["steering"]
     assert 0 < (before["x"] - after["x"]).abs().max() < 3 / 255
     assert all(torch.equal(before[key], after[key]) for key in ("log_weight", "energy", "ancestor"))
@@ -205,26 +205,11 @@ def test_a_cold_chain_moves_as_one_of_its_temperature():
     assert torch.allclose(ended.energy, energy(ended.x))
 
 
-def test_a_cold_chain_begins_afresh_and_is_mirrored_as_often_as_it_says():
-    x = torch.zeros(4000, 1, 2, 2)
-    x[..., 0] = 0.5
-    kernel, rng = cifar10.Cold(0.1, noise=1e-4, fresh=0.2, mirrored=0.5), torch.Generator().manual_seed(0)
-    y = kernel.step(flat, kernel.init(flat, x), kernel.draw(x, rng), 0.1)[0].x
-    stayed, mirrored = ((y - z).abs().amax((1, 2, 3)) < 0.01 for z in (x, x.flip(-1)))
-    fresh = y[~stayed & ~mirrored]
-    shares = [len(fresh) / 4000, float(mirrored.double().mean()), float(stayed.double().mean())]
-    assert shares == pytest.approx([0.2, 0.5, 0.3], abs=0.03)
-    assert fresh.abs().max() <= 1
-    assert float(fresh.square().mean()) == pytest.approx(1 / 3, abs=0.03)  # uniform on [−1, 1]
-    with pytest.raises(ConfigError, match=r"cold\.fresh"):
-        cifar10.Cold(0.1, fresh=0.7, mirrored=0.5)
-
-
 @pytest.mark.filterwarnings("ignore:Along .* rays")
 def test_noise_is_taken_off_by_the_power_of_the_chains(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(image_runs, "measure", lambda found, walkers, *more: seen.append(walkers.x) or {})
-    for arm, scale in (("pcd", 1.0), ("jarzynski-fresh", 4.0)):
+    for arm, scale in (("pcd", 1.0), ("jarzynski-systematic", 4.0)):
         asked = trials(bench(tmp_path / arm, arms=arm, weight_power=scale, denoised=True))
         run = fit_of(asked, arm)
         asked.judge(run, asked.arm(arm).power)

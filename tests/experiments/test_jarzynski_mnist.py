@@ -47,7 +47,7 @@ def pieces(tmp_path_factory):
             room.body(bench(folder, arms="jarzynski"))
         again = bench(folder, arms=("jarzynski", "pcd-paper"))
         again.say = seen.append
-        return folder, room.body(again), seen
+        return folder, room.compared(again, room.body(again)), seen
 
 
 def test_what_is_there_is_not_made_again_and_all_of_it_is_gathered(pieces):
@@ -60,7 +60,7 @@ def test_what_is_there_is_not_made_again_and_all_of_it_is_gathered(pieces):
     assert "error_over_jarzynski/pcd-paper/noise=0.3" in found
     assert "log_z_apart_in_joint_se/jarzynski/noise=0.3" in found
     assert {path.name for path in folder.glob("*.png")} == {
-        *("figure-2.png", "figure-3.png", "figure-4.png", "figure-11.png", "restored.png")
+        *("figure-2.png", "figure-3.png", "figure-4.png", "figure-11.png", "figure-12.png", "restored.png")
     }
 
 
@@ -84,6 +84,21 @@ def test_small_noises_have_settings_and_pieces_of_their_own(tmp_path):
     of = {noise: room.pieces_of(asked, noise).settings for noise in (0.1, 0.05)}
     assert (of[0.1]["walkers"], of[0.05]["walkers"]) == (32, 64)
     assert not {"near", "seconds", "steps", "arms"} & of[0.05].keys()
+
+
+def test_arms_with_the_papers_settings_have_them_at_every_noise(tmp_path, monkeypatch):
+    arms, made = ("pcd", "pcd-paper", "jarzynski-paper"), {}
+    asked = bench(tmp_path, arms=arms, noises=(0.1, 0.05), near_below=0.1, near={"batch": 64})
+
+    def train(own, data, arm, noise):
+        made[arm, noise] = room.settings_of(own, arm, noise)["batch_size"]
+
+    monkeypatch.setattr(room, "train", train)
+    room.make(asked, None, None)
+    assert {arm: made[arm, 0.05] for arm in arms} == {"pcd": 64, "pcd-paper": 16, "jarzynski-paper": 16}
+    assert {made[arm, 0.1] for arm in arms} == {16}
+    of = {arm: room.pieces_of(asked, 0.05, arm).settings["batch"] for arm in arms}
+    assert of == {arm: made[arm, 0.05] for arm in arms}
 
 
 def test_an_arm_that_diverges_leaves_the_others_and_is_not_tried_again(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import assert_within, mean_and_error
 from torch import Tensor, nn
 from torch.nn.functional import gelu, leaky_relu, silu, softplus
 
@@ -26,7 +27,6 @@ from metastable.kernels.fused import Plan, fused_chain, why_not
 from metastable.proposals import Gaussian, Uniform
 from metastable.proposals.scale_mixture import ScaleMixture
 from metastable.walkers.path import Tempered
-from tests.conftest import assert_within, mean_and_error
 
 HOME = "cuda" if torch.cuda.is_available() else "cpu"
 READY = fused.triton_is_here() and (HOME == "cuda" or fused.interpreted())

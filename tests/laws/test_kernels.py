@@ -447,3 +447,12 @@ def test_what_is_no_mass_matrix_is_named(matrix, said):
 def test_a_kernel_is_a_value():
     assert HMC(0.1, mass=torch.tensor([1.0, 2.0])) == HMC(0.1, mass=(1.0, 2.0))
     assert len({MALA(0.1), MALA(0.1), MALA(0.2), ULA(0.1)}) == 3
+
+
+@pytest.mark.parametrize("mass", [torch.tensor([[2.0, 1.0], [1.0, 2.0]]), (1.0, 2.0, 3.0), (1.0,)])
+def test_masses_of_another_shape_are_refused_by_name(mass):
+    x = torch.zeros(5, 2)
+    kernel = HMC(0.1, mass=mass)
+    state = kernel.init(lambda x: x.square().sum(1), x)
+    with pytest.raises(ConfigError, match=r"hmc.mass: must be one number .* of shape \(2,\); .*mass_matrix"):
+        kernel.step(lambda x: x.square().sum(1), state, kernel.draw(x, torch.Generator()), 0.1)

@@ -515,3 +515,25 @@ def test_a_chunk_that_is_not_finite_leaves_no_trace():
         policy.predict_action_chunk(torch.full_like(seen, torch.nan))
     assert policy.last is None
     assert torch.equal(policy.predict_action_chunk(seen), first)
+
+
+@torch.no_grad()
+def off_from(fine: ms.proposals.InterpolantFlow, flow: ms.proposals.InterpolantFlow) -> tuple[float, float]:
+    """How far draws are off, in their standard deviations, and log-densities, in nats."""
+    given = torch.randn(10, *flow.context_shape, generator=torch.Generator().manual_seed(1))
+    x, exact = (one.sample(8, torch.Generator().manual_seed(0), given) for one in (flow, fine))
+    nats = flow.log_prob(exact, given) - fine.log_prob(exact, given)
+    return float((x - exact).square().mean().sqrt() / exact.std()), float(nats.square().mean().sqrt())
+
+
+def test_the_flow_of_a_policy_is_solved_in_as_many_steps_as_actions_need():
+    config = PolicyConfig(2, 4, 2, 1, 0, 0)
+    policy = fit_policy(shown(), config=config, steps=150, learning_rate=3e-3, batch_size=64)
+    parts = policy.model.run.inside["energy"].modules()
+    flow = next(m for m in parts if isinstance(m, ms.proposals.InterpolantFlow))
+    fine = flow.with_steps(400, 401)
+    assert 3 * flow.steps < ms.proposals.InterpolantFlow(1).steps
+    draws, nats = off_from(fine, flow)
+    assert draws < 1e-3
+    assert nats < 0.1
+    assert off_from(fine, flow.with_steps(8, 9))[0] > 1e-3  # the field is no straight line

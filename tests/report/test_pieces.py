@@ -192,6 +192,16 @@ def test_drawing_leaves_the_process_settings_alone(tmp_path):
     assert not legend.get_frame_on()
 
 
+def test_a_legend_of_nothing_is_not_drawn(recwarn):
+    axes = figures.new_figure().subplots()
+    line = axes.plot([0, 1], [0, 1])
+    assert axes.legend(fontsize=7) is None
+    assert not recwarn.list
+    assert [t.get_text() for t in axes.legend(line, ["given"]).get_texts()] == ["given"]
+    axes.plot([0, 1], [1, 0], label="own")
+    assert [t.get_text() for t in axes.legend().get_texts()] == ["own"]
+
+
 def test_saved_figures_are_reproducible(tmp_path):
     def draw(name: str) -> bytes:
         figure = figures.new_figure(3, 2)

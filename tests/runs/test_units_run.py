@@ -10,10 +10,13 @@ from conftest import quadrature
 from torch import nn
 
 import metastable as ms
+from metastable.cli.settings import resolve
 from metastable.core.errors import InputError, UnsupportedError
 from metastable.data import Dataset, load_array
 from metastable.data.columns import columns_of, dequantised, oddities
 from metastable.energies.in_units import InDataUnits
+from metastable.kernels import MALA
+from metastable.methods import PersistentCD
 from metastable.proposals import Gaussian
 from metastable.runs.load import load_chains
 
@@ -189,6 +192,26 @@ def test_columns_that_follow_from_others_are_named(scale):
     assert not any("follows from" in line for line in oddities(Dataset.of(torch.tensor(x[:3]), "few")))
 
 
+def test_remarks_on_a_table_know_of_its_noise(tmp_path):
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    table = np.column_stack([x, x[:, 0] + x[:, 1], np.full(100, 3.0)])
+    np.savetxt(tmp_path / "t.csv", np.vstack([table] * 2), delimiter=",", header="a,b,c,d", comments="")
+
+    def remarks(**trainer: float) -> tuple[str, ...]:
+        settings = {"data": str(tmp_path / "t.csv"), "method": "cd", "trainer": trainer}
+        return tuple(note.removeprefix("data: ") for note in resolve(settings).notes)
+
+    constant, follows, copies = remarks()
+    assert "a ten-thousandth" in constant
+    assert all("add a little noise (trainer.data_noise)" in words for words in (follows, copies))
+    constant, follows, copies = remarks(data_noise=1e-7)
+    assert "that of its noise, 1e-07" in constant
+    assert all("set more noise than trainer.data_noise=1e-07" in words for words in (follows, copies))
+    constant, copies = remarks(data_noise=0.01)  # c has a volume of its own
+    assert "peaks as narrow as its noise: drop them, or set more noise than trainer.data_noise=0.01" in copies
+    assert "trainer.data_noise_final=0" in remarks(data_noise=0.5, data_noise_final=0.0)[1]
+
+
 def test_dequantised_codes_are_spread_between_their_neighbours_and_round_back():
     codes = torch.tensor([0.0, 1.0, 5.0] * 50)[:, None]
     x = dequantised(Dataset.of(torch.cat([codes, torch.randn(150, 1)], 1), "codes"), 0).x
@@ -233,6 +256,19 @@ def test_a_constant_column_has_the_noise_that_was_asked_for_and_no_more(scale, m
     assert float((run.denoised(there) - clean).std()) < 0.01 * scale
 
 
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_that_follow_from_others_have_the_noise_that_was_asked_for_and_no_more(noise, dtype):
+    z = torch.randn((1000, 2), generator=torch.Generator().manual_seed(0), dtype=dtype)
+    x = torch.stack([z[:, 0], 0.8 * z[:, 0] + 0.6 * z[:, 1], z[:, 0]], 1)
+    mean, covariance = x.double().mean(0), torch.cov(x.double().T, correction=0) + noise**2 * torch.eye(3)
+    law = torch.distributions.MultivariateNormal(mean, covariance)
+    root, rng = torch.linalg.cholesky(covariance), torch.Generator().manual_seed(1)
+    there = mean + torch.randn((500, 3), generator=rng, dtype=torch.float64) @ root.T
+    run = ms.fit(None, x, QUICK, 5, data_noise=noise, evaluate=False)
+    assert float((law.log_prob(there) - run.log_prob(there)).abs().mean()) < 0.06
+
+
 def test_rows_whose_spread_is_their_noise_are_judged_with_it_and_scored_without():
     x = torch.randn((300, 1), generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0] + [0.0] * 9])
     run = ms.fit(None, x, QUICK, 5, data_noise=0.1, held_out=0.2)
@@ -272,3 +308,16 @@ def test_a_run_from_before_units_held_noise_goes_on_with_the_rows_that_it_had(tm
     run = ms.fit(None, x, "cd", **options | {"steps": 4}, resume=True)
     assert run.coordinates.events.noise == 0
     assert "noise" not in json.loads(kept.read_text())["coordinates"]["events"]
+
+
+def test_what_begins_at_data_begins_at_rows_with_their_noise():
+    """Rows that all lie at one point: without noise chains would begin there, at energies that nothing has."""
+    x, ends = torch.ones(500, 3), {}
+    for units in ("none", "scale"):
+        method = PersistentCD(walkers=4000, start_at="data", kernel=MALA(1e-12))
+        run = ms.fit("mlp", x, method, 1, units=units, data_noise=0.3, evaluate=False, seed=2)
+        ends[units] = run.walkers.x
+        assert ends[units].std(0).tolist() == pytest.approx([0.3] * 3, abs=5 * 0.3 / 1000**0.5)
+        assert ends[units].mean(0).tolist() == pytest.approx([1.0] * 3, abs=5 * 0.3 / 500**0.5)
+    plain = ms.fit("mlp", x, PersistentCD(walkers=40, kernel=MALA(1e-12)), 1, units="none", evaluate=False)
+    assert (plain.walkers.x - 1).abs().max() < 1e-4

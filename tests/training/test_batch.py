@@ -108,6 +108,16 @@ def test_a_conditional_energy_of_the_wrong_shape_is_named():
         check_conditional(lambda x, given: x.sum((1, 2)), Batch(torch.zeros(3, 1), torch.zeros(3, 1)))
 
 
+@pytest.mark.parametrize(("energy", "named"), [("mlp", "'mlp'"), (nn.Linear(1, 1), "Linear")])
+@pytest.mark.parametrize("method", ["density", "ranking-nce"])
+def test_an_energy_of_events_alone_is_refused_for_contexts_by_its_name(energy, named, method):
+    x = torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(
+        EnergyError, match=rf"\(x, given\), which {named} does not; .* 'conditional', or 'flow'"
+    ):
+        ms.fit(energy, x, method, given=x, steps=1)
+
+
 @dataclass(frozen=True)
 class Watcher(Method[Nothing]):
     """Regresses on what it is given, and keeps what it saw."""

@@ -12,14 +12,18 @@ from torch import Tensor, nn
 
 from metastable.api import fit, load_run
 from metastable.core.errors import CheckpointError, ConfigError, DivergenceError, InputError
+from metastable.data import load_array
 from metastable.energies import MLP, Tilted
 from metastable.methods import ContrastiveDivergence, Jarzynski, PersistentCD, ShortRun
 from metastable.proposals import fit_gaussian
+from metastable.runs.plan import make_plan, trainer_of
 from metastable.training import SGD, Adam, Schedule, TrainerConfig
 from metastable.training.batches import Batches
+from metastable.training.patience import Patience
 from metastable.training.records import read_jsonl
 
 DATA = torch.randn((200, 2), generator=torch.Generator().manual_seed(0))
+WIDE = torch.randn((4000, 2), generator=torch.Generator().manual_seed(1))
 METHODS = {
     "cd": ContrastiveDivergence(steps=2),
     "pcd": PersistentCD(walkers=64, batch=32, rejuvenation=0.1),
@@ -279,3 +283,34 @@ def test_bad_trainer_settings(settings, field):
     with pytest.raises(ConfigError) as caught:
         TrainerConfig(**settings)
     assert caught.value.path == field
+
+
+@pytest.mark.parametrize("units", ["none", "whiten"])
+@pytest.mark.parametrize("noise", [(0.0, None), (1.0, None), (0.2, 1.0), (2.0, 0.5)])
+def test_held_out_rows_tell_when_to_end_with_the_noise_of_the_end(noise, units):
+    """Normal rows with noise σ are N(0, 1 + σ²): on the way there from a narrow model every look is better."""
+    config = TrainerConfig(steps=50, data_noise=noise[0], data_noise_final=noise[1])
+    plan = make_plan("mlp", load_array(WIDE), METHODS["jarzynski"], config, units=units, held_out=0.5)
+    first, again = (trainer_of(plan).patience for _ in range(2))
+    assert first is not None
+    assert torch.equal(first.rows, again.rows)
+    rows = first.rows if plan.coordinates is None else plan.coordinates.events.inverse(first.rows)
+    first.rows = rows.double()
+    last = 1 + config.noise_at(50) ** 2
+    variances = [*torch.linspace(0.5 * last, 0.9 * last, 20).tolist(), 1.6 * last]
+    looks = [
+        first.better(lambda x, v=v: x.square().sum(1) / (2 * v), math.log(2 * math.pi * v), k)
+        for k, v in enumerate(variances)
+    ]
+    assert looks == [True] * 20 + [False]
+
+
+def test_scores_of_rows_without_their_noise_are_not_compared_with_those_of_rows_with_it():
+    kept = Patience(DATA, 1.0, 50, 0.2)
+    assert kept.due(7)
+    kept.better(lambda x: x.sum(1), 0.0, 7)
+    now, older = kept.save(), {key: value for key, value in kept.save().items() if key != "seen"}
+    for tree, noise, scores in ((now, 0.3, kept.scores), (older, 0.0, kept.scores), (older, 0.3, [])):
+        new = Patience(DATA, 1.0, 50, 0.2)
+        new.load(tree, noise)
+        assert (new.scores, new.at, new.looked, new.spent) == (scores, 7, 7, False)

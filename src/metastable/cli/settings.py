@@ -221,9 +221,11 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     mixture = on_mixture(energy, dataset, method)
     trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel(), mixture)
     last = trainer.data_noise if trainer.data_noise_final is None else trainer.data_noise_final
-    notes += _still_pixels(dataset, energy, min(trainer.data_noise, last))
+    least, field = min((trainer.data_noise, "trainer.data_noise"), (last, "trainer.data_noise_final"))
+    notes += _still_pixels(dataset, energy, least)
     if not dequantise:
-        notes += tuple(f"data: {words}" for words in oddities(dataset))
+        noisy = trainer.data_noise or last
+        notes += tuple(f"data: {words}" for words in oddities(dataset, least, field if noisy else ""))
     return Job(dataset, energy, method, trainer, seed, float(held_out), units, dequantise, notes)
 
 

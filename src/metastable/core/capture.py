@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .errors import UnsupportedError
+from .precision import convolutions_said, products_said
 from .waiting import unwatched
 
 WARM = 3
@@ -242,7 +243,7 @@ def in_force(device: torch.device) -> tuple[Hashable, ...]:
     stream = torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else 0
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     exact = torch.are_deterministic_algorithms_enabled()
-    return (stream, autocast, exact, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    return (stream, autocast, exact, products_said(), convolutions_said())
 
 
 def _uncached(device: torch.device) -> AbstractContextManager:

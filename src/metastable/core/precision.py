@@ -7,14 +7,16 @@ around everything that evaluates energies, and energies leave it in float32 (`ty
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .errors import require_choice
 
+T = TypeVar("T")
 PRECISIONS = {
     "32-true": torch.float32,
     "64-true": torch.float64,
@@ -84,8 +86,17 @@ def unrounded(x: Tensor) -> AbstractContextManager:
 
 def products_said() -> str | None:
     """How float32 is multiplied, in torch's older words; None where its newer `fp32_precision` says it."""
+    return _said(torch.get_float32_matmul_precision)
+
+
+def convolutions_said() -> bool | None:
+    """Whether convolutions of float32 may be rounded, as `products_said` says it."""
+    return _said(lambda: torch.backends.cudnn.allow_tf32)
+
+
+def _said(ask: Callable[[], T]) -> T | None:
     try:
-        return torch.get_float32_matmul_precision()
+        return ask()
     except RuntimeError:  # torch does not have the older words mixed with those
         return None
 

@@ -28,7 +28,9 @@ WHITEN_LIMIT = 128
 FAR = 30.0
 """Factor from one beyond which the spread of pictures is no unit that a network or a step is made for."""
 LEAST_VARIANCE = 1e-6
-"""Variance that a direction is given at least, where that of a column is one."""
+"""Variance that a direction is given at least, where that of a column is one; less where its noise has less."""
+TOLD_APART = 1e-12
+"""Variance below which float64 cannot tell it from none."""
 STILL = 1e-4
 """Spread that a column which never changes is given, as a share of its value."""
 EMPTY = 0.01
@@ -97,7 +99,9 @@ class Units:
         T = torch.eye(len(mean), dtype=torch.float64)
         if bool(varies.any()):
             places = varies.nonzero()[:, 0]
-            T[places[:, None], places] = _shrunk_correlations(((flat - mean) / scale)[:, varies])
+            own = float((noise / scale[varies]).square().min()) or LEAST_VARIANCE
+            least = min(max(own, TOLD_APART), LEAST_VARIANCE)
+            T[places[:, None], places] = _shrunk_correlations(((flat - mean) / scale)[:, varies], least)
         variances, axes = torch.linalg.eigh(T)
         matrix = (axes / variances.sqrt()) @ axes.T / scale[:, None]
         return cls(kind, shape, mean, matrix, (axes * variances.sqrt()) @ axes.T * scale, noise)
@@ -268,16 +272,17 @@ def column_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean, torch.where(varies, scale, still), varies
 
 
-def _shrunk_correlations(z: Tensor) -> Tensor:
+def _shrunk_correlations(z: Tensor, least: float) -> Tensor:
     """(1 − α)R + αI for standardised rows, with the α that `_shrinkage` finds."""
-    alpha = _shrinkage(z)
+    alpha = _shrinkage(z, least)
     return (1 - alpha) * (z.T @ z / len(z)) + alpha * torch.eye(z.shape[1], dtype=z.dtype)
 
 
-def _shrinkage(z: Tensor) -> float:
-    """α in [`LEAST_VARIANCE`, 1] at which a Gaussian with covariance (1 − α)R + αI predicts held-out rows best."""
+def _shrinkage(z: Tensor, least: float) -> float:
+    """α in [`least`, 1] at which a Gaussian with covariance (1 − α)R + αI predicts held-out rows best."""
     z = z[:: -(-len(z) // MOST_ROWS)]
-    candidates = torch.logspace(math.log10(LEAST_VARIANCE), 0, 25, dtype=z.dtype)
+    decades = -math.log10(least)
+    candidates = torch.logspace(-decades, 0, 1 + round(4 * decades), dtype=z.dtype)
     total = torch.zeros_like(candidates)
     fold = torch.arange(len(z)) % FOLDS
     for k in range(min(FOLDS, len(z))):

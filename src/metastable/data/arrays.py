@@ -171,7 +171,7 @@ def load_array(
         return load_images(**parse_images(str(source)), dtype=narrow, least=least)
     path = Path(source).expanduser()
     arrays = read_arrays(path)
-    x = check_data(arrays.pop("x"), path.name, dtype=dtype, least=least)
+    x = check_data(arrays.pop("x"), path.name, dtype=dtype, least=least, columns=arrays.get("columns", ()))
     try:
         return Dataset.of(x, path.name, **arrays)  # pyright: ignore
     except InputError as error:

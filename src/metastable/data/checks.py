@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,18 @@ def check_given(
 
 
 def check_data(
-    x: Any, name: str = "data", *, dtype: torch.dtype | None = torch.float32, least: int = 2
+    x: Any,
+    name: str = "data",
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    least: int = 2,
+    columns: Sequence[str] = (),
 ) -> Tensor:
     """`x` as a finite floating tensor `(n, *event)` with `least` rows or more, or an `InputError` that says why.
 
     A one-dimensional array is n rows of one number, `(n, 1)`. Integers and booleans become floating. Memory
     is shared with `x` where nothing had to change. With `dtype=None` rows that float32 would blur stay float64.
+    Missing cells are named by their `columns`, where those have names.
 
     >>> check_data([1, 2, 3]).shape
     torch.Size([3, 1])
@@ -58,7 +65,7 @@ def check_data(
     if values.dim() == 1:
         values = values[:, None]
     check_shape(values, name, least)
-    _check_finite(values, name)
+    _check_finite(values, name, columns)
     if dtype is None:
         dtype = _needed_dtype(values)
     narrow = values.to(dtype)
@@ -124,13 +131,18 @@ def check_shape(x: Tensor, name: str, least: int = 2) -> None:
         raise InputError(f"{name}: must have at least one number in a row, got shape {tuple(x.shape)}")
 
 
-def _check_finite(x: Tensor, name: str) -> None:
+def _check_finite(x: Tensor, name: str, columns: Sequence[str]) -> None:
     bad = ~torch.isfinite(x)
     if not bool(bad.any()):
         return
     row, *rest = bad.nonzero()[0].tolist()
     place = f"column {rest[0]}" if len(rest) == 1 else f"index {tuple(rest)}"
+    where = f"the first at row {row}, {place} (counting from 0): {float(x[(row, *rest)])}"
+    if columns:
+        counts = zip(columns, bad.sum(0).tolist(), strict=True)
+        named = ", ".join(f"{count} in {column!r}" for column, count in counts if count)
+        where = f"{named}, the first in row {row + 1} below the header"
     raise InputError(
-        f"{name}: must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, the first at "
-        f"row {row}, {place} (counting from 0): {float(x[(row, *rest)])}; drop or fill those rows"
+        f"{name}: must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, {where}; drop or "
+        "fill those rows"
     )

@@ -89,48 +89,56 @@ def _far(x: Tensor) -> Tensor:
     return ((x < low - reach) | (x > high + reach)) & (reach > 0)
 
 
-def oddities(data: Dataset) -> list[str]:
-    """What has no density, or will draw the model where it should not go, in words."""
+def oddities(data: Dataset, noise: float = 0.0, field: str = "") -> list[str]:
+    """What has no density, or will draw the model where it should not go, in words.
+
+    `noise` is the least that training puts on the rows, and `field` says it; empty where nobody asked for noise.
+    """
     columns = columns_of(data)
-    found = [_words(data, i, column) for i, column in enumerate(columns) if column.note]
+    found = [_words(data, i, column, noise) for i, column in enumerate(columns) if column.note]
+    more = f"set more noise than {field}={noise:g}" if field else "add a little noise (trainer.data_noise)"
     found += [
         f"{name} follows from the columns before it, so that the rows fill no volume and have no density: drop "
-        "the column, or add a little noise (trainer.data_noise)"
-        for name in dependent(data, columns)
+        f"the column, or {more}"
+        for name in dependent(data, columns, noise)
     ]
     if columns:
         copies = 1 - len(torch.unique(data.x, dim=0)) / len(data)
         if copies > COPIES:
+            what = "has peaks as narrow as its noise" if noise else "could be infinite"
             found.append(
-                f"{copies:.0%} of the rows are copies of others, where a density could be infinite: drop them, or "
-                "add a little noise (trainer.data_noise)"
+                f"{copies:.0%} of the rows are copies of others, where a density {what}: drop them, or {more}"
             )
     return found
 
 
-def dependent(data: Dataset, columns: list[Column]) -> list[str]:
+def dependent(data: Dataset, columns: list[Column], noise: float = 0.0) -> list[str]:
     """Columns that are sums of multiples of those before them, a copy or another unit of one among them.
+
+    Those are no longer where training puts enough `noise` on them.
 
     >>> x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     >>> data = Dataset.of(torch.cat([x, 3 * x[:, :1] - x[:, 1:] + 1], 1), "plane")
-    >>> dependent(data, columns_of(data))
-    ['column 3']
+    >>> dependent(data, columns_of(data)), dependent(data, columns_of(data), noise=0.01)
+    (['column 3'], [])
     """
     vary = [i for i, column in enumerate(columns) if column.note != "constant"]
     x = data.x[:ROWS] if columns else data.x[:0]
     if not 1 < len(vary) <= min(MOST_SHOWN, len(x) - 1):  # fewer rows than columns say nothing
         return []
     x = x[:, vary].detach().cpu().double()
-    z = (x - x.mean(0)) / x.std(0).clamp_min(1e-300)
-    left = torch.linalg.qr(z, mode="r").R.diagonal().abs() / len(z) ** 0.5
-    return [columns[i].name for i, share in zip(vary, left.tolist(), strict=True) if share < FOLLOWS]
+    scale = x.std(0).clamp_min(1e-300)
+    left = torch.linalg.qr((x - x.mean(0)) / scale, mode="r").R.diagonal() / len(x) ** 0.5
+    share = torch.hypot(left, noise / scale)
+    return [columns[i].name for i, open_ in zip(vary, share.tolist(), strict=True) if open_ < FOLLOWS]
 
 
-def _words(data: Dataset, i: int, column: Column) -> str:
+def _words(data: Dataset, i: int, column: Column, noise: float) -> str:
     if column.note == "constant":
+        spread = f"that of its noise, {noise:g}" if noise else "a ten-thousandth of that"
         return (
-            f"{column.name} is {column.low:g} in every row and has no density: it is given a spread of a "
-            "ten-thousandth of that; drop the column"
+            f"{column.name} is {column.low:g} in every row and has no density: it is given a spread, {spread}; "
+            "drop the column"
         )
     if column.note == "few values":
         return (

@@ -115,7 +115,6 @@ def _read_table(path: Path, delimiter: str) -> tuple[np.ndarray, list[str] | Non
         table.append(_numbers(path, line, row, header))
     array = np.array(table, dtype=np.float64).reshape(len(table), len(first))
     _refuse_row_index(path, array, header)
-    _refuse_gaps(path, array, header)
     return array, header
 
 
@@ -150,19 +149,6 @@ def _numbers(path: Path, line: int, row: list[str], header: list[str] | None) ->
     encode = "; drop the column or encode it as numbers" if cell.strip() else "; drop or fill such rows"
     hint = "; separate the cells with commas" if ";" in cell else encode
     raise InputError(f"{path}: row {line}, column {column + 1}{named}: {what}{hint}")
-
-
-def _refuse_gaps(path: Path, table: np.ndarray, header: list[str] | None) -> None:
-    """Cells that say `nan` or `inf`, by the names of their columns; nameless ones are refused with the rest."""
-    if header is None or np.isfinite(table).all():
-        return
-    bad = ~np.isfinite(table)
-    named = ", ".join(f"{int(n)} in {header[i].strip()!r}" for i, n in enumerate(bad.sum(0)) if n)
-    row = int(bad.any(1).argmax()) + 1
-    raise InputError(
-        f"{path}: must be finite, got NaN or infinite cells: {named}, the first in row {row} below the header; "
-        "drop or fill those rows"
-    )
 
 
 def _refuse_row_index(path: Path, table: np.ndarray, header: list[str] | None) -> None:

@@ -64,13 +64,20 @@ def _check(energy: Any, example: Tensor, walls: bool) -> None:
     _check_rows(energy, x.detach(), values.detach())
 
 
-def check_conditional(energy: Any, example: Batch) -> Any:
+def check_conditional(energy: Any, example: Batch, name: str = "") -> Any:
     """Like `check_energy`, for a conditional energy E(x | given) and events with their contexts.
 
     It must take events `(B, K, *event)`, K for each of the contexts `(B, *context)`, and return `(B, K)`. One with
-    a time `t` must take one for each event too, `(B, K)`.
+    a time `t` must take one for each event too, `(B, K)`. Errors call it by its `name`, else by its class.
     """
     _check_kind(energy)
+    try:
+        _signature(energy).bind_partial("events", "contexts")
+    except TypeError as error:
+        raise EnergyError(
+            f"energy: must take events and their contexts, (x, given), which {name or type(energy).__name__} does "
+            "not; take one that does, such as 'conditional', or 'flow' for method 'density', or leave given out"
+        ) from error
     few = example[:2]
     x = torch.stack([few.x.detach()] * 3, 1)
     _call(
@@ -94,7 +101,11 @@ def _has_time(energy: Any) -> bool:
     says = has_time(energy)
     if says is not None:
         return bool(says)
-    return "t" in inspect.signature(getattr(energy, "forward", energy)).parameters
+    return "t" in _signature(energy).parameters
+
+
+def _signature(energy: Any) -> inspect.Signature:
+    return inspect.signature(getattr(energy, "forward", energy))
 
 
 def _call_at_a_time(energy: Bound, x: Tensor) -> None:

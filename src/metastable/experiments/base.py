@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,18 +84,23 @@ class Bench(WithSettings):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A name, where it comes from, settings for each scale, and the body that turns them into rows."""
+    """A name, where it comes from, settings for each scale, and the body that turns them into rows.
+
+    What compares rows with each other, and pictures of that, is made by `compared`: of all rows of a command, or
+    of those that several commands made (`joined.join`).
+    """
 
     name: str
     title: str
     paper: str
     scales: Mapping[str, Mapping[str, Any]]
     body: Callable[[Bench], list[Row]]
+    compared: Callable[[Bench, list[Row]], list[Row]] = lambda bench, rows: rows
 
 
 @dataclass(frozen=True)
 class Result:
-    """Rows of one run of an experiment."""
+    """Rows of one run of an experiment, settings that were changed for it, and the results that it joins."""
 
     experiment: str
     scale: str
@@ -103,6 +108,8 @@ class Result:
     device: str
     seconds: float
     rows: list[Row]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    parts: Sequence[Mapping[str, Any]] = ()
 
     @property
     def ok(self) -> bool:
@@ -118,6 +125,8 @@ class Result:
             "version": __version__,
             "device": self.device,
             "seconds": round(self.seconds, 2),
+            **({"changes": describe(self.changes)} if self.changes else {}),
+            **({"parts": list(self.parts)} if self.parts else {}),
             "rows": [row.as_json() for row in self.rows],
         }
 
@@ -190,14 +199,16 @@ def reproduce(
         bench = Bench(settings, scale, seed, place, out, say, finished)
         began = time.perf_counter()
         rows = hands.work(experiment.body, bench) if hands else experiment.body(bench)
+        rows = processes.by_first(lambda: experiment.compared(bench, rows))
         taken = str(finished.seconds)
         before = sum(map(float, processes.exchanged("seconds before", taken) if hands else [taken]))
         seconds = time.perf_counter() - began + before
-        result = Result(experiment.name, scale, seed, place, seconds, rows)
-        return processes.by_first(lambda: _written(result, out))
+        result = Result(experiment.name, scale, seed, place, seconds, rows, changes or {})
+        return processes.by_first(lambda: written(result, out))
 
 
-def _written(result: Result, out: Path) -> Result:
+def written(result: Result, out: Path) -> Result:
+    """The result, in its folder with its report."""
     from metastable.report import write_report
 
     write_json(out / "result.json", result.as_json())

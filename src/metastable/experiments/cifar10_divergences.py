@@ -89,7 +89,6 @@ def body(bench: Bench) -> list[Row]:
     trials = ImageTrials(bench, data, lambda name: arm_of(bench, name), measures_of(bench, data), more)
     found = trials.run(ALL_ARMS)
     if found:
-        draw_distances(bench, found)
         draw_samples(bench, found, data.x)
         draw_curves(bench, found, (("energy_gap", "energy, data − negatives"),), "curves.png")
         draw_order(bench, found)
@@ -165,4 +164,5 @@ EXPERIMENT = Experiment(
         fid=(False, False, True),
     ),
     body=body,
+    compared=draw_distances,
 )

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from metastable.report.figures import line_look, picture, save_image_rows
 
-from .base import Bench
+from .base import Bench, Row
 from .image_runs import Found
 
 COLUMNS = 12
 """Samples in a row."""
+DPI = 80
+"""Of pictures of many rows, which stay small."""
 
 
 def shown(images: np.ndarray) -> np.ndarray:
@@ -26,24 +28,35 @@ def arms_of(found: Found) -> list[str]:
     return list(dict.fromkeys(arm for arm, _ in found))
 
 
-def draw_distances(bench: Bench, found: Found, name: str = "distances.png") -> None:
+def over_minutes(rows: Iterable[Row], name: str) -> dict[str, dict[float, float]]:
+    """The rows `NAME/ARM/minutes=M` by arm and minutes."""
+    found: dict[str, dict[float, float]] = {}
+    for row in rows:
+        first, _, at = row.metric.partition("/")
+        arm, _, minutes = at.partition("/minutes=")
+        if first == name and minutes:
+            found.setdefault(arm, {})[float(minutes)] = row.value
+    return found
+
+
+def draw_distances(bench: Bench, rows: list[Row]) -> list[Row]:
     """FID over minutes of training where there is one, pixels' distance where there is none; 95 % intervals."""
-    key = "fid" if any("fid" in piece.numbers for piece in found.values()) else "pixels_over_noise"
-    with picture(bench.folder / name, 6, 3.6) as axes:
-        for index, arm in enumerate(arms_of(found)):
-            own = {mark: piece.numbers for (one, mark), piece in found.items() if one == arm}
-            own = {mark: numbers for mark, numbers in own.items() if key in numbers}
-            if own:
-                marks, values = list(own), [numbers[key] for numbers in own.values()]
-                axes.plot(marks, values, marker="o", ms=3, label=arm, **line_look(index))
-                if key == "fid":
-                    ends = [[n[end] for n in own.values()] for end in ("fid_low", "fid_high")]
-                    axes.fill_between(marks, *ends, alpha=0.15, color=line_look(index)["color"])
+    key = "fid" if any(row.metric.startswith("fid/") for row in rows) else "pixels_over_noise"
+    found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
+    if not found:
+        return rows
+    with picture(bench.folder / "distances.png", 6, 3.6) as axes:
+        for index, (arm, own) in enumerate(found.items()):
+            marks, values = list(own), np.array(list(own.values()))
+            axes.plot(marks, values, marker="o", ms=3, label=arm, **line_look(index))
+            off = 1.96 * np.array([bars.get(arm, {}).get(mark, 0.0) for mark in marks])
+            axes.fill_between(marks, values - off, values + off, alpha=0.15, color=line_look(index)["color"])
         axes.set(
             xlabel="minutes of training",
             ylabel="FID" if key == "fid" else "pixels, share of noise's distance",
         )
         axes.legend(fontsize=7)
+    return rows
 
 
 def draw_samples(bench: Bench, found: Found, data: Tensor, name: str = "samples.png") -> None:
@@ -59,7 +72,7 @@ def draw_samples(bench: Bench, found: Found, data: Tensor, name: str = "samples.
             mark = max(drawn)
             rows[f"{arm}, {mark:g} min"] = shown(drawn[mark]["samples"])
             rows[f"{arm}, more"] = shown(drawn[mark]["samples"][COLUMNS:])
-    save_image_rows(bench.folder / name, {key: images for key, images in rows.items() if len(images)})
+    save_image_rows(bench.folder / name, {key: images for key, images in rows.items() if len(images)}, DPI)
 
 
 def draw_curves(bench: Bench, found: Found, keys: Iterable[tuple[str, str]], name: str) -> None:

@@ -21,7 +21,8 @@ is not; the result has all pieces that are there, and of one that diverged the u
 At noises under `near_below` settings are those of `near`. Digits are apart there, so that only the gradient brings
 a lost weight back. What is lost grows with the variance of the steps' weights over the walkers, v/N, and what is
 brought back with the share of the steps that is no noise, so that more walkers, larger batches and more momentum
-all help: were v the same at β₁ = 0.999 as at 0.99, steps along the gradient would be three times as long.
+all help: were v the same at β₁ = 0.999 as at 0.99, steps along the gradient would be three times as long. The
+paper's arms have the same settings at every noise. It names no batch of pictures: theirs is that of larger noises.
 
 `precision` is that of all arms, in training and in judging. `tf32` is the fastest to be taken without a look;
 `bf16-mixed` where `evaluation.rounding.rounding_of` is below a tenth of a nat.
@@ -55,12 +56,14 @@ from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row, changed
 from .jarzynski_mnist_figures import SHOWN, Found, draw
-from .jarzynski_mnist_rows import rows_of, steering, weights_of
+from .jarzynski_mnist_rows import compared, rows_of, steering, weights_of
 from .pieces import Pieces
 from .three_digits import Digits, Sharpened, correlated, digits, sharpening
 from .trials import by_scale
 
 PAPER = {"rate": 1e-4, "betas": (0.0, 0.999)}
+OF_THE_PAPER = "-paper"
+"""How arms end that have the paper's settings."""
 ALL_ARMS = (
     *("jarzynski", "jarzynski-annealed", "pcd", "pcd-data", "pcd-annealed", "pcd-paper"),
     "jarzynski-paper",
@@ -77,16 +80,16 @@ CHOICES = (
 # ---- what is trained
 
 
-def at_noise(bench: Bench, noise: float) -> Bench:
-    """The bench with the settings of that noise."""
-    if noise >= bench.near_below:
+def at_noise(bench: Bench, noise: float, arm: str = "") -> Bench:
+    """The bench with the settings of that noise, of which the paper's arms have none of their own."""
+    if noise >= bench.near_below or arm.endswith(OF_THE_PAPER):
         return bench
     return replace(bench, settings=changed(bench.settings, bench.near))
 
 
-def pieces_of(bench: Bench, noise: float) -> Pieces:
-    """Those of one noise, as it is trained there."""
-    how = {key: value for key, value in at_noise(bench, noise).settings.items() if key not in CHOICES}
+def pieces_of(bench: Bench, noise: float, arm: str = "") -> Pieces:
+    """Those of one noise, as the arm is trained there."""
+    how = {key: value for key, value in at_noise(bench, noise, arm).settings.items() if key not in CHOICES}
     return Pieces(bench.folder / "pieces", how | {"seed": bench.seed})
 
 
@@ -147,7 +150,7 @@ def energy_of(bench: Bench, arm: str, noise: float, x: Tensor, seed: int) -> Any
 
 def settings_of(bench: Bench, arm: str, noise: float) -> dict[str, Any]:
     """Of `fit`."""
-    paper = arm.endswith("-paper")
+    paper = arm.endswith(OF_THE_PAPER)
     annealed = is_annealed(bench, arm, noise)
     rate = {"rate": bench.rate, "betas": tuple(bench.betas)} if not paper else PAPER
     return {
@@ -277,8 +280,8 @@ def classifier_of(bench: Bench, data: Digits) -> ImageClassifier:
 def make(bench: Bench, data: Digits, classifier: ImageClassifier) -> None:
     """The pieces that were asked for and are not there; of one that diverged, when it did."""
     for noise in bench.noises:
-        own, pieces = at_noise(bench, noise), pieces_of(bench, noise)
         for arm in bench.arms:
+            own, pieces = at_noise(bench, noise, arm), pieces_of(bench, noise, arm)
             name = f"{arm}-{noise:g}"
             if pieces.find(name) is not None:
                 continue
@@ -310,7 +313,7 @@ def body(bench: Bench) -> list[Row]:
     there: Found = {}
     names = map(split_name, pieces_of(bench, math.inf).names())
     for noise, arm in sorted(names, key=lambda at: (-at[0], ALL_ARMS.index(at[1]))):
-        piece = pieces_of(bench, noise).find(f"{arm}-{noise:g}")
+        piece = pieces_of(bench, noise, arm).find(f"{arm}-{noise:g}")
         there |= {} if piece is None else {(arm, noise): piece}
     finished = {key: piece for key, piece in there.items() if "diverged" not in piece.numbers}
     draw(bench, data, finished)
@@ -381,4 +384,5 @@ EXPERIMENT = Experiment(
         near=({}, {}, {"walkers": 8192, "batch": 4900, "betas": (0.999, 0.999), "pace": 0.003}),
     ),
     body=body,
+    compared=compared,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -25,17 +27,12 @@ def shown(images: np.ndarray) -> np.ndarray:
 
 
 def draw(bench: Bench, data: Digits, found: Found) -> None:
-    """Figures 2 (samples), 3 (errors), 4 (curves) and 11 (by weight), and what was restored."""
-    rows = torch.linspace(0, len(data.held_out) - 1, SHOWN).long()
-    samples = {"pictures": data.held_out.cpu()[rows].numpy()}
+    """Figures 2 and 12 (samples with and without weights), 4 (curves), 11 (by weight), and what was restored."""
     names = {key: f"{key[0]}, {key[1]:g}" for key in found}
-    for key, piece in found.items():
-        samples[names[key]] = shown(piece.arrays["clean"])
-        if key[0] == "jarzynski":
-            samples[f"{names[key]}, with noise"] = shown(piece.arrays["noisy"])
-    save_image_rows(bench.folder / "figure-2.png", samples, DPI)
     weighted = {key: piece for key, piece in found.items() if key[0].startswith("jarzynski")}
-    draw_errors(bench, found)
+    without = {key: piece for key, piece in found.items() if key not in weighted}
+    draw_samples(bench, data, {names[key]: piece for key, piece in without.items()}, "figure-12.png")
+    draw_samples(bench, data, {names[key]: piece for key, piece in weighted.items()}, "figure-2.png")
     if not weighted:
         return
     draw_curves(bench, {names[key]: piece for key, piece in weighted.items()})
@@ -49,14 +46,26 @@ def draw(bench: Bench, data: Digits, found: Found) -> None:
     save_image_rows(bench.folder / "restored.png", restored, DPI)
 
 
-def draw_errors(bench: Bench, found: Found) -> None:
-    """Figure 3, over the data noise: errors of the weights of each arm."""
+def draw_samples(bench: Bench, data: Digits, found: dict[str, Piece], name: str) -> None:
+    """Samples without their noise below pictures that were not seen; of those with weights, as they are, too."""
+    if not found:
+        return
+    rows = torch.linspace(0, len(data.held_out) - 1, SHOWN).long()
+    samples = {"pictures": data.held_out.cpu()[rows].numpy()}
+    for title, piece in found.items():
+        samples[title] = shown(piece.arrays["clean"])
+        if title.startswith("jarzynski, "):
+            samples[f"{title}, with noise"] = shown(piece.arrays["noisy"])
+    save_image_rows(bench.folder / name, samples, DPI)
+
+
+def draw_errors(bench: Bench, errors: dict[tuple[str, float], float], values: dict[str, float]) -> None:
+    """Figure 3, over the data noise: errors of the weights of each arm, with what the values say of their bars."""
     with picture(bench.folder / "figure-3.png", 5.5, 3.4) as axes:
-        for arm, colour in zip(dict.fromkeys(arm for arm, _ in found), palette, strict=False):
-            own = {noise: piece.numbers for (name, noise), piece in found.items() if name == arm}
-            if own:
-                errors, bars = ([n[name] for n in own.values()] for name in ("error", "error_se"))
-                axes.errorbar(list(own), errors, bars, color=colour, marker="o", capsize=3, label=arm)
+        for arm, colour in zip(dict.fromkeys(arm for arm, _ in errors), palette, strict=False):
+            own = {noise: error for (name, noise), error in errors.items() if name == arm}
+            bars = [values.get(f"weight_error_se/{arm}/noise={noise:g}", math.nan) for noise in own]
+            axes.errorbar(list(own), list(own.values()), bars, color=colour, marker="o", capsize=3, label=arm)
         draw_level(axes, bench.error_target)
         axes.set(xlabel="data noise", ylabel="mean relative error of the weights", ylim=(0, None))
         axes.legend(fontsize=7)

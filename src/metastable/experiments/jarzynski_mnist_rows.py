@@ -13,7 +13,7 @@ from metastable.evaluation.image_classifier import ImageClassifier, class_shares
 from metastable.runs.run import Run
 
 from .base import Bench, Row
-from .jarzynski_mnist_figures import Found
+from .jarzynski_mnist_figures import Found, draw_errors
 from .pieces import Piece
 from .three_digits import CLASSES, TRUE
 
@@ -66,12 +66,29 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
         rows += [
             Row(f"share_of_{digit}/{at}", share) for digit, share in zip(CLASSES, n["shares"], strict=True)
         ]
-        plain = found.get(("jarzynski", noise))
-        if plain is not None and arm.startswith("pcd"):
-            rows.append(Row(f"error_over_jarzynski/{at}", n["error"] / max(plain.numbers["error"], 1e-9)))
         rows += [*log_z_rows(n, at), *restored_rows(bench, n, at, arm in bench.required)]
         rows += [Row(f"{name}/{at}", n[name]) for name in TOLD if n.get(name) is not None]
     return rows
+
+
+def compared(bench: Bench, rows: list[Row]) -> list[Row]:
+    """Also PCD's errors as multiples of Jarzynski's at the same noise, and Figure 3."""
+    errors, made = {}, []
+    for row in rows:
+        name, _, at = row.metric.partition("/")
+        if name == "weight_error":
+            arm, _, noise = at.partition("/noise=")
+            errors[arm, float(noise)] = row.value
+    for row in rows:
+        name, _, at = row.metric.partition("/")
+        made += [row] if name != "error_over_jarzynski" else []
+        arm, _, noise = at.partition("/noise=")
+        if name == "weight_error_se" and arm.startswith("pcd") and ("jarzynski", float(noise)) in errors:
+            ratio = errors[arm, float(noise)] / max(errors["jarzynski", float(noise)], 1e-9)
+            made.append(Row(f"error_over_jarzynski/{at}", ratio))
+    if errors:
+        draw_errors(bench, errors, {row.metric: row.value for row in rows})
+    return made
 
 
 def told(piece: Piece) -> dict[str, Any]:

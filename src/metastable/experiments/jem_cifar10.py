@@ -138,7 +138,6 @@ def body(bench: Bench) -> list[Row]:
     )
     found = trials.run(ARMS)
     if found:
-        draw_distances(bench, found)
         draw_samples(bench, found, data.x)
         draw_curves(bench, found, (("energy_gap", "energy, data − negatives"),), "curves.png")
         draw_histograms(bench, found)
@@ -221,4 +220,5 @@ EXPERIMENT = Experiment(
         fid=(False, False, True),
     ),
     body=body,
+    compared=draw_distances,
 )

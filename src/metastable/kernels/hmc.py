@@ -60,7 +60,10 @@ class HMC(StepKernel):
     def _mass(self, x: Tensor) -> Tensor:
         if isinstance(self.mass, (int, float)):
             return x.new_full((), self.mass)  # filled on the device: nothing waits for the host
-        return x.new_tensor(self.mass)
+        mass, event = x.new_tensor(self.mass), tuple(x.shape[1:])
+        rule = f"one number or one per coordinate, of shape {event}; a full matrix is hmc.mass_matrix"
+        require(tuple(mass.shape) == event, "hmc.mass", rule, f"shape {tuple(mass.shape)}")
+        return mass
 
     @cached_property
     def _matrices(self) -> tuple[Tensor, Tensor]:

@@ -130,6 +130,10 @@ def _figure_class() -> type[Figure]:
                 return super().set_title(*args, **kwargs)
 
         def legend(self, *args: Any, **kwargs: Any) -> Any:
+            """None where nothing has a label, as of a training that ended before its first number."""
+            given = args or {"handles", "labels"} & set(kwargs)
+            if not given and not self.get_legend_handles_labels()[1]:
+                return None
             with style():
                 return super().legend(*args, **kwargs)
 

@@ -81,7 +81,7 @@ def load_chains(run: Run, train: Dataset) -> Chains:
     rows = training_rows(train, method, Engine(device, trainer.precision), units, seed)
     seen = as_seen(rows, trainer.noise_at(0), units, seed, trainer.augment)
     noise = space_of(context.energy).noise_around(seen.x)
-    if units is not None and units.events.noise:
+    if run.data_noise:
         rows = as_seen(rows, run.data_noise, units, seed)
     context = dataclasses.replace(context, data=rows.x, given=rows.given, noise=noise)
     return Chains(method, context, state)

@@ -55,7 +55,7 @@ class Plan:
         engine: device and precision.
         coordinates: the units of training; None where they are the data's own.
         rows: what training sees, in those units, on the device.
-        seen: the same as methods look at them outside of updates: with noise where only that gives them a spread.
+        seen: the same as methods look at them outside of updates: with their noise.
         energy: the energy as training sees it.
         energy_settings: its description.
         noise: a normalised density around the rows.
@@ -169,7 +169,7 @@ def make_plan(
     if isinstance(module, nn.Module):
         engine.place_module(module)
     require_walkers_fit(method, trainer, module, rows)
-    check_fits(module, method, rows)
+    check_fits(module, energy_settings, method, rows)
     check_discrete(module, method)
     noise = space_of(module).noise_around(seen.x)
     doubt = bare_network_words(module, rows.x) if rows.given is None and callable(module) else None
@@ -182,7 +182,7 @@ def make_plan(
         engine,
         coordinates,
         rows,
-        seen if coordinates is not None and coordinates.events.noise else rows,
+        seen if trainer.noise_at(0) else rows,
         module,
         energy_settings,
         noise,
@@ -209,7 +209,9 @@ def trainer_of(plan: Plan, folder: Path | None = None, run: str = "") -> Trainer
 
     `run` is the identity of the run whose folder it is.
     """
-    held = None if plan.validation is plan.train else plan.validation_rows()
+    held, last = None, plan.trainer.noise_at(plan.trainer.steps or 0)
+    if plan.validation is not plan.train:
+        held = as_seen(plan.validation_rows(), last, plan.coordinates, derive(plan.seed, "held out"))
     return Trainer(
         plan.energy,
         players_of(plan),

@@ -52,12 +52,13 @@ def with_classes(config: Any, method: Method, dataset: Dataset) -> Any:
     return dataclasses.replace(config, classes=max(classes_of(dataset), 2))
 
 
-def check_fits(energy: Any, method: Method, rows: Batch) -> None:
+def check_fits(energy: Any, settings: Mapping[str, Any], method: Method, rows: Batch) -> None:
     """One value per row, finite, differentiable; given its context where the method has those."""
     if isinstance(energy, AsEnergy):
         energy.check(rows)
     elif rows.kind is Beside.CONTEXTS:
-        check_conditional(energy, rows)
+        named = {"custom": ""}.get(settings["name"], repr(settings["name"]))
+        check_conditional(energy, rows, named)
     else:
         check_energy(energy, rows.x)
     if rows.kind is Beside.LABELS and not method.classifies:

@@ -184,8 +184,8 @@ class TrainerConfig:
             weights then depend on how fast the machine is.
         clip_grad_norm: cut the gradient's norm at this value.
         patience: share of `steps` after which training ends where held-out rows have not become more likely, and
-            the model that made them most likely is kept; for methods that know log Z while they train. None trains
-            to the last step.
+            the model that made them most likely is kept; for methods that know log Z while they train. Rows have
+            the noise that training ends with. None trains to the last step.
         ema: decay of an exponential moving average of every player's weights, see `Run.averaged`; None keeps none.
         log_every: updates between lines of metrics (and guard checks).
         checkpoint_every: updates between checkpoints.

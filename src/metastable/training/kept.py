@@ -22,6 +22,7 @@ from metastable.core.method import Method
 from .agreement import Agreement
 from .captured import Captured
 from .checkpoints import Checkpoint, CheckpointStore, on_device
+from .config import TrainerConfig
 from .contract import TrainableMethod
 from .engine import Engine
 from .patience import Patience
@@ -35,6 +36,7 @@ class KeptTraining:
 
     players: dict[str, nn.Module]
     method: TrainableMethod
+    config: TrainerConfig
     engine: Engine
     context: Any
     state: Any
@@ -145,7 +147,8 @@ class KeptTraining:
         self.gather.load(on_device(tree["gather"], self.engine.device))
         self.seconds, self.rollbacks = tree["seconds"], tree["rollbacks"]
         if self.patience is not None and tree.get("patience") is not None:
-            self.patience.load(on_device(tree["patience"], self.engine.device))
+            noise = self.config.noise_at(self.config.steps or 0)
+            self.patience.load(on_device(tree["patience"], self.engine.device), noise)
         self.evaluations = tree["evaluations"]
 
     def _restore_average(self, name: str, average: AveragedModel, checkpoint: Checkpoint) -> None:

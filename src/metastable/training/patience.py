@@ -24,7 +24,8 @@ class Patience:
     """Mean log-likelihood of held-out rows along training.
 
     Args:
-        rows: held-out rows, `(n, *event)`.
+        rows: held-out rows, `(n, *event)`, with the noise that training ends with: without it they would be most
+            likely under a model that is narrower than what is to be learned.
         power: P of the density exp(−P·E).
         steps: updates of the whole training.
         share: of `steps` that may pass without a better score.
@@ -95,11 +96,14 @@ class Patience:
     def save(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
         scores = torch.tensor(self.scores, dtype=torch.float64).view(-1, 2)
-        numbers = {"at": self.at, "looked": self.looked, "highest": self.highest}
+        numbers = {"at": self.at, "looked": self.looked, "highest": self.highest, "seen": True}
         return {"scores": scores, "best": self.best, **numbers}
 
-    def load(self, tree: dict[str, Any]) -> None:
-        """The inverse of `save`."""
+    def load(self, tree: dict[str, Any], noise: float) -> None:
+        """The inverse of `save`; scores of rows without their `noise`, as of earlier releases, are forgotten."""
+        if noise and "seen" not in tree:
+            self.at = self.looked = tree["looked"]
+            return
         self.scores = [(int(step), score) for step, score in tree["scores"].tolist()]
         self.at, self.looked = tree["at"], tree["looked"]
         self.highest, self.best = tree["highest"], tree["best"]

@@ -78,7 +78,7 @@ class Trainer(KeptTraining):
         folder: where to write metrics and checkpoints; None keeps everything in memory.
         on_row: told of every line of metrics.
         held_out: rows that say when to end, like `data`; None trains to the last step.
-        seen: the rows that the method looks at outside of updates, with noise where they need it; None: `data`.
+        seen: the rows that the method looks at outside of updates, with their noise; None: `data`.
         coordinates: the units that `data` are in, where they are not the data's own: noise is given in those, and
             energies are logged in them.
         power: P of exp(−P·E), which is what is learned.

@@ -137,6 +137,11 @@ def too_little_history(log: Log, facts: Facts) -> Finding | None:
     """A log in which no trend can be told from noise."""
     if len(log) >= LEAST_ROWS:
         return None
+    steps = facts.steps or log.last_step
+    evidence: Evidence = {"rows": float(len(log)), "steps": float(steps)}
+    if steps < LEAST_ROWS:
+        text = f"Training ended at step {steps:.0f}, which is too short to judge: a trend needs {LEAST_ROWS} steps."
+        return Finding("too-little-history", "note", text, evidence, "" if log.diverged else "Train longer.")
     text = f"The log has {len(log)} rows; {LEAST_ROWS} are needed to tell a trend from noise."
     advice = "Log more often (trainer.log_every), or train longer where training did not end by itself."
-    return Finding("too-little-history", "note", text, {"rows": float(len(log))}, advice)
+    return Finding("too-little-history", "note", text, evidence, advice)

@@ -1,0 +1,65 @@
+"""Results of one experiment that were made apart, an arm here and another there, as one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from metastable.core.errors import InputError, require
+from metastable.report.read import read_object
+
+from .base import Bench, Experiment, Result, Row, written
+
+SAME = ("experiment", "scale", "seed", "version")
+"""What all of them must agree on."""
+TOLD = ("device", "seconds", "changes")
+"""What is kept of each."""
+
+
+def row_of(content: Mapping[str, Any]) -> Row:
+    """As `Row.as_json` wrote it; whether it holds is asked anew."""
+    return Row(**{key: value for key, value in content.items() if key != "ok"})
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """A result with its rows; what is none is refused by its name."""
+    path = folder / "result.json"
+    content = read_object(path)
+    try:
+        content["rows"] = [row_of(row) for row in content["rows"]]
+        return {key: content[key] for key in (*SAME, "device", "seconds", "rows")} | content
+    except (KeyError, TypeError) as error:
+        raise InputError(f"join: {path} is no result of an experiment ({error})") from error
+
+
+def parts_of(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """A result as one part, or the parts that it was joined of."""
+    return content.get("parts") or [{key: content[key] for key in TOLD if key in content}]
+
+
+def join(experiment: Experiment, scale: str, seed: int, folders: Sequence[Path], out: Path) -> Result:
+    """Rows and pictures of several results, and what compares them; of a name that several have, the first.
+
+    The parts are told in `result.json`, each with its device, its seconds and the settings that were changed.
+    """
+    found = [read(folder) for folder in folders]
+    expected = {"experiment": experiment.name, "scale": scale, "seed": seed, "version": found[0]["version"]}
+    for folder, content in zip(folders, found, strict=True):
+        for key, value in expected.items():
+            require(content[key] == value, "join", f"results with {key} = {value!r}: {folder}", content[key])
+    rows: dict[str, Row] = {}
+    for row in (row for content in found for row in content["rows"]):
+        rows.setdefault(row.metric, row)
+    out.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(folders):
+        for picture in folder.glob("*.png"):
+            if picture.resolve() != (out / picture.name).resolve():
+                shutil.copyfile(picture, out / picture.name)
+    parts = [part for content in found for part in parts_of(content)]
+    devices = ", ".join(dict.fromkeys(part["device"] for part in parts))
+    bench = Bench(experiment.scales[scale], scale, seed, devices, out)
+    compared = experiment.compared(bench, list(rows.values()))
+    seconds = sum(part["seconds"] for part in parts)
+    return written(Result(experiment.name, scale, seed, devices, seconds, compared, parts=parts), out)

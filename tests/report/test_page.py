@@ -320,9 +320,11 @@ def test_samples_file_stands_in(tmp_path):
     assert "Data" not in text
 
 
-def test_arrays_that_do_not_fit_are_said(tmp_path):
+@pytest.mark.parametrize("grid", [{}, {"grid_y": np.ones(3)}, {"grid_y": np.array(3.0)}])
+def test_arrays_that_do_not_fit_are_said(grid, tmp_path):
     write_json(tmp_path / "summary.json", {"status": "finished", "event_shape": [2], "method": "cd"})
-    np.savez(tmp_path / "figures.npz", data=np.ones((4, 3)), log_density=np.ones((3, 3)), grid_x=np.ones(2))
+    arrays = {"data": np.ones((4, 3)), "log_density": np.ones((3, 3)), "grid_x": np.ones(2)}
+    np.savez(tmp_path / "figures.npz", **(arrays | grid))
     assert "do not fit the shape" in read(write_report(tmp_path)).text
 
 

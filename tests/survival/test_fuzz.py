@@ -269,6 +269,40 @@ def test_a_summary_of_nonsense_is_refused_by_name_wherever_it_is_read(key, value
         assert expected in said
 
 
+@each(
+    "changed, expected",
+    [
+        ({"x": np.zeros((9, 3))}, "x: must be numbers of shape (n, 2), got 'torch.float64, (9, 3)'"),
+        ({"x": np.zeros((0, 2))}, "x: must be numbers of shape (n, 2)"),
+        ({"x": np.zeros((9, 2), complex)}, "x: must be numbers of shape (n, 2)"),
+        ({"log_weight": np.zeros(5)}, "log_weight: must be 9 numbers, got 'torch.float64, (5,)'"),
+        ({"populations": np.array(9)}, "populations: must be how many walkers each has"),
+        ({"populations": np.array([-1, 10])}, "populations: must be how many walkers each has"),
+        ({"populations": np.array([4, 6])}, "populations: must be how many walkers each has"),
+        ({"populations": np.array([4.5])}, "populations: must be how many walkers each has"),
+    ],
+)
+def test_walkers_that_are_none_of_the_run_are_refused_by_name(changed, expected, run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder, dirs_exist_ok=True)
+    (folder / "seals.json").unlink()  # which would refuse any change
+    kept = {"x": np.zeros((9, 2)), "log_weight": np.zeros(9), "populations": np.array([0])}
+    np.savez(folder / "walkers.npz", **(kept | changed))
+    status, wrong, said = call(("sample", str(folder), "--n", "5"))
+    assert (status, wrong) == (2, "")
+    assert f"walkers.npz: {expected}" in said
+
+
+def test_samples_that_are_none_of_the_run_are_refused_by_name(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    for name in ("seals.json", "walkers.npz"):
+        (tmp_path / "run" / name).unlink()
+    np.save(tmp_path / "run" / "samples.npy", np.zeros((9, 3)))
+    status, wrong, said = call(("evaluate", str(tmp_path / "run")))
+    assert (status, wrong) == (2, "")
+    assert "samples.npy: x: must be numbers of shape (n, 2), got 'torch.float64, (9, 3)'" in said
+
+
 def test_a_line_of_brackets_without_end_is_left_out_or_refused_by_its_number(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     path = tmp_path / "run" / "metrics.jsonl"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.array_files import open_arrays
-from metastable.core.errors import InputError, short
+from metastable.core.errors import InputError, require, short
 from metastable.core.random import derive
 from metastable.core.seals import check_seal
 from metastable.core.types import LogPartition, Walkers
@@ -105,18 +105,32 @@ def _keep_walkers(run: Run) -> None:
     write_arrays(path, x=x, log_weight=log_weight, populations=sizes)
 
 
-def _kept_walkers(folder: Path) -> Walkers | None:
+def _kept_walkers(folder: Path, event_shape: tuple[int, ...]) -> Walkers | None:
     """The inverse of `_keep_walkers`; equally weighted samples where a folder has only those."""
     path, samples = folder / "walkers.npz", folder / "samples.npy"
     check_seal(folder, path.name if path.exists() else samples.name)
     if path.exists():
         with reading(path), open_arrays(path) as kept:
-            x, log_weight = (torch.from_numpy(kept[name]) for name in ("x", "log_weight"))
-            return Walkers(x, log_weight, {"populations": kept["populations"].tolist()})
+            names = ("x", "log_weight", "populations")
+            x, log_weight, sizes = (torch.from_numpy(kept[name]) for name in names)
+            counts = sizes.dtype == torch.int64 and sizes.dim() == 1 and bool((sizes >= 0).all())
+            require(counts and int(sizes.sum()) <= len(x), "populations", "how many walkers each has", sizes)
+            return _require_walkers(Walkers(x, log_weight, {"populations": sizes.tolist()}), event_shape)
     if not samples.exists():
         return None
     with reading(samples):
-        return Walkers.equal(torch.from_numpy(open_arrays(samples)))
+        return _require_walkers(Walkers.equal(torch.from_numpy(open_arrays(samples))), event_shape)
+
+
+def _require_walkers(walkers: Walkers, event_shape: tuple[int, ...]) -> Walkers:
+    """The walkers, if they are events of a run, each with a weight."""
+    x, weights = walkers.x, walkers.log_weight
+    fits = not x.is_complex() and len(x) > 0 and tuple(x.shape[1:]) == event_shape
+    shape = ", ".join(map(str, ("n", *event_shape)))
+    require(fits, "x", f"numbers of shape ({shape})", f"{x.dtype}, {tuple(x.shape)}")
+    fits = not weights.is_complex() and tuple(weights.shape) == (len(x),)
+    require(fits, "log_weight", f"{len(x)} numbers", f"{weights.dtype}, {tuple(weights.shape)}")
+    return walkers
 
 
 def keep_histograms(
@@ -198,7 +212,7 @@ def load_summary(run: Run) -> Run:
         found = kept.get("diagnosis", [])
         run.diagnosis = [Finding(**{k: v for k, v in f.items() if k in names}) for f in found]
     if kept and not weighted:  # a buffer of chains has the data's mode weights, not the model's
-        walkers = _kept_walkers(run.folder)
+        walkers = _kept_walkers(run.folder, run.event_shape)
         if walkers is not None:
             device = run._home.device
             x, log_weight = walkers.x.to(device), walkers.log_weight.to(device)

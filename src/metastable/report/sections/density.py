@@ -59,7 +59,9 @@ def flat(run: Run, name: str, dims: int) -> np.ndarray | None:
 def grid_of(run: Run, name: str) -> np.ndarray | None:
     """A log-density that fits its grid and has a finite value, or None."""
     values, x, y = (run.arrays.get(k) for k in (name, "grid_x", "grid_y"))
-    if values is None or x is None or y is None or values.shape != (len(y), len(x)) or min(values.shape) < 2:
+    if values is None or x is None or y is None or x.ndim != 1 or y.ndim != 1:
+        return None
+    if values.shape != (len(y), len(x)) or min(values.shape) < 2:
         return None
     return values if np.isfinite(values).any() else None
 

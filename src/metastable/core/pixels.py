@@ -81,7 +81,8 @@ def in_bytes(x: Tensor, scales: Sequence[tuple[float, float]] = SCALES) -> tuple
         table, codes = table_of(low, high), torch.empty(x.shape, dtype=torch.uint8)
         for start in range(0, len(x), BLOCK):
             block = x[start : start + BLOCK]
-            near = ((block - low) * (255 / (high - low))).round_().clamp_(0, 255)
+            # NaN is no index on any machine: x86 makes it the least of all integers, ARM zero
+            near = ((block - low) * (255 / (high - low))).round_().clamp_(0, 255).nan_to_num_(0.0)
             if not torch.equal(table.index_select(0, near.reshape(-1).int()), block.reshape(-1)):
                 break
             codes[start : start + BLOCK] = near

@@ -239,6 +239,21 @@ def _digest(x: Tensor, *beside: Tensor | None) -> str:
     return found.hexdigest()[:16]
 
 
+def same_toy(source: str, other: str) -> bool:
+    """Whether two names are one toy set's, drawn with one seed and noise, however many rows they ask for.
+
+    Example:
+        >>> same_toy("two-modes", "toy:two-modes?n=100"), same_toy("toy:two-modes", "toy:two-modes?seed=1")
+        (True, False)
+    """
+    asked = []
+    for text in (source, other):
+        name, _, query = text.removeprefix("toy:").partition("?")
+        settings = dict(parse_qsl(query, keep_blank_values=True))
+        asked.append((name, settings.get("seed", "0"), settings.get("noise")))
+    return asked[0] == asked[1] and (asked[0][0] in TOY_SETS or asked[0][0] in CONDITIONAL_TOY_SETS)
+
+
 def _load_toy(source: str, dtype: torch.dtype) -> Dataset:
     name, _, query = source.removeprefix("toy:").partition("?")
     known: dict[str, ToySet | ConditionalToySet] = {**TOY_SETS, **CONDITIONAL_TOY_SETS}

@@ -67,6 +67,14 @@ def test_intervals_and_starts_are_the_thesiss(tmp_path):
     assert methods["data"].source.name == "cd"
 
 
+def test_samples_between_two_renewals_are_the_whole_buffer(tmp_path):
+    """The last update is no multiple of 𝒦: weights exp(20,000·(E_frozen − E)) would leave one walker."""
+    own = bench(cifar10_adance, tmp_path, arms=("interval-10",), steps=7, rate=1e-3, required=())
+    rows = {row.metric: row.value for row in cifar10_adance.body(own)}
+    assert rows["images/interval-10/minutes=10"] == pytest.approx(12)
+    assert math.isfinite(rows["pixels_over_noise/interval-10/minutes=10"])
+
+
 def test_a_table_of_intervals_needs_a_mark_that_all_of_them_have(tmp_path):
     asked, numbers = bench(cifar10_adance, tmp_path), {"pixels_over_noise": 0.3}
     found = {(arm, 1.0): Piece("", numbers, {}) for arm in cifar10_adance.PAPER}

@@ -239,6 +239,14 @@ def test_samples_like_the_data_are_near_and_weights_count(tmp_path):
     assert measure(found, Walkers.equal(half.x), 10**6)["pixels_over_noise"] > 0.01
 
 
+def test_samples_that_are_worth_one_image_have_no_distance(tmp_path):
+    data = image_runs.pictures_of(bench(tmp_path))
+    one = torch.full((40,), -200.0, dtype=torch.float64).index_fill(0, torch.tensor([3]), 0.0)
+    numbers = measure(measures_of(bench(tmp_path), data), Walkers(data.x[:40], one), 40)
+    assert numbers["images"] == pytest.approx(1)
+    assert np.isnan(numbers["pixels_over_noise"])
+
+
 def test_a_network_that_is_there_gives_fid_only_of_enough_samples():
     class Network:
         width, device = 3, torch.device("cpu")

@@ -47,6 +47,8 @@ from .pieces import Piece, Pieces
 NETWORK_VARIABLE, STATISTICS_VARIABLE = "METASTABLE_INCEPTION", "METASTABLE_FID_STATISTICS"
 CHOICES = ("arms", "minutes", "marks", "parcels", "required")
 """Settings that say which pieces are made and what is asked of them, not how they are made."""
+LEAST_WORTH = 2
+"""Images without which there is no covariance."""
 SHOWN = 100
 """Samples that are kept of a piece."""
 AT_ONCE = 500
@@ -130,11 +132,15 @@ def measures_of(bench: Bench, data: Dataset) -> Measures:
 
 
 def measure(measures: Measures, walkers: Walkers, most: int, name: str = "") -> dict[str, float]:
-    """Distances of weighted samples, `most` at most, from the data; no FID where they are worth too few images."""
+    """Distances of weighted samples, `most` at most, from the data; no FID where they are worth too few images.
+
+    Samples that are worth fewer than two images have no covariance, and their pixels a distance that is no number.
+    """
     walkers = without_copies(walkers, most)
     log_weight = walkers.log_weight.cpu()
-    pixels = frechet_distance(statistics_of(shrunk(walkers.x.cpu()), log_weight), measures.pixels)
-    worth = float(ess_fraction(log_weight)) * len(walkers)
+    worth, pixels = float(ess_fraction(log_weight)) * len(walkers), math.nan
+    if worth >= LEAST_WORTH:
+        pixels = frechet_distance(statistics_of(shrunk(walkers.x.cpu()), log_weight), measures.pixels)
     found = {"pixels": pixels, "pixels_over_noise": pixels / measures.noise, "images": worth}
     network, statistics = measures.network, measures.statistics
     if network is not None and statistics is not None and worth >= needed(network.width):

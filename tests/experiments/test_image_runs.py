@@ -174,6 +174,33 @@ def test_every_arm_is_trained_and_measured(arm, tmp_path):
     assert found[arm, 10.0].arrays["samples"].shape == (12, 1, 8, 8)
 
 
+def test_a_mark_that_training_did_not_reach_is_not_measured(tmp_path):
+    """Both updates take no second: neither mark has its own model. At scale smoke it is updates that count."""
+    asked, said = bench(tmp_path, marks=(5.0, 10.0), parcels=False), []
+    asked.scale, asked.say = "cpu", said.append
+    assert trials(asked).run(cifar10.ALL_ARMS) == {}
+    assert len(said) == 1
+    assert said[0].startswith("pcd-5: not measured: its 2 updates took 0.0")
+    asked.scale = "smoke"
+    rows = rows_of(asked, trials(asked).run(cifar10.ALL_ARMS), {})
+    taken = {row.metric: row.value for row in rows if row.metric.startswith("minutes/")}
+    assert taken.keys() == {"minutes/pcd/minutes=5", "minutes/pcd/minutes=10"}
+    assert 0 < taken["minutes/pcd/minutes=10"] < 1
+
+
+def test_rates_at_a_mark_are_on_the_way_to_the_last(tmp_path):
+    """Half a second of two: the rate has fallen by a quarter of its way, whatever updates take."""
+    falls = {"falls_over": 2 / 60, "marks": (0.5 / 60,), "steps": 10**6, "final_rate": 0.0, "parcels": False}
+    trials(bench(tmp_path, **falls)).run(cifar10.ALL_ARMS)
+    lines = (tmp_path / "training" / "pcd" / "metrics.jsonl").read_text().splitlines()
+    first, last = json.loads(lines[0]), json.loads(lines[-1])
+    before = json.loads(lines[-2])["seconds"]
+    assert last["seconds"] >= 0.5
+    full = cifar10.EXPERIMENT.scales["smoke"]["rate"]
+    assert full * (1 - last["seconds"] / 2) <= last["learning_rate"] <= full * (1 - before / 2) + 1e-6
+    assert first["learning_rate"] > last["learning_rate"]
+
+
 def test_an_unknown_arm_too_few_minutes_and_rows_that_are_no_pictures_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="arms: unknown value 'pdc'"):
         trials(bench(tmp_path, arms="pdc")).run(cifar10.ALL_ARMS)

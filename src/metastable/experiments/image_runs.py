@@ -49,6 +49,8 @@ CHOICES = ("arms", "minutes", "marks", "parcels", "required")
 """Settings that say which pieces are made and what is asked of them, not how they are made."""
 LEAST_WORTH = 2
 """Images without which there is no covariance."""
+REACHED = 0.98
+"""Share of a mark's minutes that a training must have had to be measured there."""
 SHOWN = 100
 """Samples that are kept of a piece."""
 AT_ONCE = 500
@@ -152,8 +154,14 @@ def measure(measures: Measures, walkers: Walkers, most: int, name: str = "") -> 
 
 
 def shared_settings(bench: Bench) -> dict[str, Any]:
-    """Of `fit`, for all arms."""
-    return {
+    """Of `fit`, for all arms.
+
+    Where the scale has minutes in which rates and noise fall, they go by these: a training that is stopped at a
+    mark is on the same way as one that is not, on machines of any speed.
+    """
+    minutes = bench.settings.get("falls_over")
+    clock = {} if minutes is None else {"follows": "seconds", "follows_seconds": 60 * minutes}
+    return clock | {
         "steps": bench.steps,
         "batch_size": bench.batch,
         "optimiser": Adam(bench.rate, (0.0, 0.999)),
@@ -248,6 +256,9 @@ class ImageTrials:
             raise
         if bench.parcels:
             park(training, parcels, arm.name, arm.rounded)
+        if run.seconds < 60 * REACHED * mark and bench.scale != "smoke":
+            bench.say(f"{name}: not measured: its {run.steps} updates took {run.seconds / 60:.3g} minutes")
+            return False
         numbers = self.pieces.keep(name, *self.judge(run, arm.power)).numbers
         fid = f"FID {numbers['fid']:.1f}, " if "fid" in numbers else ""
         bench.say(
@@ -316,7 +327,7 @@ def rows_of(
             if key in numbers
         ]
         rows.append(Row(f"pixels_over_noise/{at}", numbers["pixels_over_noise"], *judged))
-        names = ("images", "updates", "ms_per_update", "ess", "ancestors", "rate_factor")
+        names = ("images", "minutes", "updates", "ms_per_update", "ess", "ancestors", "rate_factor")
         rows += [Row(f"{key}/{at}", numbers[key]) for key in names if key in numbers]
     missing = set(required) - {arm for arm, _ in ended}
     return rows + [

@@ -227,7 +227,7 @@ def _are_modes(value: Any) -> bool:
 COMPARED = ("log_likelihood", "log_likelihood_se", "kl_estimated", "kl_exact", "mmd")
 """Scores that stand beside those of other runs."""
 LASTING = (
-    *("steps", "max_seconds", "follows", "precision"),
+    *("steps", "max_seconds", "follows", "follows_seconds", "precision"),
     *("data_noise", "data_noise_final", "data_noise_over", "augment"),
 )
 """Settings of the trainer that a run is judged and gone on with by."""

@@ -182,6 +182,8 @@ class TrainerConfig:
         follows: what schedules and a noise that falls go by: `steps`, or `seconds`, the larger of the shares of
             `steps` and of `max_seconds` that are spent, so that a rate is where it should be when time is up. The
             weights then depend on how fast the machine is.
+        follows_seconds: what these seconds are a share of, where `max_seconds` ends one piece of a longer training;
+            None for `max_seconds`.
         clip_grad_norm: cut the gradient's norm at this value.
         patience: share of `steps` after which training ends where held-out rows have not become more likely, and
             the model that made them most likely is kept; for methods that know log Z while they train. Rows have
@@ -221,6 +223,7 @@ class TrainerConfig:
     schedule: Schedule | ScheduleFactory | None = None
     schedules: Mapping[str, Schedule | ScheduleFactory] = field(default_factory=dict, kw_only=True)
     follows: str = field(default="steps", kw_only=True)
+    follows_seconds: float | None = field(default=None, kw_only=True)
     clip_grad_norm: float | None = None
     patience: float | None = 0.2
     ema: float | None = None
@@ -285,6 +288,10 @@ class TrainerConfig:
         require_choice("trainer.follows", self.follows, ("steps", "seconds"))
         by_steps, limited = self.follows == "steps", self.max_seconds is not None
         require(by_steps or limited, "trainer.follows", "'steps' without max_seconds", self.follows)
+        if self.follows_seconds is not None:
+            require_positive("trainer.follows_seconds", self.follows_seconds)
+            rule = "None unless follows is 'seconds'"
+            require(not by_steps, "trainer.follows_seconds", rule, self.follows_seconds)
         own = {type(made) for made in (self.schedule, *self.schedules.values())} <= {Schedule, NoneType}
         rule = "'steps' where a function makes the schedule"
         require(by_steps or own, "trainer.follows", rule, self.follows)
@@ -302,8 +309,8 @@ class TrainerConfig:
 
     def done(self, step: int, seconds: float) -> float:
         """Share of the training that is done after so many updates and seconds, which schedules follow."""
-        share = step / (self.steps or 1)
-        return share if self.follows == "steps" else min(1.0, max(share, seconds / (self.max_seconds or 1.0)))
+        share, whole = step / (self.steps or 1), self.follows_seconds or self.max_seconds or 1.0
+        return share if self.follows == "steps" else min(1.0, max(share, seconds / whole))
 
     def noise_at(self, step: int, seconds: float = 0.0) -> float:
         """Standard deviation of the data noise of update `step`, after so many seconds."""

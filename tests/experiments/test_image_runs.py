@@ -15,7 +15,7 @@ from metastable.core.errors import ConfigError, InputError
 from metastable.core.types import Walkers, energy_and_grad
 from metastable.energies.network_configs import ShortRunConfig
 from metastable.evaluation.frechet import Statistics
-from metastable.experiments import cifar10, image_runs, parcels
+from metastable.experiments import cifar10, image_figures, image_runs, parcels
 from metastable.experiments.base import Bench, changed
 from metastable.experiments.image_runs import ImageTrials, Measures, measure, measures_of, rows_of
 from metastable.experiments.pieces import Piece
@@ -274,7 +274,8 @@ def test_samples_that_are_worth_one_image_have_no_distance(tmp_path):
     assert np.isnan(numbers["pixels_over_noise"])
 
 
-def test_a_network_that_is_there_gives_fid_only_of_enough_samples():
+@pytest.mark.parametrize(("is_inception", "key"), [(True, "fid"), (False, "frechet_distance")])
+def test_a_network_that_is_there_gives_its_distance_only_of_enough_samples(is_inception, key, tmp_path):
     class Network:
         width, device = 3, torch.device("cpu")
 
@@ -283,10 +284,18 @@ def test_a_network_that_is_there_gives_fid_only_of_enough_samples():
 
     x = 2 * torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
     pixels, known = (Statistics(torch.zeros(width).double(), torch.eye(width).double()) for width in (64, 3))
-    found = Measures(pixels, 1.0, Network(), known)  # pyright: ignore
+    network = Network()
+    network.is_inception = is_inception  # pyright: ignore
+    found = Measures(pixels, 1.0, network, known)  # pyright: ignore
     numbers = measure(found, Walkers.equal(x), 100)
-    assert numbers["fid_low"] < numbers["fid"] < numbers["fid_high"]
-    assert "fid" not in measure(found, Walkers.equal(x[:3]), 100)
+    assert numbers[f"{key}_low"] < numbers[key] < numbers[f"{key}_high"]
+    assert ("fid" in numbers) is is_inception
+    assert key not in measure(found, Walkers.equal(x[:3]), 100)
+    piece = Piece("", numbers | {"updates": 5, "ms_per_update": 2.0}, {})
+    rows = {row.metric: row for row in rows_of(bench(tmp_path), {("pcd", 5.0): piece}, cifar10.PAPER)}
+    assert rows[f"{key}/pcd/minutes=5"].paper == (38.25 if is_inception else None)
+    assert f"{key}_se/pcd/minutes=5" in rows
+    assert image_figures.distances_in(rows.values())[0] == key
 
 
 def test_the_papers_fid_stands_beside_the_last_mark_and_stopped_ones_are_told(tmp_path):

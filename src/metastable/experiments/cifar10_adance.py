@@ -23,7 +23,17 @@ from metastable.runs.run import Run
 
 from .base import Bench, Experiment, Row
 from .image_figures import draw_curves, draw_distances, draw_samples
-from .image_runs import Found, ImageArm, ImageTrials, from_noise, measure, measures_of, pictures_of, rows_of
+from .image_runs import (
+    BY_NETWORK,
+    Found,
+    ImageArm,
+    ImageTrials,
+    from_noise,
+    measure,
+    measures_of,
+    pictures_of,
+    rows_of,
+)
 from .trials import by_scale
 
 INTERVALS = (1, 5, 10, 20, 50)
@@ -72,7 +82,7 @@ def body(bench: Bench) -> list[Row]:
         draw_curves(bench, found, (("energy_gap", "energy, data − negatives"),), "curves.png")
         draw_intervals(bench, found)
     rows = rows_of(bench, found, PAPER, bench.required)
-    keys = ("fresh_fid", "fresh_pixels_over_noise", "var_log_g")
+    keys = (*(f"fresh_{by}" for by in BY_NETWORK), "fresh_pixels_over_noise", "var_log_g")
     return rows + [
         Row(f"{key}/{arm}/minutes={mark:g}", piece.numbers[key])
         for (arm, mark), piece in found.items()

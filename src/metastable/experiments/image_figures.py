@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 from torch import Tensor
 
+from metastable.evaluation.image_distances import Measure
 from metastable.report.figures import line_look, picture, save_image_rows
 
 from .base import Bench, Row
-from .image_runs import Found
+from .image_runs import BY_NETWORK, Found
 
 COLUMNS = 12
 """Samples in a row."""
@@ -39,9 +41,21 @@ def over_minutes(rows: Iterable[Row], name: str) -> dict[str, dict[float, float]
     return found
 
 
+def distances_in(rows: Iterable[Row]) -> tuple[str, str]:
+    """What distance rows tell, and its name: FID, that by another network, or pixels' where there is none."""
+    first = {row.metric.partition("/")[0] for row in rows}
+    by = [(key, name) for key, name in BY_NETWORK.items() if key in first]
+    return by[0] if by else ("pixels_over_noise", "pixels, share of noise's distance")
+
+
+def half_width(std_error: float) -> float:
+    """Of a 95 % interval."""
+    return Measure(0.0, std_error, math.nan).interval[1]
+
+
 def draw_distances(bench: Bench, rows: list[Row]) -> list[Row]:
     """FID over minutes of training where there is one, pixels' distance where there is none; 95 % intervals."""
-    key = "fid" if any(row.metric.startswith("fid/") for row in rows) else "pixels_over_noise"
+    key, name = distances_in(rows)
     found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
     if not found:
         return rows
@@ -49,12 +63,9 @@ def draw_distances(bench: Bench, rows: list[Row]) -> list[Row]:
         for index, (arm, own) in enumerate(found.items()):
             marks, values = list(own), np.array(list(own.values()))
             axes.plot(marks, values, marker="o", ms=3, label=arm, **line_look(index))
-            off = 1.96 * np.array([bars.get(arm, {}).get(mark, 0.0) for mark in marks])
+            off = np.array([half_width(bars.get(arm, {}).get(mark, 0.0)) for mark in marks])
             axes.fill_between(marks, values - off, values + off, alpha=0.15, color=line_look(index)["color"])
-        axes.set(
-            xlabel="minutes of training",
-            ylabel="FID" if key == "fid" else "pixels, share of noise's distance",
-        )
+        axes.set(xlabel="minutes of training", ylabel=name)
         axes.legend(fontsize=7)
     return rows
 

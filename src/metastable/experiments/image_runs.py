@@ -47,6 +47,8 @@ from .pieces import Piece, Pieces
 NETWORK_VARIABLE, STATISTICS_VARIABLE = "METASTABLE_INCEPTION", "METASTABLE_FID_STATISTICS"
 CHOICES = ("arms", "minutes", "marks", "parcels", "required")
 """Settings that say which pieces are made and what is asked of them, not how they are made."""
+BY_NETWORK = {"fid": "FID", "frechet_distance": "Fréchet distance"}
+"""Distances of features in rows and in words: that of any network but the usual one is not called FID."""
 LEAST_WORTH = 2
 """Images without which there is no covariance."""
 REACHED = 0.98
@@ -94,7 +96,7 @@ class Measures(NamedTuple):
     Attributes:
         pixels: statistics of the data, shrunk to `SIDE`².
         noise: their distance from pixels of uniform noise.
-        network: of FID; None where none is named.
+        network: of FID, or another; None where none is named.
         statistics: of the network's features on the data.
     """
 
@@ -134,7 +136,7 @@ def measures_of(bench: Bench, data: Dataset) -> Measures:
 
 
 def measure(measures: Measures, walkers: Walkers, most: int, name: str = "") -> dict[str, float]:
-    """Distances of weighted samples, `most` at most, from the data; no FID where they are worth too few images.
+    """Distances of weighted samples, `most` at most, from the data; by the network where they are enough for it.
 
     Samples that are worth fewer than two images have no covariance, and their pixels a distance that is no number.
     """
@@ -147,9 +149,10 @@ def measure(measures: Measures, walkers: Walkers, most: int, name: str = "") -> 
     network, statistics = measures.network, measures.statistics
     if network is not None and statistics is not None and worth >= needed(network.width):
         features = network(as_pictures(walkers.x.clamp(-1, 1), "samples", (-1, 1))).values
-        fid = frechet(features.to(network.device), log_weight, statistics)
-        low, high = fid.interval
-        found |= {"fid": fid.value, "fid_se": fid.std_error, "fid_low": low, "fid_high": high}
+        distance = frechet(features.to(network.device), log_weight, statistics)
+        key = "fid" if network.is_inception else "frechet_distance"
+        ends = dict(zip((f"{key}_low", f"{key}_high"), distance.interval, strict=True))
+        found |= {key: distance.value, f"{key}_se": distance.std_error, **ends}
     return {f"{name}{key}": value for key, value in found.items()}
 
 
@@ -260,9 +263,11 @@ class ImageTrials:
             bench.say(f"{name}: not measured: its {run.steps} updates took {run.seconds / 60:.3g} minutes")
             return False
         numbers = self.pieces.keep(name, *self.judge(run, arm.power)).numbers
-        fid = f"FID {numbers['fid']:.1f}, " if "fid" in numbers else ""
+        network = self.measures.network
+        by = "" if network is None or network.is_inception else f" by {network.name}"
+        told = [f"{word}{by} {numbers[key]:.4g}, " for key, word in BY_NETWORK.items() if key in numbers]
         bench.say(
-            f"{name}: {fid}pixels {numbers['pixels_over_noise']:.3f} of noise's, {run.steps} updates of "
+            f"{name}: {''.join(told)}pixels {numbers['pixels_over_noise']:.3f} of noise's, {run.steps} updates of "
             f"{numbers['ms_per_update']:.2f} ms, {numbers['engine']}"
         )
         return True
@@ -323,7 +328,8 @@ def rows_of(
         judged = ("<=", bench.pixels_target) if arm in required else (None, None)
         rows += [
             Row(f"{key}/{at}", numbers[key], paper=paper.get(arm) if key == "fid" and last else None)
-            for key in ("fid", "fid_se", "denoised_fid")
+            for by in BY_NETWORK
+            for key in (by, f"{by}_se", f"denoised_{by}")
             if key in numbers
         ]
         rows.append(Row(f"pixels_over_noise/{at}", numbers["pixels_over_noise"], *judged))

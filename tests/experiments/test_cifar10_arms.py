@@ -11,11 +11,13 @@ import torch
 
 from metastable.energies.network_configs import ShortRunConfig
 from metastable.experiments import cifar10_adance, cifar10_divergences, image_figures, jem_cifar10
-from metastable.experiments.base import Bench, changed
+from metastable.experiments.base import Bench, Result, Row, changed, written
 from metastable.experiments.image_runs import from_noise
+from metastable.experiments.joined import join
 from metastable.experiments.pieces import Piece
 from metastable.kernels import ULA
 from metastable.methods import JEM, AdaptiveNCE, FDivergence, PersistentCD
+from metastable.report import figures
 
 SMALL = {"steps": 2, "walkers": 12, "batch": 4, "images": 12, "log_every": 1}
 CHAINS = {"chains": 4, "chain_steps": 2, "energy": ShortRunConfig(filters=2)}
@@ -76,12 +78,68 @@ def test_samples_between_two_renewals_are_the_whole_buffer(tmp_path):
 
 
 def test_a_table_of_intervals_needs_a_mark_that_all_of_them_have(tmp_path):
-    asked, numbers = bench(cifar10_adance, tmp_path), {"pixels_over_noise": 0.3}
-    found = {(arm, 1.0): Piece("", numbers, {}) for arm in cifar10_adance.PAPER}
-    cifar10_adance.draw_intervals(asked, {key: found[key] for key in list(found)[:-1]})
-    assert not list(tmp_path.glob("*.png"))
-    cifar10_adance.draw_intervals(asked, found)
+    asked = bench(cifar10_adance, tmp_path)
+    rows = [Row(f"pixels_over_noise/{arm}/minutes=1", 0.3) for arm in cifar10_adance.PAPER]
+    cifar10_adance.compared(asked, rows[:-1])
+    assert {path.name for path in tmp_path.glob("*.png")} == {"distances.png"}
+    cifar10_adance.compared(asked, rows)
     assert (tmp_path / "table-5-2.png").is_file()
+
+
+def result_of(room: ModuleType, folder, arms):
+    """As a command for these arms leaves it, with FID."""
+    at = [f"{arm}/minutes=2" for arm in arms]
+    rows = [row for arm in at for row in (Row(f"fid/{arm}", 90.0 + len(arm)), Row(f"fid_se/{arm}", 5.0))]
+    folder.mkdir()
+    (folder / "samples.png").write_bytes(repr(arms).encode())
+    room.EXPERIMENT.compared(bench(room, folder), rows)
+    written(Result(room.EXPERIMENT.name, "smoke", 0, "cpu", 1.0, rows, {"arms": arms}), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("room", "first", "second", "table"),
+    [
+        (cifar10_divergences, ("js", "kl"), ("cd",), "table-1.png"),
+        (
+            cifar10_adance,
+            ("interval-1", "interval-5"),
+            ("interval-10", "interval-20", "interval-50"),
+            "table-5-2.png",
+        ),
+    ],
+)
+def test_tables_of_joined_arms_are_of_all_of_them(room, first, second, table, tmp_path):
+    folders = [result_of(room, tmp_path / arms[0], arms) for arms in (first, second)]
+    whole = result_of(room, tmp_path / "whole", first + second)
+    join(room.EXPERIMENT, "smoke", 0, folders, tmp_path / "out")
+    found = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.png")}
+    assert found[table] == (whole / table).read_bytes()
+    assert found["samples.png"] == repr(first).encode()
+    assert found[f"samples-{'-'.join(second)}.png"] == repr(second).encode()
+    assert found.keys() - {"distances.png"} == {table, "samples.png", f"samples-{'-'.join(second)}.png"}
+
+
+def texts(path, monkeypatch, draw) -> list[str]:
+    """Names in the legend of the picture that is drawn at `path`."""
+    seen = []
+
+    def watched(figure, place, *more):
+        if place == path:
+            seen.extend(text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts())
+        return place
+
+    monkeypatch.setattr(figures, "save_figure", watched)
+    draw()
+    return seen
+
+
+def test_table_1_says_what_is_the_papers(tmp_path, monkeypatch):
+    asked = bench(cifar10_divergences, tmp_path)
+    for name, said in (("fid", ["paper", "ours"]), ("frechet_distance", ["ours"])):
+        rows = [Row(f"{name}/{arm}/minutes=2", 90.0) for arm in ("js", "cd")]
+        seen = texts(tmp_path / "table-1.png", monkeypatch, lambda: cifar10_divergences.compared(asked, rows))  # noqa: B023
+        assert sorted(seen) == sorted(said)
 
 
 def test_divergences_are_of_labelled_chains(tmp_path):

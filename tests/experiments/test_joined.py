@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from metastable.cli.main import app
 from metastable.core.errors import InputError
 from metastable.experiments.base import Bench, Experiment, Row, reproduce
-from metastable.experiments.joined import join
+from metastable.experiments.joined import gather, join, label_of
 
 
 def body(bench: Bench) -> list[Row]:
@@ -51,6 +51,10 @@ def test_rows_of_all_and_what_compares_them(tmp_path):
     assert content["seconds"] == pytest.approx(sum(seconds), abs=0.02)
     assert content["device"] == "cpu"
     assert {path.name for path in (tmp_path / "both").glob("*.png")} == {"a.png", "b.png"}
+    assert (
+        label_of(folders[0], {"parts": [{"changes": {"arms": ["x"]}}, {"changes": {"arms": ["y"]}}]}) == "x-y"
+    )
+    assert label_of(folders[0], {"parts": [{}]}) == "a"
 
 
 def test_a_joined_result_is_joined_on_where_it_lies(tmp_path):
@@ -60,6 +64,20 @@ def test_a_joined_result_is_joined_on_where_it_lies(tmp_path):
     assert len(second.parts) == 3
     assert [row.metric for row in second.rows] == ["common", "error/a", "error/b", "error/c", "worst"]
     assert second.rows[-1].value == 0.9
+
+
+def test_no_picture_is_lost_but_those_that_are_made_anew(tmp_path):
+    made = {"drawn": ["table"], "a": ["table", "one"], "x/b": ["one"], "y/b": ["one"], "z/b": ["one", "two"]}
+    for folder, names in made.items():
+        (tmp_path / folder).mkdir(parents=True)
+        for name in names:
+            (tmp_path / folder / f"{name}.png").write_text("x/b" if folder == "z/b" else folder)
+    labels = {folder: "" if folder == "drawn" else folder[-1] for folder in made}
+    out = tmp_path / "out"
+    out.mkdir()
+    gather([(tmp_path / folder, label) for folder, label in labels.items()], out)
+    found = {path.stem: path.read_text() for path in out.glob("*.png")}
+    assert found == {"table": "drawn", "one": "a", "one-b": "x/b", "one-b-2": "y/b", "two": "x/b"}
 
 
 def test_other_seeds_and_other_files_are_refused(tmp_path):

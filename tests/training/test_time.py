@@ -115,7 +115,9 @@ def test_a_resumed_training_goes_on_where_the_clock_was(monkeypatch, tmp_path):
 def test_a_piece_of_a_longer_training_stops_in_the_midst_of_its_schedule(monkeypatch):
     for seconds, rate in rates("eager", monkeypatch, follows_seconds=16.0):
         assert rate == pytest.approx(1 - (seconds - 0.5) / 16, abs=1e-9)
-    with pytest.raises(ConfigError, match=r"trainer\.follows_seconds: must be None unless follows is 'seconds'"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.follows_seconds: must be None unless follows is 'seconds'"
+    ):
         TrainerConfig(max_seconds=8.0, follows_seconds=16.0)
     with pytest.raises(ConfigError, match=r"trainer\.follows_seconds: must be"):
         TrainerConfig(max_seconds=8.0, follows="seconds", follows_seconds=0.0)

@@ -22,10 +22,9 @@ from metastable.report.figures import palette, picture
 from metastable.runs.run import Run
 
 from .base import Bench, Experiment, Row
-from .image_figures import draw_curves, draw_distances, draw_samples
+from .image_figures import distances_in, draw_curves, draw_distances, draw_samples, half_width, over_minutes
 from .image_runs import (
     BY_NETWORK,
-    Found,
     ImageArm,
     ImageTrials,
     from_noise,
@@ -80,7 +79,6 @@ def body(bench: Bench) -> list[Row]:
     if found:
         draw_samples(bench, found, data.x)
         draw_curves(bench, found, (("energy_gap", "energy, data − negatives"),), "curves.png")
-        draw_intervals(bench, found)
     rows = rows_of(bench, found, PAPER, bench.required)
     keys = (*(f"fresh_{by}" for by in BY_NETWORK), "fresh_pixels_over_noise", "var_log_g")
     return rows + [
@@ -91,21 +89,23 @@ def body(bench: Bench) -> list[Row]:
     ]
 
 
-def draw_intervals(bench: Bench, found: Found) -> None:
-    """Table 5.2 as a picture: distance over 𝒦 at the last mark that all intervals have, the paper's FID beside."""
-    marks = [{mark for arm, mark in found if arm == name} for name in PAPER]
-    common = set.intersection(*marks) if all(marks) else set()
-    if not common:
-        return
-    numbers = [found[arm, max(common)].numbers for arm in PAPER]
-    key = "fid" if all("fid" in n for n in numbers) else "pixels_over_noise"
-    with picture(bench.folder / "table-5-2.png", 5, 3.4) as axes:
-        values = [n.get(key, np.nan) for n in numbers]
-        axes.plot(INTERVALS, values, marker="o", color=palette.blue, label=f"ours, {max(common):g} min")
-        if key == "fid":
-            axes.plot(INTERVALS, list(PAPER.values()), marker="s", color=palette.grey, label="thesis")
-        axes.set(xlabel="interval", ylabel=key.replace("_", " "), xscale="log")
-        axes.legend(fontsize=7)
+def compared(bench: Bench, rows: list[Row]) -> list[Row]:
+    """Distances over minutes, and Table 5.2 as a picture: those over 𝒦 at the last mark that all intervals have."""
+    key, name = distances_in(rows)
+    found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
+    common = set.intersection(*(set(found.get(arm, ())) for arm in PAPER))
+    if common:
+        last = max(common)
+        with picture(bench.folder / "table-5-2.png", 5, 3.4) as axes:
+            values = [found[arm][last] for arm in PAPER]
+            off = [half_width(bars.get(arm, {}).get(last, 0.0)) for arm in PAPER]
+            ours = {"marker": "o", "capsize": 3, "color": palette.blue, "label": f"ours, {last:g} min"}
+            axes.errorbar(INTERVALS, values, off, **ours)
+            if key == "fid":
+                axes.plot(INTERVALS, list(PAPER.values()), marker="s", color=palette.grey, label="thesis")
+            axes.set(xlabel="interval", ylabel=name, xscale="log")
+            axes.legend(fontsize=7)
+    return draw_distances(bench, rows)
 
 
 EXPERIMENT = Experiment(
@@ -143,5 +143,5 @@ EXPERIMENT = Experiment(
         fid=(False, False, True),
     ),
     body=body,
-    compared=draw_distances,
+    compared=compared,
 )

@@ -25,7 +25,15 @@ from metastable.report.figures import palette, picture, save_image_rows
 from metastable.runs.run import Run
 
 from .base import Bench, Experiment, Row
-from .image_figures import arms_of, draw_curves, draw_distances, draw_samples
+from .image_figures import (
+    arms_of,
+    distances_in,
+    draw_curves,
+    draw_distances,
+    draw_samples,
+    half_width,
+    over_minutes,
+)
 from .image_runs import Found, ImageArm, ImageTrials, from_noise, measures_of, pictures_of, rows_of
 from .trials import by_scale
 
@@ -91,25 +99,37 @@ def body(bench: Bench) -> list[Row]:
     if found:
         draw_samples(bench, found, data.x)
         draw_curves(bench, found, (("energy_gap", "energy, data − negatives"),), "curves.png")
-        draw_order(bench, found)
         draw_followed(bench, found)
     return rows_of(bench, found, PAPER, bench.required)
 
 
-def draw_order(bench: Bench, found: Found) -> None:
-    """Table 1 as a picture: distances at the last mark of each arm with 95 % intervals, the paper's beside."""
-    last = {arm: found[max(key for key in found if key[0] == arm)].numbers for arm in arms_of(found)}
-    key = "fid" if any("fid" in numbers for numbers in last.values()) else "pixels_over_noise"
-    with picture(bench.folder / "table-1.png", 5.4, 3.4) as axes:
-        for place, arm in enumerate(ALL_ARMS):
-            numbers = last.get(arm, {})
-            if key in numbers:
-                low, high = numbers.get("fid_low", numbers[key]), numbers.get("fid_high", numbers[key])
-                bar = [[numbers[key] - low], [high - numbers[key]]]
-                axes.errorbar(place, numbers[key], bar, marker="o", capsize=3, color=palette.blue)
-            if key == "fid" and arm in PAPER:
-                axes.plot(place, PAPER[arm], marker="s", ls="", color=palette.grey)
-        axes.set(ylabel=key.replace("_", " "), xticks=range(len(ALL_ARMS)), xticklabels=ALL_ARMS)
+def compared(bench: Bench, rows: list[Row]) -> list[Row]:
+    """Distances over minutes, and Table 1 as a picture: the last of each arm with 95 % intervals, the paper's beside."""
+    key, name = distances_in(rows)
+    found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
+    if found:
+        with picture(bench.folder / "table-1.png", 5.4, 3.4) as axes:
+            arms = [(place, arm) for place, arm in enumerate(ALL_ARMS) if arm in found]
+            for place, arm in arms:
+                last = max(found[arm])
+                off = half_width(bars.get(arm, {}).get(last, 0.0))
+                label = "ours" if place == arms[0][0] else None
+                axes.errorbar(
+                    place,
+                    found[arm][last],
+                    off,
+                    marker="o",
+                    ls="",
+                    capsize=3,
+                    color=palette.blue,
+                    label=label,
+                )
+            if key == "fid":
+                grey = {"marker": "s", "ls": "", "color": palette.grey, "label": "paper"}
+                axes.plot(range(len(PAPER)), list(PAPER.values()), **grey)
+            axes.set(ylabel=name, xticks=range(len(ALL_ARMS)), xticklabels=ALL_ARMS)
+            axes.legend(fontsize=7)
+    return draw_distances(bench, rows)
 
 
 def draw_followed(bench: Bench, found: Found) -> None:
@@ -164,5 +184,5 @@ EXPERIMENT = Experiment(
         fid=(False, False, True),
     ),
     body=body,
-    compared=draw_distances,
+    compared=compared,
 )

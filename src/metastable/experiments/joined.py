@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from metastable.core.errors import InputError, require
@@ -39,8 +40,34 @@ def parts_of(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return content.get("parts") or [{key: content[key] for key in TOLD if key in content}]
 
 
+def label_of(folder: Path, content: Mapping[str, Any]) -> str:
+    """What sets the pictures of a result apart: its arms, where it was asked for some, or the name of its folder."""
+    asked = [part.get("changes", {}).get("arms", ()) for part in parts_of(content)]
+    return "-".join(dict.fromkeys(arm for arms in asked for arm in arms)) or folder.resolve().name
+
+
+def gather(labelled: Sequence[tuple[Path, str]], out: Path) -> None:
+    """Pictures of folders in one: the first has its name, another of that name its folder's label in it, too.
+
+    Those of the first folder, which has no label, are made of all rows: others of their names are left behind.
+    """
+    made = {path.name for path in labelled[0][0].glob("*.png")}
+    content: dict[str, bytes] = {}
+    for folder, label in labelled:
+        for path in sorted(folder.glob("*.png")):
+            if path.name in made and label:
+                continue
+            data = path.read_bytes()
+            ends = itertools.chain(("", f"-{label}"), (f"-{label}-{n}" for n in itertools.count(2)))
+            names = (f"{path.stem}{end}.png" for end in ends)
+            name = next(name for name in names if content.get(name, data) == data)
+            content[name] = data
+    for name, data in content.items():
+        (out / name).write_bytes(data)
+
+
 def join(experiment: Experiment, scale: str, seed: int, folders: Sequence[Path], out: Path) -> Result:
-    """Rows and pictures of several results, and what compares them; of a name that several have, the first.
+    """Rows and pictures of several results, and what compares them; of a row that several have, the first.
 
     The parts are told in `result.json`, each with its device, its seconds and the settings that were changed.
     """
@@ -53,13 +80,11 @@ def join(experiment: Experiment, scale: str, seed: int, folders: Sequence[Path],
     for row in (row for content in found for row in content["rows"]):
         rows.setdefault(row.metric, row)
     out.mkdir(parents=True, exist_ok=True)
-    for folder in reversed(folders):
-        for picture in folder.glob("*.png"):
-            if picture.resolve() != (out / picture.name).resolve():
-                shutil.copyfile(picture, out / picture.name)
     parts = [part for content in found for part in parts_of(content)]
     devices = ", ".join(dict.fromkeys(part["device"] for part in parts))
-    bench = Bench(experiment.scales[scale], scale, seed, devices, out)
-    compared = experiment.compared(bench, list(rows.values()))
+    with TemporaryDirectory() as drawn:
+        bench = Bench(experiment.scales[scale], scale, seed, devices, Path(drawn))
+        compared = experiment.compared(bench, list(rows.values()))
+        gather([(bench.folder, ""), *zip(folders, map(label_of, folders, found), strict=True)], out)
     seconds = sum(part["seconds"] for part in parts)
     return written(Result(experiment.name, scale, seed, devices, seconds, compared, parts=parts), out)

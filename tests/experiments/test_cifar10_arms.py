@@ -6,10 +6,13 @@ import math
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from metastable.core.errors import ConfigError
 from metastable.energies.network_configs import ShortRunConfig
+from metastable.evaluation.frechet import needed
 from metastable.experiments import cifar10_adance, cifar10_divergences, image_figures, jem_cifar10
 from metastable.experiments.base import Bench, Result, Row, changed, written
 from metastable.experiments.image_runs import from_noise
@@ -44,7 +47,12 @@ def bench(room: ModuleType, folder, **changes) -> Bench:
             {"updates/theorem1/minutes=10"},
             {"followed.png", "table-1.png"},
         ),
-        (jem_cifar10, ("s3-b2",), {"accuracy/s3-b2", "stopped/s3-b2"}, {"figure-13.png"}),
+        (
+            jem_cifar10,
+            ("s3-b2", "s1-b200"),
+            {"accuracy/s3-b2", "stopped/s3-b2", "accuracy/s1-b200"},
+            {"figure-12.png", "figure-13.png", "figure-14.png"},
+        ),
     ],
 )
 def test_pieces_are_made_and_gathered(room, arms, rows, pictures, tmp_path, monkeypatch):
@@ -173,9 +181,68 @@ def test_every_published_number_stands_beside_its_own_beta():
     assert jem_cifar10.PAPER_ACCURACY["s2-b2"] == 0.883
     assert "s2-b0.5" not in jem_cifar10.PAPER_ACCURACY
     assert jem_cifar10.PAPER_FID["s2-b0.5"] == 48.0
-    assert jem_cifar10.PAPER_FID.keys() | jem_cifar10.PAPER_ACCURACY.keys() == set(jem_cifar10.ARMS)
-    few = jem_cifar10.ARMS["s3-b2"]
-    assert few[0].number == 3
+    for arm in jem_cifar10.PAPER_FID.keys() | jem_cifar10.PAPER_ACCURACY.keys():
+        scenario, beta_o = jem_cifar10.parsed(arm)
+        assert jem_cifar10.name_of(scenario.number, beta_o) == arm
+    assert jem_cifar10.parsed("s3-b2") == (jem_cifar10.SCENARIOS[3], 2.0)
+
+
+@pytest.mark.parametrize(
+    "arm", ["s8-b1", "s1-b", "s1-b4.0", "s1-bnan", "s1-b1.2.3", "s1b1", "s1-b-1", "s1-b1e+999"]
+)
+def test_what_is_no_scenario_at_a_beta_is_refused_before_anything_is_trained(arm, tmp_path):
+    with pytest.raises(ConfigError, match="arms: must be sN-bB, a scenario N from 1 to 7"):
+        jem_cifar10.body(bench(jem_cifar10, tmp_path, arms=("s1-b0", arm)))
+    with pytest.raises(ConfigError, match=r"arms: must be at a β·o below o = 20000, got 's1-b20000'"):
+        jem_cifar10.body(bench(jem_cifar10, tmp_path, arms=("s1-b0", "s1-b20000")))
+    assert not (tmp_path / "training").exists()
+
+
+def test_figures_of_appendix_l_are_in_the_order_of_beta_and_wrap(tmp_path, monkeypatch):
+    betas = (0, 0.5, 2, 10, 200)  # β = 0.01 is the last
+    arrays = {name: np.arange(3.0) for name in ("f_data", "f_buffer", "f_larger", "curve_step")}
+    arrays |= {f"curve_energy_{name}": np.arange(3.0) for name in ("data", "negatives")}
+    numbers = {"validation_accuracy": 0.5, "test_accuracy": 0.5}
+    found = {(f"s1-b{b:g}", 3.0): Piece("", numbers, arrays) for b in sorted(betas, key=str)}
+    found = jem_cifar10.in_order(found)
+    assert [arm for arm, _ in found] == [f"s1-b{b:g}" for b in betas]
+    seen = {}
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path, dpi: seen.update({path.name: figure}))
+    jem_cifar10.draw_over_beta(bench(jem_cifar10, tmp_path), found)
+    assert seen.keys() == {"figure-12.png", "figure-13.png", "figure-14.png"}
+    for figure in seen.values():
+        shown = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
+        assert shown == [arm for arm, _ in found]
+        assert len(figure.axes) == 8
+        assert figure.get_size_inches()[0] < 14
+    line = seen["figure-12.png"].axes[0].lines[0]
+    assert line.get_ydata()[-1] == pytest.approx(-2 / 20_000)
+
+
+def test_larger_steps_are_four_times_those_of_training(tmp_path):
+    asked = bench(jem_cifar10, tmp_path, chain_share=1.0)
+    method: JEM = jem_cifar10.arm_of(asked, "s2-b10000").method  # pyright: ignore
+    run: Any = SimpleNamespace(energy=lambda x: 400 * x.flatten(1).square().sum(1), trained_with=method)
+    x = torch.ones(2000, 1, 2, 2)
+    moved = jem_cifar10.larger_steps(asked, run, x)
+    h = 4 * 0.5e-4  # on (1 − β)E with β = 0.5, five times
+    kept = (1 - h * 400) ** 5
+    assert moved.mean() == pytest.approx(kept, abs=2e-3)
+    assert moved.std() == pytest.approx(
+        math.sqrt(2 * h * sum((1 - h * 400) ** (2 * k) for k in range(5))), rel=0.05
+    )
+
+
+def test_few_negatives_have_a_buffer_that_minutes_can_move(tmp_path):
+    chains = {
+        number: jem_cifar10.arm_of(
+            bench(jem_cifar10, tmp_path, batch=64, walkers=100), f"s{number}-b0"
+        ).method.source.source  # pyright: ignore
+        for number in (1, 3)
+    }
+    assert (chains[1].walkers, chains[1].batch) == (100, 64)
+    assert (chains[3].walkers, chains[3].batch) == (50, 8)
+    assert jem_cifar10.EXPERIMENT.scales["gpu"]["few_walkers"] >= needed(2048)  # enough for FID
 
 
 def test_accuracy_is_that_of_the_best_validation(tmp_path):

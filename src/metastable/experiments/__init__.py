@@ -120,7 +120,7 @@ _INDEX: dict[str, tuple[str, str]] = {
     ),
     "jem-cifar10": (
         "jem_cifar10",
-        "CIFAR-10: seven scenarios of a classifier that is a density, with and without β (Table 2, Fig. 13, 16)",
+        "CIFAR-10: seven scenarios of a classifier that is a density, with and without β (Table 2, Fig. 12–16)",
     ),
     "log-partition-coverage": (
         "log_partition",

@@ -104,7 +104,7 @@ def body(bench: Bench) -> list[Row]:
 
 
 def compared(bench: Bench, rows: list[Row]) -> list[Row]:
-    """Distances over minutes, and Table 1 as a picture: the last of each arm with 95 % intervals, the paper's beside."""
+    """Distances over minutes, and Table 1 as a picture: the last of each arm, its 95 % interval, the paper's."""
     key, name = distances_in(rows)
     found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
     if found:

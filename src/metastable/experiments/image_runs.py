@@ -306,6 +306,7 @@ def curves(run: Run) -> dict[str, np.ndarray]:
         "seconds",
         "energy_gap",
         "energy_data",
+        "energy_negatives",
         "ess",
         "resamplings",
         "rate_factor",

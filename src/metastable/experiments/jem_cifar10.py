@@ -1,25 +1,32 @@
 """Appendices L and M of the β paper on CIFAR-10: seven scenarios of JEM, with and without β.
 
-An arm `sN-bB` is scenario N at β·o = B. The network is a smaller wide residual one than the paper's WRN-28-10, and
-there are minutes in the place of 200 epochs. At every mark test accuracy, accuracy on pictures that are held out
-for that, and the FID of the buffer are measured; an arm's accuracy is that of the mark with the best validation.
-What the guard stops is told with the update.
+An arm `sN-bB` is scenario N at β·o = B, any number; figures stand in the order of β. The network is a smaller wide
+residual one than the paper's WRN-28-10, and there are minutes in the place of 200 epochs. At every mark test
+accuracy, accuracy on pictures that are held out for that, and the FID of the buffer are measured; an arm's accuracy
+is that of the mark with the best validation. What the guard stops is told with the update. Eight negatives an
+update, scenario 3, move a buffer of 10,000 too slowly: after minutes much of it is untouched noise. It is smaller.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from metastable.core.errors import require
 from metastable.core.parts import energies_of
-from metastable.core.random import derive
+from metastable.core.powered import powered
+from metastable.core.precision import precision
+from metastable.core.random import derive, generator
 from metastable.core.types import Walkers
 from metastable.data import Dataset, load_array
 from metastable.energies import JointEnergy, WideResNet
+from metastable.kernels import ULA, run_chain
 from metastable.methods import JEM, PersistentCD, Robust
 from metastable.report.figures import DATA, MODEL, picture
 from metastable.runs.run import Run
@@ -33,6 +40,10 @@ from .trials import by_scale
 
 FEW = 8
 """Negatives of scenario 3."""
+LARGER = 4.0
+"""Times the step size of training, in Figure 14."""
+COLUMNS = 4
+"""Panels side by side."""
 SCENARIOS = {
     1: Scenario(1),
     2: Scenario(2, steps=5),
@@ -68,11 +79,15 @@ def name_of(number: int, beta_o: float) -> str:
     return f"s{number}-b{beta_o:g}"
 
 
-ARMS = {
-    name_of(n, beta_o): (SCENARIOS[n], beta_o)
-    for n, line in TABLE_2.items()
-    for beta_o in (0.0, line.fid[2], line.accuracy[2])
-}
+def parsed(arm: str) -> tuple[Scenario, float]:
+    """The scenario of an arm and its β·o."""
+    found = re.fullmatch(r"s([1-7])-b(\d+(?:\.\d+)?(?:e[-+]\d+)?)", arm)
+    number, beta_o = (int(found[1]), float(found[2])) if found else (0, math.nan)
+    rule = "sN-bB, a scenario N from 1 to 7 at β·o = B, as in s2-b0.5"
+    require(math.isfinite(beta_o) and name_of(number, beta_o) == arm, "arms", rule, arm)
+    return SCENARIOS[number], beta_o
+
+
 PAPER_FID = {
     name_of(n, at): value
     for n, line in TABLE_2.items()
@@ -87,11 +102,12 @@ PAPER_ACCURACY = {
 
 def arm_of(bench: Bench, arm: str) -> ImageArm:
     """A scenario at a β·o."""
-    scenario, beta_o = ARMS[arm]
-    o = bench.scale_factor * scenario.output_scale
+    scenario, beta_o = parsed(arm)
+    o, few = bench.scale_factor * scenario.output_scale, scenario.number == 3
+    require(beta_o < o, "arms", f"at a β·o below o = {o:g}", arm)
     chains = PersistentCD(
-        walkers=bench.walkers,
-        batch=min(FEW, bench.batch) if scenario.number == 3 else bench.batch,
+        walkers=min(bench.few_walkers, bench.walkers) if few else bench.walkers,
+        batch=min(FEW, bench.batch) if few else bench.batch,
         steps=max(1, round(bench.chain_share * scenario.steps)),
         step_size=scenario.alpha / 2,
         start_at="noise",
@@ -118,16 +134,21 @@ def body(bench: Bench) -> list[Row]:
     def more(run: Run, walkers: Walkers) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         energy: Any = run.energy
         some = torch.linspace(0, len(data) - 1, min(bench.histogram, len(data))).long()
-        both = data.x[some].to(bench.device), walkers.x[: bench.histogram]
-        f_data, f_buffer = (
-            (-energies_of(energy, x) / energy.output_scale).detach().cpu().numpy() for x in both
-        )
+        buffer = walkers.x[: bench.histogram]
+        shown = {
+            "f_data": data.x[some].to(bench.device),
+            "f_buffer": buffer,
+            "f_larger": larger_steps(bench, run, buffer),
+        }
         seen = {"validation_accuracy": validation, "test_accuracy": test}
         numbers = {
             name: accuracy_of(energy, rows.x.to(bench.device), rows.labels.to(bench.device))  # pyright: ignore
             for name, rows in seen.items()
         }
-        return numbers, {"f_data": f_data, "f_buffer": f_buffer}
+        return numbers, {
+            name: (-energies_of(energy, x) / energy.output_scale).detach().cpu().numpy()
+            for name, x in shown.items()
+        }
 
     def samples(run: Run) -> Walkers:
         assert run.walkers is not None
@@ -136,12 +157,33 @@ def body(bench: Bench) -> list[Row]:
     trials = ImageTrials(
         bench, data, lambda name: arm_of(bench, name), measures_of(bench, data), more, samples
     )
-    found = trials.run(ARMS)
+    for name in bench.arms:
+        arm_of(bench, name)  # what is no arm is refused before the first is trained
+    found = in_order(trials.run(bench.arms))
     if found:
         draw_samples(bench, found, data.x)
         draw_curves(bench, found, (("energy_gap", "energy, data − negatives"),), "curves.png")
-        draw_histograms(bench, found)
+        draw_over_beta(bench, found)
     return accuracy_rows(bench, found) + rows_of(bench, found, PAPER_FID)
+
+
+def in_order(found: Found) -> Found:
+    """By scenario, β and minutes."""
+
+    def place(key: tuple[str, float]) -> tuple[int, float, float]:
+        scenario, beta_o = parsed(key[0])
+        return scenario.number, beta_o, key[1]
+
+    return {key: found[key] for key in sorted(found, key=place)}
+
+
+def larger_steps(bench: Bench, run: Run, x: Tensor) -> Tensor:
+    """Chains of the buffer after one more update's SGLD, its step size four times as large (Figure 14)."""
+    robust: Any = run.trained_with.source
+    rng = generator(derive(bench.seed, "larger steps"), bench.device)
+    kernel = ULA(LARGER * robust.source.moves.step_size)
+    with precision(bench.precision, bench.device):
+        return run_chain(kernel, powered(run.energy, 1 - robust.beta), x, robust.source.steps, rng).state.x
 
 
 def accuracy_rows(bench: Bench, found: Found) -> list[Row]:
@@ -167,25 +209,35 @@ def accuracy_rows(bench: Bench, found: Found) -> list[Row]:
     return rows
 
 
-def draw_histograms(bench: Bench, found: Found) -> None:
-    """Figure 13: f/o of data and of the buffer at the last mark of each arm."""
+def draw_over_beta(bench: Bench, found: Found) -> None:
+    """Figures 12 to 14 at the last mark of each arm, a panel for each; the pictures of Figure 15 are samples.
+
+    Figure 12 has log Σ eʰ of data and negatives over updates; 13 how it is distributed over data and the buffer;
+    14 the same where the buffer's chains have gone on with larger steps.
+    """
     last = {arm: found[max(key for key in found if key[0] == arm)].arrays for arm in arms_of(found)}
     last = {arm: arrays for arm, arrays in last.items() if "f_data" in arrays}
-    if not last:
-        return
-    with picture(
-        bench.folder / "figure-13.png", 3.4 * len(last), 2.8, columns=len(last), squeeze=False
-    ) as axes:
-        for axis, (arm, arrays) in zip(axes[0], last.items(), strict=True):
-            for key, colour, name in (("f_data", DATA, "data"), ("f_buffer", MODEL, "buffer")):
-                axis.hist(arrays[key], bins=40, color=colour, alpha=0.5, density=True, label=name)
-            axis.set(title=arm, xlabel="log Σ eʰ")
-        axes[0, 0].legend(fontsize=7)
+    columns, rows = min(COLUMNS, len(last)), -(-len(last) // COLUMNS)
+    for number, negatives in ((12, "negatives"), (13, "buffer"), (14, "larger")) if last else ():
+        size = 3.2 * columns, 2.6 * rows, rows, columns
+        with picture(bench.folder / f"figure-{number}.png", *size, squeeze=False) as axes:
+            for axis, (arm, arrays) in zip(axes.flat, last.items(), strict=False):
+                axis.set(title=arm, xlabel="update" if number == 12 else "log Σ eʰ")
+                for key, colour in (("data", DATA), (negatives, MODEL)):
+                    look = {"color": colour, "label": "larger steps" if key == "larger" else key}
+                    if number == 12:
+                        o = bench.scale_factor * parsed(arm)[0].output_scale
+                        axis.plot(arrays["curve_step"], -arrays[f"curve_energy_{key}"] / o, lw=0.9, **look)
+                    else:
+                        axis.hist(arrays[f"f_{key}"], bins=40, alpha=0.5, density=True, **look)
+            for axis in axes.flat[len(last) :]:
+                axis.set_visible(False)
+            axes[0, 0].legend(fontsize=7)
 
 
 EXPERIMENT = Experiment(
     name="jem-cifar10",
-    title="CIFAR-10: seven scenarios of a classifier that is a density, with and without β (Table 2, Fig. 13, 16)",
+    title="CIFAR-10: seven scenarios of a classifier that is a density, with and without β (Table 2, Fig. 12–16)",
     paper="Energy-based model training objective robust to inaccurate SGLD samples, ICLR 2025 submission, L, M",
     scales=by_scale(
         {
@@ -214,6 +266,7 @@ EXPERIMENT = Experiment(
         batch=(16, 32, 64),
         rate=(3e-3, 1e-3, 1e-4),
         walkers=(100, 1000, 10_000),
+        few_walkers=(50, 500, 2500),
         augment=((), ("flip", "crop"), ("flip", "crop")),
         precision=("32-true", "32-true", "tf32"),
         images=(100, 1000, 10_000),

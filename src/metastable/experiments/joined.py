@@ -41,7 +41,7 @@ def parts_of(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def label_of(folder: Path, content: Mapping[str, Any]) -> str:
-    """What sets the pictures of a result apart: its arms, where it was asked for some, or the name of its folder."""
+    """What sets the pictures of a result apart: its arms, where it was asked for some, or its folder's name."""
     asked = [part.get("changes", {}).get("arms", ()) for part in parts_of(content)]
     return "-".join(dict.fromkeys(arm for arms in asked for arm in arms)) or folder.resolve().name
 

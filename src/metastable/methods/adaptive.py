@@ -74,8 +74,8 @@ class AdaptiveNCE(Objective[State]):
     ‖∇E_frozen‖ over x₀ … x_{K−1} of the chains, from the gradients that they make anyway (not with a `Jarzynski`
     source).
 
-    Walkers are those of the model: the source's, which follow the copy, with weights g at the chains' own P, whatever
-    `tempered`. Cold chains keep few of them between two renewals; what a buffer shows is its walkers without weights.
+    Walkers are those of the model: the source's, which follow the copy, with weights g at the chains' own P,
+    whatever `tempered`. Between two renewals such weights of cold chains leave few walkers.
 
     Deviations: `tempered`; the normaliser is not learned and log Z not given, since chains follow the frozen copy.
     """

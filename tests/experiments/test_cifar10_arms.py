@@ -44,7 +44,7 @@ def bench(room: ModuleType, folder, **changes) -> Bench:
         (
             cifar10_divergences,
             ("js", "theorem1"),
-            {"updates/theorem1/minutes=10"},
+            {"updates/theorem1/minutes=10", "exponent_min/js/minutes=10", "exponent_max/theorem1/minutes=10"},
             {"followed.png", "table-1.png"},
         ),
         (
@@ -162,6 +162,17 @@ def test_divergences_are_of_labelled_chains(tmp_path):
         assert method.source.labels
         assert method.divergence.name == ("js" if arm == "theorem1" else arm)
         assert method.estimator == ("theorem1" if arm == "theorem1" else "theorem3")
+
+
+@pytest.mark.parametrize("scale", ["smoke", "cpu", "gpu"])
+def test_every_divergence_holds_the_constant_of_its_energy(scale, tmp_path):
+    """At equal rates of E and H it drifts without end, and kl and reverse-kl end at a bound of the exponent."""
+    asked = Bench(cifar10_divergences.EXPERIMENT.scales[scale], scale, 0, "cpu", tmp_path)
+    for arm in cifar10_divergences.ALL_ARMS:
+        method: Any = cifar10_divergences.method_of(asked, arm)
+        source = method if arm == "cd" else method.source
+        assert arm == "cd" or method.energy_rate == 1
+        assert source.energy_l2 == 1e-3
 
 
 @pytest.mark.parametrize(

@@ -301,15 +301,17 @@ def test_a_network_that_is_there_gives_its_distance_only_of_enough_samples(is_in
 def test_the_papers_fid_stands_beside_the_last_mark_and_stopped_ones_are_told(tmp_path):
     numbers = {"fid": 50.0, "pixels_over_noise": 0.1, "images": 9.0, "updates": 5, "ms_per_update": 2.0}
     found = {("pcd", mark): Piece("", numbers, {}) for mark in (5.0, 20.0)}
-    found["pcd", 30.0] = found["pcd-flip", 5.0] = Piece("", {"stopped": 77}, {})
-    required = ("pcd", "pcd-augmented", "pcd-flip")
+    found["pcd-flip", 20.0] = found["pcd", 20.0]
+    found["pcd", 30.0] = found["pcd-kept", 5.0] = Piece("", {"stopped": 77}, {})
+    required = ("pcd", "pcd-augmented", "pcd-kept")
     rows = {row.metric: row for row in rows_of(bench(tmp_path), found, cifar10.PAPER, required)}
     assert rows["fid/pcd/minutes=5"].paper is None
     assert rows["fid/pcd/minutes=20"].paper == 38.25
-    assert rows["stopped_at_update/pcd-flip/minutes=5"].value == 77
+    assert rows["fid/pcd-flip/minutes=20"].paper == "36.43 to 38.25"
+    assert rows["stopped_at_update/pcd-kept/minutes=5"].value == 77
     assert rows["pixels_over_noise/pcd/minutes=20"].ok
     assert not rows["pixels_over_noise/pcd-augmented"].ok
-    assert not rows["pixels_over_noise/pcd-flip"].ok
+    assert not rows["pixels_over_noise/pcd-kept"].ok
     assert "pixels_over_noise/pcd" not in rows
 
 

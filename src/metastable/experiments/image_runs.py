@@ -59,7 +59,12 @@ AT_ONCE = 500
 """Chains that are drawn together."""
 SIDE = 8
 """Side of the pictures whose pixels are compared."""
-LOGGED = ("energy_gap", "ess", "ancestors", "rate_factor", "var_log_g", "divergence", "grad_scale")
+EXPONENTS = ("exponent_min", "exponent_max")
+"""Extremes of H + E: where both are at the same bound, no gradient reaches the energy."""
+LOGGED = (
+    *("energy_gap", "ess", "ancestors", "rate_factor", "var_log_g", "divergence", "grad_scale"),
+    *EXPONENTS,
+)
 """What is kept of the last line of a log, where it is there."""
 BEYOND = 4.0
 """How far values of pictures on [−1, 1] may lie, noise included."""
@@ -311,6 +316,7 @@ def curves(run: Run) -> dict[str, np.ndarray]:
         "resamplings",
         "rate_factor",
         "displacement",
+        *EXPONENTS,
     )
     return {f"curve_{name}": np.array([line.get(name, np.nan) for line in lines], float) for name in names}
 
@@ -334,7 +340,16 @@ def rows_of(
             if key in numbers
         ]
         rows.append(Row(f"pixels_over_noise/{at}", numbers["pixels_over_noise"], *judged))
-        names = ("images", "minutes", "updates", "ms_per_update", "ess", "ancestors", "rate_factor")
+        names = (
+            "images",
+            "minutes",
+            "updates",
+            "ms_per_update",
+            "ess",
+            "ancestors",
+            "rate_factor",
+            *EXPONENTS,
+        )
         rows += [Row(f"{key}/{at}", numbers[key]) for key in names if key in numbers]
     missing = set(required) - {arm for arm, _ in ended}
     return rows + [

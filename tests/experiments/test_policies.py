@@ -274,7 +274,7 @@ def test_walks_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeyp
 
 
 def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeypatch):
-    def roll(policy, starts, *, rollouts, steps, seed):
+    def roll(policy, starts, *, rollouts, steps, seed, pictures):
         rng = np.random.default_rng(seed)
         progress = torch.from_numpy(rng.random((len(starts), rollouts, steps)))
         lengths = torch.full((len(starts), rollouts), steps)
@@ -410,7 +410,7 @@ def test_without_the_simulator_push_t_trains_and_says_what_is_missing(tmp_path, 
     np.savez(tmp_path / "pusht.npz", **shown)
     monkeypatch.setenv(push_t.FOLDER, str(tmp_path))
 
-    def missing(starts, size=96):
+    def missing(starts, **options):
         raise MissingDependencyError("Push-T needs gymnasium: pip install 'metastable[policies]'")
 
     monkeypatch.setattr(push_t, "PushT", missing)

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
+from metastable.cli.main import app
+from metastable.core.errors import InputError
 from metastable.experiments import lasa, path_planning, push_t, push_t_figures
-from metastable.experiments.base import reproduce
-from metastable.policies.environments import PushT, pusht_starts
+from metastable.experiments.base import Bench, reproduce
+from metastable.policies import PushT, environments, load_policy, pusht_pictures, pusht_starts
+from metastable.policies.models import Sizes
 from metastable.policies.path_world import TEST_SEED, PathWorlds
 
 SMALL = {"width": 16, "layers": 3, "ode": (2, 2), "batch": 32, "density_updates": 20, "required": ()}
@@ -113,3 +117,80 @@ def test_episodes_are_drawn_by_a_later_command(tmp_path, monkeypatch, demonstrat
     }
     made(push_t, tmp_path, **PUSHES)
     assert len(batches) == 1
+
+
+# ---- Push-T from pictures
+
+TINY = Sizes(
+    **{"width": 8, "layers": 1, "field_width": 8, "field_layers": 1, "heads": 2, "reads": "future"},
+    **{"proposal": "film", "proposal_width": 8, "proposal_layers": 1, "encoder_owner": "proposal"},
+    **{"negatives": 2, "times": 1, "ode": (2, 2), "training_ode": (2, 2), "evaluations": 8, "warmup": 1},
+    **{"chain": {"name": "hmc", "step_size": 1e-3, "leapfrog": 2}, "batch_size": 8},
+)
+SEEN = {
+    **PUSHES,
+    "starts": 2,
+    "horizon": 9,
+    "networks": "paper",
+    "pictures": True,
+    "density_updates": 2,
+    "energy_updates": 2,
+}
+
+
+def test_a_picture_of_an_episode_is_that_of_its_state(demonstrations):
+    worlds = PushT(pusht_starts(6, seed=3), pictures=True)
+    seen, touched = worlds.reset(), 0
+    assert seen["picture"].shape == (6, 3, 96, 96)
+    assert seen["picture"].dtype == torch.uint8
+    for _ in range(12):
+        seen = worlds.step(torch.from_numpy(push_to_the_middle(worlds)))
+        touched += sum(env.n_contact_points > 0 for env in worlds.each)
+        assert np.array_equal(seen["picture"].numpy(), pusht_pictures(np.stack(worlds.raw)))
+    assert touched, "where agent and block touch, no point is drawn"
+    assert list(seen) == ["agent", "picture"]
+
+
+def test_pictures_are_what_the_simulator_draws(demonstrations):
+    states = pusht_starts(3, seed=1)
+    for state, picture in zip(states, pusht_pictures(states), strict=True):
+        worlds = PushT([state])
+        worlds.reset()
+        assert np.array_equal(np.moveaxis(picture, 0, -1), worlds.picture(0))
+        assert len(np.unique(picture.reshape(3, -1), axis=1).T) > 5
+
+
+def test_push_t_from_pictures_is_trained_and_rolled_out(tmp_path, monkeypatch, demonstrations):
+    monkeypatch.setenv(push_t.FOLDER, str(demonstrations))
+    monkeypatch.setattr(push_t, "PUSH_T", TINY)
+    monkeypatch.setattr(environments, "SIDE", 24)  # a processor takes long for 96
+    first, _ = made(push_t, tmp_path, arms=("flow", "i-r-nce"), **SEEN)
+    assert {"maximum/flow/one/9", "maximum/i-r-nce/best/9", "ms_a_chunk/i-r-nce/best"} <= set(first)
+    drawn(tmp_path / "table-6-i-r-nce.png")
+    policy = load_policy(tmp_path / "training" / "flow")
+    assert policy.scaling.pictures == {"picture": (3, 24, 24)}
+    assert policy.scaling.noisy == ("agent",)
+    mask = policy.scaling.noise_mask(2)
+    assert (sum(mask), mask[:4], len(mask)) == (4, (1, 1, 1, 1), 4 + 2 * 3 * 24 * 24), "no noise on pictures"
+    eyes = [name for name, _ in policy.model.run.energy.named_modules() if name.endswith("eyes")]
+    assert eyes, "the network with coordinates and spatial softmax"
+    found = CliRunner().invoke(
+        app, ["rollout", str(tmp_path / "training" / "flow"), "--starts", "2", "--steps", "9"]
+    )
+    assert found.exit_code == 0, found.output
+
+
+def test_pictures_travel_with_the_folder(tmp_path, monkeypatch, demonstrations):
+    monkeypatch.setenv(push_t.FOLDER, str(demonstrations))
+    settings = {**push_t.EXPERIMENT.scales["smoke"], "pictures": True, "networks": "paper"}
+    bench = Bench(settings, "smoke", 0, "cpu", tmp_path)
+    shown = push_t.demonstrations(bench)
+    monkeypatch.setattr(push_t, "pusht_pictures", None)  # as without a simulator
+    assert push_t.demonstrations(bench).digest() == shown.digest()
+    states = np.load(tmp_path / push_t.DRAWN)["states"]
+    np.savez(tmp_path / push_t.DRAWN, states=states + 1, pictures=shown.observations["picture"])
+    with pytest.raises(InputError, match="pictures of other demonstrations"):
+        push_t.demonstrations(bench)
+    bench.settings = {**settings, "networks": "dense"}
+    with pytest.raises(InputError, match="pictures: must be false with dense networks"):
+        push_t.body(bench)

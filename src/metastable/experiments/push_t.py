@@ -1,4 +1,7 @@
-"""Section 7.4 of the R-NCE paper: a block in the shape of a T is pushed to its place (Tables 6 and 7), from states.
+"""Section 7.4 of the R-NCE paper: a block in the shape of a T is pushed to its place (Tables 6 and 7).
+
+Policies see states, or with `pictures=true` the agent's position and a picture, drawn of the demonstrations' states
+once (`pictures.npz`, which can be taken to where there is no simulator) and of every step of an episode.
 
 Every arm learns from the 206 human demonstrations (`METASTABLE_PUSHT` names their folder; the paper has 136) and
 is rolled out from stored starts, which no training and no choice of settings sees: maximum and final coverage at
@@ -6,9 +9,9 @@ is rolled out from stored starts, which no training and no choice of settings se
 ends at score 1. Nothing is picked: the weights are those at the end of a training.
 
 Training needs no simulator. An arm that lies finished in `training/` is rolled out wherever `gym-pusht` is
-installed; where it is not, the command trains and says what is missing. Rollouts of small dense networks need no GPU;
-those of the paper's networks do: 38 chunks an episode, each of 512 steps of an ODE or 1,000 gradients of an energy.
-They are kept `block` starts at a time, and a command that was stopped goes on with the next block.
+installed; where it is not, the command trains and says what is missing. Rollouts of small dense networks need no
+GPU; those of the paper's networks do: 38 chunks an episode, each of 512 steps of an ODE or 1,000 gradients of an
+energy. They are kept `block` starts at a time, and a command that was stopped goes on with the next block.
 """
 
 from __future__ import annotations
@@ -22,14 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import MissingDependencyError, require_choice
+from metastable.core.errors import InputError, MissingDependencyError, require, require_choice
 from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_pusht
-from metastable.policies.environments import PushT, pusht_starts
+from metastable.data.demonstrations import Demonstrations
+from metastable.policies.environments import PushT, pusht_pictures, pusht_starts
 from metastable.policies.intervals import Interval, mean_over_starts, paired_difference
 from metastable.policies.models import PUSH_T
 from metastable.policies.policy import Policy, PolicyConfig, load_policy
 from metastable.policies.rollouts import HORIZONS, Acting, Rollouts, rollout_pusht
+from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
@@ -42,7 +47,9 @@ DENSITIES = ("flow", "diffusion", "diffusion-phi")
 PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "diffusion": 0.864}
 PAPER |= {"diffusion-phi": 0.860}
 """Table 7: maximum within 200 steps, from pictures."""
-CHOICES = ("arms", "required", "seconds", "least", "ahead", "block")
+CHOICES = ("arms", "required", "seconds", "least", "ahead", "block", "pictures")
+DRAWN = "pictures.npz"
+"""Pictures of the demonstrations, with the states that they are of."""
 RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")
 """Whom I-R-NCE is compared with, beside the flow."""
 TIMES = 5
@@ -90,6 +97,22 @@ def simulator(bench: Bench) -> bool:
     return True
 
 
+def demonstrations(bench: Bench) -> Demonstrations:
+    """Those of the folder, with pictures where policies see them, which are drawn once."""
+
+    def draw(states: np.ndarray) -> np.ndarray:
+        path = bench.folder / DRAWN
+        if not path.is_file():
+            bench.say(f"{len(states)} pictures of the demonstrations are drawn into {path}")
+            write_arrays(path, states=states, pictures=pusht_pictures(states))
+        with np.load(path, allow_pickle=False) as kept:
+            if not np.array_equal(kept["states"], states):
+                raise InputError(f"out: {path} has pictures of other demonstrations; remove it")
+            return kept["pictures"]
+
+    return load_pusht(os.environ[FOLDER], draw if bench.pictures else None)
+
+
 def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str, np.ndarray]:
     """Every episode of one policy from all starts, `block` of them at a time, with a seed of their own."""
     starts = pusht_starts(bench.starts, bench.start_seed)
@@ -97,7 +120,8 @@ def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str,
     def roll(rows: range) -> dict[str, np.ndarray]:
         seed = derive(bench.seed, "rollouts", rows.start) % 2**31
         own = starts[rows.start : rows.stop]
-        found = rollout_pusht(policy, own, rollouts=bench.rollouts, steps=bench.horizon, seed=seed)
+        options = {"rollouts": bench.rollouts, "steps": bench.horizon, "pictures": bench.pictures}
+        found = rollout_pusht(policy, own, seed=seed, **options)
         costs = {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
         each = {key: np.full(len(rows), value) for key, value in costs.items()}
         return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **each}
@@ -119,7 +143,8 @@ def numbers_of(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def chunk_ms(bench: Bench, policy: Policy) -> float:
     """Milliseconds of one chunk in one environment, the median of some after the first."""
-    seen, times = PushT(pusht_starts(1, bench.start_seed)).reset(), []
+    start, times = pusht_starts(1, bench.start_seed), []
+    seen = PushT(start, pictures=bench.pictures).reset()
     for k in range(TIMES):
         policy.reset(k)
         begun = perf_counter()
@@ -184,12 +209,15 @@ def body(bench: Bench) -> list[Row]:
             f"skipped: {FOLDER} names no folder with the demonstrations of Push-T (action, state, episode_ends)"
         )
         return []
+    rule = "false with dense networks, which have no eyes; set networks=paper"
+    require(not bench.pictures or bench.networks == "paper", "pictures", rule, bench.pictures)
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
+    how |= {"pictures": True} if bench.pictures else {}
     pieces, rolls = Pieces(bench.folder / "pieces", how), simulator(bench)
 
     @cache
     def task() -> Task:
-        return Task(load_pusht(os.environ[FOLDER]), PolicyConfig(candidates=bench.candidates), PUSH_T)
+        return Task(demonstrations(bench), PolicyConfig(candidates=bench.candidates), PUSH_T)
 
     for arm in (*BASELINES, *bench.arms):
         make(bench, pieces, partial(task), arm, rolls)
@@ -281,6 +309,7 @@ EXPERIMENT = Experiment(
             "warmup": 200,
             "options": {},
             "pretrain": 10_000,
+            "pictures": False,
         },
         rate=(3e-3, 1e-3, 1e-3),
         ema=(0.99, 0.999, 0.999),

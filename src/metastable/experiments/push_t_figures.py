@@ -73,7 +73,7 @@ def show(bench: Bench, arm: str, policy: Policy) -> None:
     if table.is_file():
         return
     seed, starts = derive(bench.seed, "film") % 2**31, pusht_starts(SHOWN, bench.start_seed)
-    films = films_pusht(policy, starts, bench.horizon, seed)
+    films = films_pusht(policy, starts, bench.horizon, seed, pictures=bench.pictures)
     films[0].write(bench.folder / f"{arm}.gif", every=4)
     with picture(table, 2.2 * SHOWN, 2.3, columns=SHOWN) as grid:
         for axes, each in zip(grid, films, strict=True):

@@ -78,9 +78,11 @@ def film_pusht(
     return films_pusht(policy, [start], steps, seed, size)[0]
 
 
-def films_pusht(policy: Acting, starts: Any, steps: int = 300, seed: int = 0, size: int = 192) -> list[Film]:
-    """`films` of Push-T from states `(n, 5)`."""
-    return films(policy, PushT(starts, size), steps, seed)
+def films_pusht(
+    policy: Acting, starts: Any, steps: int = 300, seed: int = 0, size: int = 192, pictures: bool = False
+) -> list[Film]:
+    """An episode of Push-T from each of the states `(n, 5)`, all at once; `pictures` as of `PushT`."""
+    return films(policy, PushT(starts, size, pictures), steps, seed)
 
 
 def picture_of(worlds: Any, i: int = 0) -> np.ndarray:

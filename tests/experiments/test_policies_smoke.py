@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from metastable.experiments.base import Bench, reproduce
 from metastable.policies import PushT, environments, load_policy, pusht_pictures, pusht_starts
 from metastable.policies.models import Sizes
 from metastable.policies.path_world import TEST_SEED, PathWorlds
+from metastable.proposals import tokens
 
 SMALL = {"width": 16, "layers": 3, "ode": (2, 2), "batch": 32, "density_updates": 20, "required": ()}
 
@@ -163,7 +165,8 @@ def test_pictures_are_what_the_simulator_draws(demonstrations):
 def test_push_t_from_pictures_is_trained_and_rolled_out(tmp_path, monkeypatch, demonstrations):
     monkeypatch.setenv(push_t.FOLDER, str(demonstrations))
     monkeypatch.setattr(push_t, "PUSH_T", TINY)
-    monkeypatch.setattr(environments, "SIDE", 24)  # a processor takes long for 96
+    monkeypatch.setattr(environments, "SIDE", 24)  # a processor takes long for 96, and for 64 channels
+    monkeypatch.setattr(tokens, "PictureEncoder", partial(tokens.PictureEncoder, width=8, layers=1))
     first, _ = made(push_t, tmp_path, arms=("flow", "i-r-nce"), **SEEN)
     assert {"maximum/flow/one/9", "maximum/i-r-nce/best/9", "ms_a_chunk/i-r-nce/best"} <= set(first)
     drawn(tmp_path / "table-6-i-r-nce.png")

@@ -31,7 +31,9 @@ def rollout(
     rank: Annotated[str | None, typer.Option(help="What ranks them: energy, network or weights.")] = None,
     against: Annotated[
         Path | None,
-        typer.Option(help="Another run's folder: its policy from the same starts, and the difference."),
+        typer.Option(
+            help="Another run's folder: its policy, as saved, from the same starts; the difference."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -55,7 +57,8 @@ def rollout(
         raise InputError(f"starts: a difference needs at least 2, got {starts}")
     if films and (out is None or env != PUSHT):
         raise InputError("films: are of pusht, and lie in a folder: give --out")
-    policies = [load_policy(r, device=device, **changed) for r in (run, against) if r is not None]
+    policies = [load_policy(run, device=device, **changed)]
+    policies += [load_policy(against, device=device)] if against else []  # as it was saved
     names = [str(r) for r in (run, against) if r is not None]
     if env == PATHS:
         _walk(policies, names, rollouts, seed, out)

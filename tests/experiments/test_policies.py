@@ -23,6 +23,7 @@ from metastable.policies import PolicyConfig
 from metastable.policies.intervals import mean_over_starts
 from metastable.policies.models import PUSH_T, Layout, Sizes, policy_model
 from metastable.policies.path_world import PathWorlds, rollout_paths
+from metastable.policies.rollouts import Rollouts
 
 SMALL = {
     **{"width": 8, "layers": 3, "ode": (2, 2), "batch": 8, "candidates": 2, "pool": 16, "negatives": 2},
@@ -207,6 +208,99 @@ def test_a_finished_training_of_something_else_is_refused(tmp_path):
             policy_arms.trained(other, learned, "cloning")
 
 
+def test_ibc_is_compared_with_every_other_model(tmp_path):
+    own = bench(path_planning, tmp_path)
+    own.settings = {**own.settings, "worst": ("ibc",)}
+    hits = {"ibc": [0.4, 0.6, 0.8], "flow": [0.1, 0.2, 0.3], "diffusion": [0.5, 0.4, 0.6]}
+    numbers = {"collisions": [0.5, 0.4, 0.6], "parameters": 5, "seconds": 1.0}
+    found = {
+        (arm, "best"): Piece(arm, numbers, {"collisions": np.array(rate)[:, None]})
+        for arm, rate in hits.items()
+    }
+    rows = {row.metric: row for row in path_planning.best_rows(own, found, "ibc")}
+    least = rows["collisions_above_all/ibc"]
+    assert (least.value, least.relation, least.target) == (pytest.approx(0.1), ">=", 0.0)
+    assert rows["collisions_above_all/ibc/low"].value < 0.1
+    found["diffusion", "best"].arrays["collisions"][:] = 0.7
+    rows = {row.metric: row for row in path_planning.best_rows(own, found, "ibc")}
+    assert not rows["collisions_above_all/ibc"].ok
+    assert "collisions_above_all/ibc" not in [r.metric for r in path_planning.best_rows(own, found, "flow")]
+    arms = path_planning.EXPERIMENT.scales["gpu"]["arms"]
+    assert arms[-3:] == ("r-nce-7", "r-nce-31", "r-nce-pretrained"), "Table 4, after the models of Table 5"
+
+
+# ---- work that is cut
+
+
+class Cut(Exception):
+    """The command ends here."""
+
+
+def stop_after(n, work):
+    """The same work, which ends in `Cut` when it is called for the n-th time more."""
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(args)
+        if len(calls) > n:
+            raise Cut
+        return work(*args, **options)
+
+    counted.calls = calls
+    return counted
+
+
+def test_walks_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeypatch):
+    changes = {"arms": "flow", **PATHS, "paths": 5, "block": 2}
+    monkeypatch.setattr(path_planning, "planner_rows", lambda *_: [])
+    path_planning.body(bench(path_planning, tmp_path / "whole", **changes))
+    walk, begun = path_planning.rollout_paths, [0]
+    for limit in (1, 4, 4):  # within the first kind, the second, and the last
+        with monkeypatch.context() as patch:
+            cut = stop_after(limit, walk)
+            patch.setattr(path_planning, "rollout_paths", cut)
+            with pytest.raises(Cut):
+                path_planning.body(bench(path_planning, tmp_path / "cut", **changes))
+            begun.append(len(cut.calls) - 1)
+    last = stop_after(99, walk)
+    monkeypatch.setattr(path_planning, "rollout_paths", last)
+    path_planning.body(bench(path_planning, tmp_path / "cut", **changes))
+    assert sum(begun) + len(last.calls) == 4 * 3, "no block is walked twice: four kinds of three blocks"
+    for name in ("flow-best", "flow-one", "random-one"):
+        ours, theirs = (np.load(tmp_path / f / "pieces" / f"{name}.npz") for f in ("cut", "whole"))
+        assert ours["collisions"].shape == (3, 5)
+        assert all(np.array_equal(ours[key], theirs[key]) for key in theirs.files), name
+    assert not [path for path in (tmp_path / "cut" / "pieces").iterdir() if path.is_dir()]
+
+
+def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeypatch):
+    def roll(policy, starts, *, rollouts, steps, seed, pictures):
+        rng = np.random.default_rng(seed)
+        progress = torch.from_numpy(rng.random((len(starts), rollouts, steps)))
+        lengths = torch.full((len(starts), rollouts), steps)
+        return Rollouts(progress, lengths, "coverage", "Push-T", clipped=0.25, acting=0.5)
+
+    own = bench(push_t, tmp_path, starts=7, block=3, rollouts=2)
+    monkeypatch.setattr(push_t, "rollout_pusht", roll)
+    whole = push_t.rolled(own, push_t.Pieces(tmp_path / "whole", {}), None, "flow-best")
+    pieces = push_t.Pieces(tmp_path / "cut", {})
+    cut = stop_after(2, roll)
+    monkeypatch.setattr(push_t, "rollout_pusht", cut)
+    with pytest.raises(Cut):
+        push_t.rolled(own, pieces, None, "flow-best")
+    rest = stop_after(1, roll)
+    monkeypatch.setattr(push_t, "rollout_pusht", rest)
+    found = push_t.rolled(own, pieces, None, "flow-best")
+    assert len(rest.calls[0][1]) == 1, "the last of seven starts"
+    assert found["progress"].shape == (7, 2, own.horizon)
+    assert all(np.array_equal(found[key], whole[key]) for key in whole)
+    assert push_t.numbers_of(found)["acting_ms"] == pytest.approx(500 / own.horizon)
+    assert not np.array_equal(found["progress"][:3], found["progress"][3:6]), "blocks have seeds of their own"
+    assert pieces.names() == []
+    pieces.finish("flow-best", {}, found)
+    assert [path.name for path in sorted(pieces.folder.iterdir())] == ["flow-best.json", "flow-best.npz"]
+
+
 # ---- Push-T
 
 
@@ -221,7 +315,7 @@ def piece(progress) -> Piece:
 
 
 def test_arms_are_compared_start_by_start(tmp_path):
-    settings = {"horizon": 300, "ahead": ("on-flow/flow/300",), "least": {"flow": 0.4}}
+    settings = {"horizon": 300, "ahead": ("on-flow/flow/300",), "least": {"flow/300": 0.4}}
     own = bench(push_t, tmp_path)
     own.settings = {**own.settings, **settings, "required": ("on-flow",)}
     level = torch.tensor([0.19, 0.38, 0.57, 0.76])[:, None].expand(-1, 300)
@@ -242,6 +336,37 @@ def test_arms_are_compared_start_by_start(tmp_path):
     clear = rows["clear_of_random/on-flow"]
     assert clear.relation == ">="
     assert clear.value == pytest.approx(rows["maximum/on-flow/best/300/low"].value, abs=1e-6)
+
+
+def test_interpolating_energies_are_compared_with_every_other_model(tmp_path):
+    scales = push_t.EXPERIMENT.scales["gpu"]
+    own = Bench(scales, "gpu", 0, "cpu", tmp_path)
+    level = torch.tensor([0.19, 0.38, 0.57, 0.76])[:, None].expand(-1, 300)
+    others = ("r-nce", "flow", "diffusion", "diffusion-phi", "i-r-nce-2")
+    found = {(arm, "best"): piece(level) for arm in others}
+    found["i-r-nce", "best"] = piece(level + torch.tensor([0.09, 0.1, 0.1, 0.1])[:, None])
+    rows = {row.metric: row for row in push_t.rows_of(own, found)}
+    for other in others:
+        apart = rows[f"ahead_of/i-r-nce/{other}/200"]
+        assert apart.value == pytest.approx(0.0975 / 0.95, abs=1e-6)
+        assert rows[f"ahead_of/i-r-nce/{other}/300"].value == pytest.approx(apart.value)
+        asked = rows[f"ahead_in_se/i-r-nce/{other}/200"]
+        assert asked.relation == (None if other == "i-r-nce-2" else ">="), (
+            "Algorithm 4 stands beside Algorithm 2"
+        )
+    assert (rows["maximum/i-r-nce/best/200"].target, rows["maximum/i-r-nce/best/300"].target) == (0.85, None)
+    assert not rows["maximum/i-r-nce/best/200"].ok
+
+
+def test_scores_are_drawn_against_milliseconds(tmp_path):
+    level = torch.rand(4, 300)
+    found = {("i-r-nce", kind): piece(level) for kind in ("best", "g100", "g50")}
+    for ms, each in zip((400.0, 60.0, 20.0), found.values(), strict=True):
+        each.numbers["chunk_ms"] = ms
+    push_t.draw(bench(push_t, tmp_path), {**found, ("random", "one"): piece(level)})
+    assert {path.name for path in tmp_path.iterdir()} == {"scores.png", "milliseconds.png"}
+    rows = push_t.rows_of(bench(push_t, tmp_path, horizon=300), found)
+    assert {row.metric: row.value for row in rows}["ms_a_chunk/i-r-nce/g50"] == 20.0
 
 
 def test_nothing_is_said_of_steps_that_were_not_taken(tmp_path):
@@ -285,7 +410,7 @@ def test_without_the_simulator_push_t_trains_and_says_what_is_missing(tmp_path, 
     np.savez(tmp_path / "pusht.npz", **shown)
     monkeypatch.setenv(push_t.FOLDER, str(tmp_path))
 
-    def missing(starts, size=96):
+    def missing(starts, **options):
         raise MissingDependencyError("Push-T needs gymnasium: pip install 'metastable[policies]'")
 
     monkeypatch.setattr(push_t, "PushT", missing)

@@ -7,6 +7,7 @@ from PIL import Image
 
 from metastable.core import InputError
 from metastable.policies import Environments, Film, film
+from metastable.policies.films import films
 
 
 class Box:
@@ -63,6 +64,23 @@ def test_a_film_is_of_one_environment_that_draws():
 
     with pytest.raises(InputError, match="draws no pictures"):
         film(Onwards(), Environments(Blind, [0]))
+
+
+def test_films_of_several_end_each_with_its_episode():
+    class Further(Shade):
+        def reset(self, seed=None):
+            self.at = float(seed)
+            return np.array([self.at]), {}
+
+    class All(Onwards):
+        def select_action(self, observation):
+            return torch.ones(len(observation["state"]), 1)
+
+    found = films(All(), Environments(Further, [0, 2]), steps=10)
+    assert [len(each.frames) for each in found] == [4, 2]
+    assert [each.actions.shape for each in found] == [(3, 1), (1, 1)]
+    assert int(found[1].frames[-1][0, 0, 0]) == 150
+    assert found[1].progress.tolist() == [0, 1]
 
 
 def test_a_film_refuses_actions_that_do_not_fit():

@@ -8,6 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from metastable import policies as policies_module
+from metastable.cli import rollout as rollout_command
 from metastable.cli.main import app
 from metastable.core import InputError
 from metastable.core.errors import MissingDependencyError
@@ -246,3 +248,27 @@ def test_a_policy_pushes_from_the_command_line(simulator, tmp_path):
     kept = json.loads((tmp_path / "out" / "rollouts.json").read_text())
     assert len(kept["episodes"]) == 2
     assert kept["against"]["differences"] == {"maximum at 5": {"value": 0.0, "low": 0.0, "high": 0.0}}
+
+
+def test_how_a_run_acts_is_changed_of_it_alone(tmp_path, monkeypatch):
+    asked = {}
+
+    def load(folder, *, device, **changed):
+        asked[folder.name] = changed
+        return
+
+    monkeypatch.setattr(policies_module, "load_policy", load)
+    monkeypatch.setattr(rollout_command, "_walk", lambda *_: None)
+    for name in ("energy", "flow"):
+        (tmp_path / name).mkdir()
+    command = [
+        "rollout",
+        str(tmp_path / "energy"),
+        "--env",
+        "path-planning",
+        "--against",
+        str(tmp_path / "flow"),
+    ]
+    found = CliRunner().invoke(app, [*command, "--rank", "network", "--candidates", "3"])
+    assert found.exit_code == 0, found.output
+    assert asked == {"energy": {"rank": "network", "candidates": 3}, "flow": {}}

@@ -31,7 +31,9 @@ def rollout(
     rank: Annotated[str | None, typer.Option(help="What ranks them: energy, network or weights.")] = None,
     against: Annotated[
         Path | None,
-        typer.Option(help="Another run's folder: its policy from the same starts, and the difference."),
+        typer.Option(
+            help="Another run's folder: its policy, as saved, from the same starts; the difference."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -55,7 +57,8 @@ def rollout(
         raise InputError(f"starts: a difference needs at least 2, got {starts}")
     if films and (out is None or env != PUSHT):
         raise InputError("films: are of pusht, and lie in a folder: give --out")
-    policies = [load_policy(r, device=device, **changed) for r in (run, against) if r is not None]
+    policies = [load_policy(run, device=device, **changed)]
+    policies += [load_policy(against, device=device)] if against else []  # as it was saved
     names = [str(r) for r in (run, against) if r is not None]
     if env == PATHS:
         _walk(policies, names, rollouts, seed, out)
@@ -101,19 +104,18 @@ def _page(
 ) -> Path:
     """`rollouts.html`; of Push-T with scenes, and films of episodes of their own, at the first starts."""
     from metastable.policies.environments import PushT, pusht_starts
-    from metastable.policies.films import film_pusht
+    from metastable.policies.films import films_pusht
     from metastable.policies.scenes import first_chunks
     from metastable.report.rollout_page import write_rollout_page
 
     scenes, played = [], []
     if pusht:
-        worlds = PushT(pusht_starts(min(3, len(episodes.progress))), 256)
+        worlds = PushT(pusht_starts(min(3, len(episodes.progress))), 256, _sees(policy))
         chunks = first_chunks(policy, worlds.reset(), seed=seed)
         scenes = [(worlds.picture(i), chunk) for i, chunk in enumerate(chunks)]
-        for i, start in enumerate(pusht_starts(films) if films else ()):
-            played.append(
-                film_pusht(policy, start.tolist(), steps, seed).write(out / f"start-{i}.gif", 2).name
-            )
+        if films:
+            made = films_pusht(policy, pusht_starts(films), steps, seed, pictures=_sees(policy))
+            played = [each.write(out / f"start-{i}.gif", 2).name for i, each in enumerate(made)]
     scores: dict[str, Any] = dict(episodes.scores()) if len(episodes.progress) > 1 else {}
     return write_rollout_page(out, f"{name} in {episodes.name}", scores, episodes.table(), scenes, played)
 
@@ -130,8 +132,13 @@ def _episodes(policy: Policy, env: str, starts: int, rollouts: int, steps: int, 
         options: dict[str, Any] = {"rollouts": rollouts, "steps": steps, "seed": seed}
         options["on_step"] = None if show is None else lambda done: show(f"{env}: steps", done, steps)
         if env == PUSHT:
-            return rollout_pusht(policy, pusht_starts(starts), **options)
+            return rollout_pusht(policy, pusht_starts(starts), pictures=_sees(policy), **options)
         return roll(policy, lambda seeds: gym_environments(env, seeds), list(range(starts)), **options)
+
+
+def _sees(policy: Policy) -> bool:
+    """Whether it was trained on pictures of Push-T."""
+    return bool(policy.scaling.pictures)
 
 
 def _say_scores(episodes: Rollouts) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     return Demonstrations.of(seen, arrays[actions], None if ends is None else arrays[ends], path.name)
 
 
-def load_pusht(path: str | Path) -> Demonstrations:
+def load_pusht(path: str | Path, draw: Callable[[Any], Any] | None = None) -> Demonstrations:
     """The human demonstrations of Push-T: the agent's position and eight corners of the block, in pixels.
 
     The corners are those of `pusht_corners`, made from the block's pose, since an angle jumps where it is a full
@@ -68,6 +68,8 @@ def load_pusht(path: str | Path) -> Demonstrations:
     Args:
         path: an `.npz` file with `action`, `state` (agent x and y, block x, y and angle) and `episode_ends`, or a
             folder that holds one.
+        draw: turns states into pictures, uint8 `(T, C, H, W)`, which are then seen instead of the corners, such as
+            `policies.pusht_pictures`.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -82,9 +84,10 @@ def load_pusht(path: str | Path) -> Demonstrations:
         raise InputError(
             f"{path.name}: state: must be agent x, y and block x, y, angle, (T, 5), got {states.shape}"
         )
-    return Demonstrations.of(
-        pusht_observation(states), arrays[actions], arrays[ends], path.name, noisy=("agent",)
-    )
+    seen = pusht_observation(states)
+    if draw is not None:
+        seen = {"agent": seen["agent"], "picture": draw(states)}
+    return Demonstrations.of(seen, arrays[actions], arrays[ends], path.name, noisy=("agent",))
 
 
 def pusht_observation(states: Any) -> dict[str, Tensor]:

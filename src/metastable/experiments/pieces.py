@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from metastable.core.errors import InputError
+from metastable.core.errors import InputError, require_count
 from metastable.runs.folder import plain, write_arrays, write_json
 
 
@@ -81,6 +82,29 @@ class Pieces:
         kept = json.loads(json.dumps({"settings": dict(self.settings), "numbers": numbers}, default=plain))
         write_json(path, kept | {"sha256": sha_of(kept["numbers"], arrays_path.read_bytes())})
         return Piece(name, numbers, arrays)
+
+    def blocks(
+        self, name: str, n: int, size: int, make: Callable[[range], dict[str, np.ndarray]], axis: int = 0
+    ) -> dict[str, np.ndarray]:
+        """Arrays of n things, made `size` at a time and joined along `axis`; each block is kept when it is made.
+
+        A command that was stopped goes on with the next block, so that `make` must depend on its range alone.
+        `finish` removes them, once the piece of this name is kept.
+        """
+        require_count("block", size)
+        own, made = replace(self, folder=self.folder / name), []
+        for first in range(0, n, size):
+            rows = range(first, min(first + size, n))
+            at = f"{rows.start}-{rows.stop}"
+            made.append((own.find(at) or own.keep(at, {}, make(rows))).arrays)
+        return {key: np.concatenate([each[key] for each in made], axis) for key in made[0]}
+
+    def finish(self, name: str, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> Piece:
+        """Write a piece, and remove the blocks that it was made of."""
+        piece = self.keep(name, numbers, arrays)
+        if (self.folder / name).is_dir():
+            shutil.rmtree(self.folder / name)
+        return piece
 
 
 def sha_of(numbers: Any, content: bytes) -> str:

@@ -1,38 +1,45 @@
-"""Section 7.4 of the R-NCE paper: a block in the shape of a T is pushed to its place (Tables 6 and 7), from states.
+"""Section 7.4 of the R-NCE paper: a block in the shape of a T is pushed to its place (Tables 6 and 7).
+
+Policies see states, or with `pictures=true` the agent's position and a picture, drawn of the demonstrations' states
+once (`pictures.npz`, which can be taken to where there is no simulator) and of every step of an episode.
 
 Every arm learns from the 206 human demonstrations (`METASTABLE_PUSHT` names their folder; the paper has 136) and
 is rolled out from stored starts, which no training and no choice of settings sees: maximum and final coverage at
 200 and 300 steps, means over starts with their intervals, and differences from the flow start by start. An episode
 ends at score 1. Nothing is picked: the weights are those at the end of a training.
 
-Training needs no simulator and rollouts need no GPU. An arm that lies finished in `training/` is rolled out
-wherever `gym-pusht` is installed; where it is not, the command trains and says what is missing.
+Training needs no simulator. An arm that lies finished in `training/` is rolled out wherever `gym-pusht` is
+installed; where it is not, the command trains and says what is missing. Rollouts of small dense networks need no
+GPU; those of the paper's networks do: 38 chunks an episode, each of 512 steps of an ODE or 1,000 gradients of an
+energy. They are kept `block` starts at a time, and a command that was stopped goes on with the next block.
 """
 
 from __future__ import annotations
 
 import os
 from functools import cache, partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import MissingDependencyError, require_choice
+from metastable.core.errors import InputError, MissingDependencyError, require, require_choice
 from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_pusht
-from metastable.policies.environments import PushT, pusht_starts
-from metastable.policies.films import film_pusht
+from metastable.data.demonstrations import Demonstrations
+from metastable.policies.environments import PushT, pusht_pictures, pusht_starts
 from metastable.policies.intervals import Interval, mean_over_starts, paired_difference
 from metastable.policies.models import PUSH_T
 from metastable.policies.policy import Policy, PolicyConfig, load_policy
 from metastable.policies.rollouts import HORIZONS, Acting, Rollouts, rollout_pusht
-from metastable.report.figures import picture
+from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
 from .policy_arms import ARMS, Task, acting_with, parameters, trained
+from .push_t_figures import Found, draw, show
 from .trials import by_scale
 
 FOLDER = "METASTABLE_PUSHT"
@@ -40,11 +47,13 @@ DENSITIES = ("flow", "diffusion", "diffusion-phi")
 PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "diffusion": 0.864}
 PAPER |= {"diffusion-phi": 0.860}
 """Table 7: maximum within 200 steps, from pictures."""
-CHOICES = ("arms", "required", "seconds", "least", "ahead")
-SHOWN = 4
-"""Starts that are drawn."""
-Found = dict[tuple[str, str], Piece]
-"""By arm, and whether it takes the `best` of ℓ draws or `one`."""
+CHOICES = ("arms", "required", "seconds", "least", "ahead", "block", "pictures")
+DRAWN = "pictures.npz"
+"""Pictures of the demonstrations, with the states that they are of."""
+RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")
+"""Whom I-R-NCE is compared with, beside the flow."""
+TIMES = 5
+"""Chunks that are timed, the first of which may still be recorded."""
 
 
 class Going:
@@ -88,20 +97,60 @@ def simulator(bench: Bench) -> bool:
     return True
 
 
-def numbers_of(found: Rollouts) -> dict[str, Any]:
+def demonstrations(bench: Bench) -> Demonstrations:
+    """Those of the folder, with pictures where policies see them, which are drawn once."""
+
+    def draw(states: np.ndarray) -> np.ndarray:
+        path = bench.folder / DRAWN
+        if not path.is_file():
+            bench.say(f"{len(states)} pictures of the demonstrations are drawn into {path}")
+            write_arrays(path, states=states, pictures=pusht_pictures(states))
+        with np.load(path, allow_pickle=False) as kept:
+            if not np.array_equal(kept["states"], states):
+                raise InputError(f"out: {path} has pictures of other demonstrations; remove it")
+            return kept["pictures"]
+
+    return load_pusht(os.environ[FOLDER], draw if bench.pictures else None)
+
+
+def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str, np.ndarray]:
+    """Every episode of one policy from all starts, `block` of them at a time, with a seed of their own."""
+    starts = pusht_starts(bench.starts, bench.start_seed)
+
+    def roll(rows: range) -> dict[str, np.ndarray]:
+        seed = derive(bench.seed, "rollouts", rows.start) % 2**31
+        own = starts[rows.start : rows.stop]
+        options = {"rollouts": bench.rollouts, "steps": bench.horizon, "pictures": bench.pictures}
+        found = rollout_pusht(policy, own, seed=seed, **options)
+        costs = {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
+        each = {key: np.full(len(rows), value) for key, value in costs.items()}
+        return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **each}
+
+    return pieces.blocks(name, bench.starts, bench.block, roll)
+
+
+def numbers_of(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """Scores at both horizons with their intervals, and what an action cost."""
+    progress, lengths = (torch.from_numpy(arrays[key]) for key in ("progress", "lengths"))
+    found = Rollouts(progress.double(), lengths, PushT.measure, "Push-T")
     numbers: dict[str, Any] = {}
     for h in found.horizons:
         numbers[f"maximum/{h}"] = list(mean_over_starts(found.best(h)))
         numbers[f"final/{h}"] = list(mean_over_starts(found.final(h)))
-    return numbers | {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
+    clipped = float(np.average(arrays["clipped"], weights=arrays["lengths"].sum(1)))
+    return {**numbers, "acting_ms": float(arrays["acting_ms"].mean()), "clipped": clipped}
 
 
-def rolled(bench: Bench, policy: Acting) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Rollouts of one policy from all starts; numbers, and progress of every episode."""
-    starts, seed = pusht_starts(bench.starts, bench.start_seed), derive(bench.seed, "rollouts") % 2**31
-    found = rollout_pusht(policy, starts, rollouts=bench.rollouts, steps=bench.horizon, seed=seed)
-    return numbers_of(found), {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy()}
+def chunk_ms(bench: Bench, policy: Policy) -> float:
+    """Milliseconds of one chunk in one environment, the median of some after the first."""
+    start, times = pusht_starts(1, bench.start_seed), []
+    seen = PushT(start, pictures=bench.pictures).reset()
+    for k in range(TIMES):
+        policy.reset(k)
+        begun = perf_counter()
+        policy.select_action(seen)
+        times.append(1e3 * (perf_counter() - begun))
+    return float(np.median(times[1:]))
 
 
 def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
@@ -130,7 +179,8 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
     """The training of one arm, and its rollouts where they can be made."""
     kinds = kinds_of(bench, arm)
     missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
-    if not missing or (arm in BASELINES and not rolls):
+    drawn = arm in BASELINES or (bench.folder / f"table-6-{arm}.png").is_file()
+    if not (missing or (rolls and not drawn)) or (arm in BASELINES and not rolls):
         return
     policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task(), arm)
     if policy is None or not rolls:
@@ -138,29 +188,16 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
     learned = arm not in BASELINES
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
-        numbers, arrays = rolled(bench, acting(bench, policy, arm, kind) if learned else policy)
-        pieces.keep(f"{arm}-{kind}", numbers | own, arrays)
+        acts, name = acting(bench, policy, arm, kind) if learned else policy, f"{arm}-{kind}"
+        arrays = rolled(bench, pieces, acts, name)
+        numbers = numbers_of(arrays)
+        if learned:
+            numbers["chunk_ms"] = chunk_ms(bench, acts)
+        pieces.finish(name, numbers | own, arrays)
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
     if learned:
-        shown(bench, arm, policy)
-
-
-def shown(bench: Bench, arm: str, policy: Policy) -> None:
-    """Table 6: a few episodes, the last frame with the commanded points from light to dark; the first as a GIF."""
-    starts = pusht_starts(SHOWN, bench.start_seed)
-    films = [
-        film_pusht(policy, start.tolist(), bench.horizon, derive(bench.seed, "film") % 2**31)
-        for start in starts
-    ]
-    films[0].write(bench.folder / f"{arm}.gif", every=4)
-    with picture(bench.folder / f"table-6-{arm}.png", 2.2 * SHOWN, 2.3, columns=SHOWN) as grid:
-        for axes, each in zip(grid, films, strict=True):
-            axes.imshow(each.frames[-1], extent=(0, 512, 512, 0))
-            axes.scatter(*each.actions.T, c=np.arange(len(each.actions)), cmap="Blues", s=3)
-            score = min(each.progress.max() / 0.95, 1)
-            axes.set(xticks=[], yticks=[], title=f"{arm}: {score:.2f}")
-            axes.grid(False)
+        show(bench, arm, policy)
 
 
 def body(bench: Bench) -> list[Row]:
@@ -172,12 +209,15 @@ def body(bench: Bench) -> list[Row]:
             f"skipped: {FOLDER} names no folder with the demonstrations of Push-T (action, state, episode_ends)"
         )
         return []
+    rule = "false with dense networks, which have no eyes; set networks=paper"
+    require(not bench.pictures or bench.networks == "paper", "pictures", rule, bench.pictures)
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
+    how |= {"pictures": True} if bench.pictures else {}
     pieces, rolls = Pieces(bench.folder / "pieces", how), simulator(bench)
 
     @cache
     def task() -> Task:
-        return Task(load_pusht(os.environ[FOLDER]), PolicyConfig(candidates=bench.candidates), PUSH_T)
+        return Task(demonstrations(bench), PolicyConfig(candidates=bench.candidates), PUSH_T)
 
     for arm in (*BASELINES, *bench.arms):
         make(bench, pieces, partial(task), arm, rolls)
@@ -187,17 +227,6 @@ def body(bench: Bench) -> list[Row]:
         found |= {} if piece is None else {(arm, kind): piece}
     draw(bench, found)
     return rows_of(bench, found)
-
-
-def draw(bench: Bench, found: Found) -> None:
-    """Mean score over steps of every arm."""
-    with picture(bench.folder / "scores.png", 6, 3.6) as axes:
-        for (arm, kind), piece in found.items():
-            score = np.maximum.accumulate(piece.arrays["progress"] / 0.95, -1).clip(max=1).mean((0, 1))
-            axes.plot(np.arange(1, len(score) + 1), score, lw=1.2, label=f"{arm}, {kind}")
-        axes.set(xlabel="step", ylabel="maximum of coverage/0.95 so far", ylim=(0, 1))
-        if found:
-            axes.legend(fontsize=7)
 
 
 # ---- rows
@@ -214,7 +243,7 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
     rows = []
     for (arm, kind), piece in found.items():
         first = kind == first_kind(found, arm)
-        least = {f"maximum/{bench.horizon}": bench.least.get(arm)} if first else {}
+        least = {f"maximum/{h}": bench.least.get(f"{arm}/{h}") for h in HORIZONS if first}
         table = {"maximum/200": PAPER.get(arm)} if first else {}
         for name, value in piece.numbers.items():
             if isinstance(value, list):
@@ -223,6 +252,8 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
                 rows.append(Row(at, value[0], *(asked if asked[1] else (None, None)), table.get(name)))
                 rows += [Row(f"{at}/low", value[1]), Row(f"{at}/high", value[2])]
         rows.append(Row(f"ms_a_step/{arm}/{kind}", piece.numbers["acting_ms"]))
+        if "chunk_ms" in piece.numbers:
+            rows.append(Row(f"ms_a_chunk/{arm}/{kind}", piece.numbers["chunk_ms"]))
         if first and arm not in BASELINES:
             rows += compared_rows(bench, found, arm)
     return rows
@@ -244,11 +275,10 @@ def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
             gap = own.low - mean_over_starts(best_so_far(found[other, "one"], bench.horizon)).high
             asked = (">=", 0.0) if arm in bench.required else (None, None)
             rows.append(Row(f"clear_of_{other}/{arm}", gap, *asked))
-    for name, key in (
-        ("one_draw", (arm, "one")),
-        ("flow", ("flow", "best")),
-        ("one_draw_of_flow", ("flow", "one")),
-    ):
+    compared = {"one_draw": (arm, "one"), "flow": ("flow", "best"), "one_draw_of_flow": ("flow", "one")}
+    if arm == "i-r-nce":
+        compared |= {other: (other, first_kind(found, other)) for other in RIVALS}
+    for name, key in compared.items():
         if key in found and key != (arm, first_kind(found, arm)):
             for steps in [h for h in HORIZONS if h <= bench.horizon]:
                 rows += ahead_rows(
@@ -279,6 +309,7 @@ EXPERIMENT = Experiment(
             "warmup": 200,
             "options": {},
             "pretrain": 10_000,
+            "pictures": False,
         },
         rate=(3e-3, 1e-3, 1e-3),
         ema=(0.99, 0.999, 0.999),
@@ -290,10 +321,15 @@ EXPERIMENT = Experiment(
             ("i-r-nce", "i-r-nce-2", "r-nce", "flow", "diffusion", "diffusion-phi", "on-flow"),
         ),
         required=(("cloning",), ("flow", "on-flow"), ("i-r-nce", "flow")),
-        least=({}, {"flow": 0.75}, {"i-r-nce": 0.85}),
-        ahead=((), ("on-flow/one_draw_of_flow/300",), ()),
+        least=({}, {"flow/300": 0.75}, {"i-r-nce/200": 0.85}),
+        ahead=(
+            (),
+            ("on-flow/one_draw_of_flow/300",),
+            tuple(f"i-r-nce/{other}/200" for other in ("flow", *RIVALS[:3])),
+        ),
         gradients=((), (), (500, 250, 100, 50)),
         starts=(32, 64, 256),
+        block=(32, 64, 64),
         rollouts=(1, 2, 4),
         horizon=(200, 300, 300),
         candidates=(4, 8, 8),
@@ -302,13 +338,13 @@ EXPERIMENT = Experiment(
         layers=(4, 6, 0),
         ode=((8, 5), (16, 9), (64, 17)),
         units=("none", "none", "none"),
-        negatives=(7, 31, 31),
+        negatives=(7, 7, 31),
         reuse=(20, 50, 50),
         pool=(1024, 8192, 8192),
         chain=(0, 20, 0),
         batch=(128, 256, 128),
         density_updates=(1200, 16_000, 300_000),
-        energy_updates=(200, 12_000, 600_000),
+        energy_updates=(200, 5000, 600_000),
         seconds=(None, None, 1200.0),
     ),
     body=body,

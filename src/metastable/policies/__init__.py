@@ -3,8 +3,8 @@
 from metastable.methods.conditional_sampling import Best, best_of
 
 from .actions import ActionModel, RunActions
-from .environments import Environments, PushT, gym_environments, pusht_starts
-from .films import Film, film, film_pusht
+from .environments import Environments, PushT, gym_environments, pusht_pictures, pusht_starts
+from .films import Film, film, film_pusht, films_pusht
 from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference, t_interval
 from .models import MODELS, PATHS, PUSH_T, Layout, PolicyModel, Sizes, layout_of, policy_model
 from .path_frames import CentredPolicy, centred, roll_paths
@@ -39,6 +39,7 @@ __all__ = [
     "clopper_pearson",
     "film",
     "film_pusht",
+    "films_pusht",
     "fit_policy",
     "gym_environments",
     "layout_of",
@@ -49,6 +50,7 @@ __all__ = [
     "plan_paths",
     "policy_model",
     "policy_of",
+    "pusht_pictures",
     "pusht_starts",
     "roll_paths",
     "rollout",

@@ -25,6 +25,8 @@ PUSHT, LEAST = "gym_pusht/PushT-v0", (0, 1, 8)
 FULL = 0.95
 """Coverage that counts as all of it."""
 EXTRA = "policies"
+PICTURE, SIDE = "picture", 96
+"""What a policy that sees Push-T calls its pictures, and their side in pixels."""
 
 
 class Environments:
@@ -105,17 +107,20 @@ class PushT(Environments):
     Args:
         starts: states, `(B, 5)`: agent x and y, block x, y and angle, in pixels and radians.
         size: side of pictures that `picture` draws.
+        pictures: whether the block is seen on pictures of 96 × 96 pixels instead of by its corners.
     """
 
     measure: ClassVar[str] = "coverage"
 
-    def __init__(self, starts: Any, size: int = 96):
+    def __init__(self, starts: Any, size: int = SIDE, pictures: bool = False):
         states = np.asarray(starts, dtype=np.float64)
         if states.ndim != 2 or states.shape[1] != 5 or not np.isfinite(states).all():
             raise InputError(f"starts: must be finite states of Push-T, (B, 5), got shape {states.shape}")
         gymnasium = _pusht_package()
         options = {"obs_type": "state", "observation_width": size, "observation_height": size}
         super().__init__(lambda: gymnasium.make(PUSHT, **options).unwrapped, list(states), "Push-T")
+        self.easel = PushTEasel() if pictures else None
+        self.seen = np.zeros((len(states), 3, SIDE, SIDE) if pictures else 0, dtype=np.uint8)
 
     def begin(self, env: Any, start: Any) -> Any:
         """The state itself: nothing moves before the first action."""
@@ -132,12 +137,44 @@ class PushT(Environments):
         return float(info["coverage"])
 
     def observations(self) -> dict[str, Tensor]:
-        """The agent's position and the corners of the block."""
-        return pusht_observation(np.stack(self.raw))
+        """The agent's position, and the corners of the block or a picture, `(B, 3, 96, 96)` in bytes."""
+        found = pusht_observation(np.stack(self.raw))
+        if self.easel is None:
+            return found
+        for i in np.flatnonzero(~self.done):  # what has ended looks the same
+            self.seen[i] = self.easel.draw(self.raw[i])
+        return {"agent": found["agent"], PICTURE: torch.from_numpy(self.seen.copy())}
 
     def picture(self, i: int) -> np.ndarray:
         """Environment `i` as it is, uint8 `(H, W, 3)`, drawn without a screen."""
         return self.each[i]._render(visualize=False)
+
+
+class PushTEasel:
+    """Draws states of Push-T, those of demonstrations as those of episodes.
+
+    The simulator it draws by never moves: one that does also draws the points where agent and block touch, which no
+    state holds and no picture of a demonstration would have.
+    """
+
+    def __init__(self) -> None:
+        self.env = _pusht_package().make(PUSHT, obs_type="state").unwrapped
+        self.env.reset(seed=0)
+        self.pygame, self.cv2 = (need(name, EXTRA, "pictures of Push-T") for name in ("pygame", "cv2"))
+
+    def draw(self, state: Any) -> np.ndarray:
+        """A state `(5,)` as bytes, `(3, 96, 96)`: what the simulator itself makes of it, in less time."""
+        set_pusht_state(self.env, state)
+        screen = self.env._draw()
+        shape = (screen.get_height(), screen.get_width(), 3)
+        pixels = np.frombuffer(self.pygame.image.tobytes(screen, "RGB"), dtype=np.uint8).reshape(shape)
+        return np.moveaxis(self.cv2.resize(pixels, (SIDE, SIDE)), -1, 0)
+
+
+def pusht_pictures(states: Any) -> np.ndarray:
+    """States of Push-T, `(T, 5)`, as a policy sees them in an episode: uint8 `(T, 3, 96, 96)`."""
+    easel = PushTEasel()
+    return np.stack([easel.draw(state) for state in states])
 
 
 def set_pusht_state(env: Any, state: Any) -> None:

@@ -47,34 +47,49 @@ def film(policy: Acting, worlds: Environments, steps: int = 300, seed: int = 0) 
     """One episode of a policy in the one environment of `worlds`, with a picture of every step."""
     if len(worlds) != 1:
         raise InputError(f"worlds: a film is of one environment, got {len(worlds)}")
+    return films(policy, worlds, steps, seed)[0]
+
+
+def films(policy: Acting, worlds: Environments, steps: int = 300, seed: int = 0) -> list[Film]:
+    """An episode in each of the environments, in step with one another; each film ends with its episode."""
     require_count("steps", steps)
     low, high = worlds.box
     policy.reset(derive(seed, "rollout"))
-    seen, frames, actions = worlds.reset(), [picture_of(worlds)], []
-    progress = [float(worlds.progress[0])]
+    seen, each = worlds.reset(), range(len(worlds))
+    frames = [[picture_of(worlds, i)] for i in each]
+    progress, actions = [[float(worlds.progress[i])] for i in each], [[] for _ in each]
     for _ in range(steps):
+        going = np.flatnonzero(~worlds.done).tolist()
         action = fitting_actions(policy.select_action(seen), low, worlds).clamp(low, high)
         seen = worlds.step(action)
-        actions.append(action[0].numpy())
-        frames.append(picture_of(worlds))
-        progress.append(float(worlds.progress[0]))
+        for i in going:
+            actions[i].append(action[i].numpy())
+            frames[i].append(picture_of(worlds, i))
+            progress[i].append(float(worlds.progress[i]))
         if worlds.done.all():
             break
-    return Film(frames, np.stack(actions), np.array(progress))
+    return [Film(frames[i], np.stack(actions[i]), np.array(progress[i])) for i in each]
 
 
 def film_pusht(
     policy: Acting, start: Sequence[float], steps: int = 300, seed: int = 0, size: int = 192
 ) -> Film:
     """`film` of Push-T from a state."""
-    return film(policy, PushT([start], size), steps, seed)
+    return films_pusht(policy, [start], steps, seed, size)[0]
 
 
-def picture_of(worlds: Any) -> np.ndarray:
-    """The first environment as it looks now, `(H, W, 3)`."""
+def films_pusht(
+    policy: Acting, starts: Any, steps: int = 300, seed: int = 0, size: int = 192, pictures: bool = False
+) -> list[Film]:
+    """An episode of Push-T from each of the states `(n, 5)`, all at once; `pictures` as of `PushT`."""
+    return films(policy, PushT(starts, size, pictures), steps, seed)
+
+
+def picture_of(worlds: Any, i: int = 0) -> np.ndarray:
+    """One of the environments as it looks now, `(H, W, 3)`."""
     if isinstance(worlds, PushT):
-        return worlds.picture(0)
-    drawn = worlds.each[0].render()
+        return worlds.picture(i)
+    drawn = worlds.each[i].render()
     if not isinstance(drawn, np.ndarray) or drawn.ndim != 3:
         raise InputError(f"{worlds.name}: draws no pictures; make it with render_mode='rgb_array'")
     return drawn

@@ -178,9 +178,13 @@ def rollout(
     return Rollouts(progress.view(*shape, steps), lengths, worlds.measure, worlds.name, share, **times)
 
 
-def rollout_pusht(policy: Acting, starts: Any, **options: Any) -> Rollouts:
-    """`rollout` in Push-T from states `(n, 5)`, such as `pusht_starts(32)`."""
-    return rollout(policy, lambda states: PushT(np.stack(list(states))), list(np.asarray(starts)), **options)
+def rollout_pusht(policy: Acting, starts: Any, *, pictures: bool = False, **options: Any) -> Rollouts:
+    """`rollout` in Push-T from states `(n, 5)`, such as `pusht_starts(32)`; `pictures` as of `PushT`."""
+
+    def make(states: Sequence[Any]) -> Environments:
+        return PushT(np.stack(list(states)), pictures=pictures)
+
+    return rollout(policy, make, list(np.asarray(starts)), **options)
 
 
 def fitting_actions(actions: Tensor, low: Tensor, worlds: Environments) -> Tensor:

@@ -188,6 +188,19 @@ def test_arms_that_are_offered_are_trained_and_act(tmp_path, name):
     assert policy.select_action(torch.zeros(3, 2)).shape == (3, 1)
 
 
+def test_what_ended_by_its_seconds_is_not_trained_again(tmp_path, monkeypatch):
+    own = bench(push_t, tmp_path, density_updates=10**6)
+    own.settings = {**own.settings, "seconds": 0.3}
+    task = Task(line(), PolicyConfig(2, 4, 2, warm=0), TINY)
+    made = policy_arms.trained(own, task, "flow")
+    assert made is not None
+    assert 0.3 <= policy_arms.run_of(made).seconds < 10**3
+    monkeypatch.setattr(policy_arms, "learn", None)
+    again = policy_arms.trained(own, task, "flow")
+    assert again is not None
+    assert policy_arms.run_of(again).seconds == pytest.approx(policy_arms.run_of(made).seconds, rel=0.05)
+
+
 def test_a_finished_training_of_something_else_is_refused(tmp_path):
     own, config = bench(path_planning, tmp_path, arms="cloning"), PolicyConfig(2, 4, 2, warm=0)
     task = Task(line(), config, TINY)

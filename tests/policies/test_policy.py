@@ -16,6 +16,7 @@ from metastable.data import Demonstrations, Scaling
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.policies import Policy, PolicyConfig, RunActions, fit_policy, load_policy
 from metastable.policies.actions import free_root, joined, pooled_covariance
+from metastable.proposals import InterpolantFlow
 from metastable.runs.run import Run
 
 D = 6
@@ -516,6 +517,24 @@ def test_an_energy_stands_on_a_flow_that_was_trained_before_and_is_read_back_wit
         fit_policy(wider, energy, RANKED, config, on=flow, **options)
     with pytest.raises(ConfigError, match="method: must be one that ranks, with on=…, got 'density'"):
         fit_policy(shown, energy, "density", config, on=flow, **options)
+
+
+def test_draws_below_an_energy_are_solved_in_fewer_steps_in_training_alone(tmp_path, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, config = Demonstrations.of(x, x[:, :1], [20, 40]), PolicyConfig(1, 2, 1, 3, 0, 0, rank="network")
+    options, solved = {"steps": 2, "batch_size": 8, "units": "none"}, []
+    flow = fit_policy(shown, FLOW, "density", config=PolicyConfig(1, 2, 1, 3, 0, 0), **options)
+    draw = InterpolantFlow._draw
+    monkeypatch.setattr(
+        InterpolantFlow, "_draw", lambda self, *a, **k: solved.append(self.steps) or draw(self, *a, **k)
+    )
+    method, energy = {**RANKED, "proposal": {**FLOW, "steps": 2}}, {"name": "on-proposal", "width": 8}
+    policy = fit_policy(shown, energy, method, config, on=flow, out=tmp_path / "run", **options)
+    assert set(solved) == {2}
+    solved.clear()
+    chunk = policy.predict_action_chunk(torch.zeros(2, 1, 2))
+    assert set(solved) == {4}, "as the flow does"
+    assert torch.equal(load_policy(tmp_path / "run").predict_action_chunk(torch.zeros(2, 1, 2)), chunk)
 
 
 @pytest.mark.parametrize("method", ["ranking-nce", ms.methods.RankingNCE(negatives_per_datum=2)])

@@ -27,6 +27,7 @@ from metastable.methods.conditional_chains import require_finite
 from metastable.methods.conditional_sampling import best_of
 from metastable.methods.ranked import Ranked
 from metastable.proposals.choose import LEARNED
+from metastable.proposals.continuous import ContinuousFlow
 from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, write_json
 from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
@@ -325,7 +326,9 @@ def fit_policy(
             noised; one number for both, and None trains on the demonstrations as they are.
         on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
             `density` with `units="none"`, on demonstrations of the same ranges. What is trained on a flow is read
-            back by `load_policy`: the run's own settings name the flow's class alone.
+            back by `load_policy`: the run's own settings name the flow's class alone. Where the method's `proposal`
+            is a table with `steps` and `scored`, draws of training are solved in so many, and those of acting in
+            the flow's own.
         seed: of everything random.
         options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
     """
@@ -341,15 +344,18 @@ def fit_policy(
         require(two, "noise", "a number, two of them, at first and at last, or None", noise)
         schedule = {"data_noise": each[0], "data_noise_final": each[1], "data_noise_over": 0.5}
         options = {**schedule, "given_noise": _noised(scaling, config, data.given), **options}
-    table = None
+    table, flow = None, None
     if on is not None:
         units = options.setdefault("units", "none")
         require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
         flow, table = _flow_of(on, scaling)
         method = resolve_method(method)
         require(isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
-        method = replace(method, proposal=flow, train_proposal=False, pretrain=0)
+        method = replace(method, proposal=_coarser(flow, method.proposal), train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
+    if isinstance(flow, ContinuousFlow):
+        drawn: Any = run.players["proposal"]
+        drawn.steps, drawn.scored = flow.steps, flow.scored
     assert data.given is not None
     return policy_of(run, scaling, data.given, config, seed, table)
 
@@ -363,6 +369,13 @@ def _noised(scaling: Scaling, config: PolicyConfig, contexts: Tensor | None) -> 
     changes = (contexts.amax(0) > contexts.amin(0)).tolist()
     mask = scaling.noise_mask(config.context)
     return tuple(share * varies for share, varies in zip(mask, changes, strict=True))
+
+
+def _coarser(flow: nn.Module, proposal: Any) -> nn.Module:
+    """A flow with the steps that the table of a proposal names; its own where there is none."""
+    if not isinstance(flow, ContinuousFlow) or not isinstance(proposal, Mapping):
+        return flow
+    return flow.with_steps(proposal.get("steps", flow.steps), proposal.get("scored", flow.scored))
 
 
 def _flow_of(policy: Policy, scaling: Scaling) -> tuple[nn.Module, dict[str, Any]]:

@@ -42,7 +42,8 @@ from metastable.proposals.choose import named_settings, require_density
 from .base import Context, Metrics
 from .conditional_sampling import sample_interpolating
 from .draw_pool import DrawPool, empty_pool, given_of, keep_rows, taken_rows
-from .ranked import Ranked, ranking_loss, ranking_metrics
+from .ranked import Ranked
+from .ranking_terms import ranking_loss, ranking_metrics
 
 NAMED = ("interpolant",)
 ABILITIES = ("draw_times", "interpolate", "trajectories")

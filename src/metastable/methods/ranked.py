@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
 
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.errors import (
@@ -25,7 +24,6 @@ from metastable.core.errors import (
 from metastable.core.processes import even_share
 from metastable.core.protocols import Fitted, provides
 from metastable.core.types import Proposal
-from metastable.core.weights import ess_fraction
 from metastable.proposals import proposal_for, require_support
 from metastable.proposals.choose import LEARNED, named_settings, require_density
 from metastable.proposals.encoders import shared_encoder
@@ -37,29 +35,12 @@ from metastable.proposals.given import (
     sample_given,
 )
 
-from .base import Context, Metrics, Negatives, Nothing, gap_metrics
+from .base import Context, Metrics, Negatives, Nothing
 from .draw_pool import Drawn, DrawPool, OnDensity, drawn_rows, empty_pool, keep_draws, kept_pool
 from .importance import ImportanceSampled
+from .ranking_terms import energies, ranking_loss, ranking_metrics
 
 OWNERS = ("energy", "proposal")
-
-
-def ranking_loss(positive: Tensor, negatives: Tensor) -> Tensor:
-    """−log q of the datum among its K negatives, (3.7), one for each datum.
-
-    −log softmax at the datum is log(1 + Σₖ exp(rₖ − r₀)), which stays exact when one point has all the weight.
-
-    Args:
-        positive: log-ratio r₀ of each datum, `(B,)`, up to a constant that all points share.
-        negatives: log-ratios of the negatives, `(B, K)`, or `(1, K)` where all data share them.
-
-    Returns:
-        `(B,)`; log(K + 1) where nothing tells the points apart, and 0 where everything does.
-
-    >>> ranking_loss(torch.zeros(1), torch.zeros(1, 3))  # log 4
-    tensor([1.3863])
-    """
-    return -logsigmoid(positive - torch.logsumexp(negatives, 1))
 
 
 @dataclass(frozen=True)
@@ -382,20 +363,6 @@ class Ranked(ImportanceSampled):
         return points * (self.turns(context).count("energy") + again)
 
 
-def energies(energy: Any, batch: Batch, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Energies of the data, `(B,)`, and of N negatives, `(N,)`, in one call.
-
-    Where there are contexts, the negatives are K for each of them, in order, and a context is encoded once for its
-    datum and all its negatives.
-    """
-    if batch.given is not None:
-        y = negatives.unflatten(0, (len(batch), -1))
-        E = energy(torch.cat([batch.x[:, None], y], 1), batch.given)
-        return E[:, 0], E[:, 1:].reshape(-1)
-    E_data, E_negatives = energy(torch.cat([batch.x, negatives])).split([len(batch), len(negatives)])
-    return E_data, E_negatives
-
-
 def proposal_of(context: Context) -> Any:
     """p_ξ, whatever it can do."""
     return context.players["proposal"]
@@ -404,18 +371,3 @@ def proposal_of(context: Context) -> Any:
 def learns(proposal: nn.Module) -> bool:
     """Whether it has parameters that training may move."""
     return any(p.requires_grad for p in proposal.parameters())
-
-
-def ranking_metrics(losses: Tensor, E_data: Tensor, E_negatives: Tensor, r_negatives: Tensor) -> Metrics:
-    """The objective, the mean weight 1 − q₀ of a datum, and the negatives as weighted samples of the model.
-
-    Negatives come in sets that share a normalisation, `(sets, N)`; what is said of them is averaged over sets.
-    """
-    losses, r_negatives = losses.detach(), r_negatives.detach()
-    model = (torch.softmax(r_negatives, 1).to(E_negatives.dtype) * E_negatives.detach()).sum(1)
-    return {
-        "objective": -losses.mean(),
-        "positive_weight": -torch.expm1(-losses).mean(),
-        "ess_negatives": ess_fraction(r_negatives).mean(),
-        **gap_metrics(E_data.mean(), model.mean()),
-    }

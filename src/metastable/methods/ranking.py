@@ -31,8 +31,8 @@ from .base import Context
 from .draw_pool import OnDensity
 from .ranked import Ranked as Ranked
 from .ranked import learns, proposal_of
-from .ranked import ranking_loss as ranking_loss
-from .ranked import ranking_metrics as ranking_metrics
+from .ranking_terms import ranking_loss as ranking_loss
+from .ranking_terms import ranking_metrics as ranking_metrics
 
 
 @dataclass(frozen=True)

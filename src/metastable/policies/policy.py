@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metastable._version import __version__
 from metastable.api import fit, load_run
@@ -26,13 +26,13 @@ from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
 from metastable.methods.conditional_sampling import best_of
 from metastable.methods.ranked import Ranked
-from metastable.proposals.choose import LEARNED
 from metastable.proposals.continuous import ContinuousFlow
 from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, write_json
 from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
 
 from .actions import RANKS, ActionModel, RunActions
+from .beneath import coarser, flow_of
 
 FILE = "policy.json"
 FLOW = {"name": "interpolant", "steps": 64, "scored": 33}
@@ -348,10 +348,10 @@ def fit_policy(
     if on is not None:
         units = options.setdefault("units", "none")
         require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
-        flow, table = _flow_of(on, scaling)
+        flow, table = flow_of(on.model, on.scaling, scaling)
         method = resolve_method(method)
         require(isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
-        method = replace(method, proposal=_coarser(flow, method.proposal), train_proposal=False, pretrain=0)
+        method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
     if isinstance(flow, ContinuousFlow):
         drawn: Any = run.players["proposal"]
@@ -369,28 +369,6 @@ def _noised(scaling: Scaling, config: PolicyConfig, contexts: Tensor | None) -> 
     changes = (contexts.amax(0) > contexts.amin(0)).tolist()
     mask = scaling.noise_mask(config.context)
     return tuple(share * varies for share, varies in zip(mask, changes, strict=True))
-
-
-def _coarser(flow: nn.Module, proposal: Any) -> nn.Module:
-    """A flow with the steps that the table of a proposal names; its own where there is none."""
-    if not isinstance(flow, ContinuousFlow) or not isinstance(proposal, Mapping):
-        return flow
-    return flow.with_steps(proposal.get("steps", flow.steps), proposal.get("scored", flow.scored))
-
-
-def _flow_of(policy: Policy, scaling: Scaling) -> tuple[nn.Module, dict[str, Any]]:
-    """The flow that a policy was trained as, and what it was built from."""
-    model = policy.model
-    if not isinstance(model, RunActions) or model.run.config["energy"]["name"] not in LEARNED:
-        raise InputError(f"on: must be the policy of a run of {' or '.join(LEARNED)}")
-    if model.units is not None:
-        raise InputError("on: must be trained in the demonstrations' own units; give fit_policy units='none'")
-    if policy.scaling.as_json() != scaling.as_json():
-        raise InputError(
-            "on: must be trained on demonstrations of the same ranges, by which numbers are scaled; give the same"
-        )
-    learned: Any = model.model.energy
-    return learned.proposal, dict(model.run.config["energy"])
 
 
 def policy_of(

@@ -327,6 +327,16 @@ def test_a_lerobot_folder(tmp_path):
         load_lerobot(tmp_path, ["images.top"])
 
 
+@pytest.mark.parametrize("feature", [{"shape": [2]}, 3, {"dtype": None}])
+def test_a_feature_of_lerobot_without_its_kind_is_named(tmp_path, feature):
+    features = {"action": {"dtype": "float32"}, "observation.state": feature}
+    (tmp_path / "meta").mkdir()
+    said = {"codebase_version": "v3.0", "features": features}
+    (tmp_path / "meta" / "info.json").write_text(json.dumps(said))
+    with pytest.raises(ConfigError, match=r"features.observation.state: must be a table with a dtype, got"):
+        load_lerobot(tmp_path)
+
+
 def test_another_layout_of_lerobot_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no meta/info.json"):
         load_lerobot(tmp_path)

@@ -189,6 +189,65 @@ def test_arms_that_are_offered_are_trained_and_act(tmp_path, name):
     assert policy.select_action(torch.zeros(3, 2)).shape == (3, 1)
 
 
+def test_algorithm_2_acts_by_the_weights_of_algorithm_4(tmp_path):
+    own = bench(push_t, tmp_path, arms="i-r-nce")
+    task = Task(line(), PolicyConfig(2, 4, 2, warm=0), TINY)
+    second, first = (policy_arms.trained(own, task, name) for name in ("i-r-nce-2", "i-r-nce"))
+    assert [path.name for path in (tmp_path / "training").iterdir()] == ["i-r-nce"]
+    assert (second.config.algorithm, first.config.algorithm) == (2, 4)
+    ours, theirs = (policy_arms.run_of(policy).energy.state_dict() for policy in (second, first))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert second.select_action(torch.zeros(3, 2)).shape == (3, 1)
+
+
+def test_only_what_learns_in_an_arm_is_counted(tmp_path):
+    own = bench(push_t, tmp_path, arms=("on-flow", "flow"))
+    task = Task(line(), PolicyConfig(2, 4, 2, warm=0), TINY)
+    policy = policy_arms.trained(own, task, "on-flow")
+    run = policy_arms.run_of(policy)
+    assert policy_arms.parameters(policy) == sum(p.numel() for p in run.players["energy"].parameters())
+    both = policy_arms.trained(own, task, "r-nce")
+    each = policy_arms.run_of(both).players.values()
+    assert policy_arms.parameters(both) == sum(p.numel() for player in each for p in player.parameters())
+
+
+def test_settings_that_are_given_stand_in_the_place_of_the_papers(tmp_path):
+    given = {"negatives": 3, "reuse": 7, "pool": 9, "batch": 5, "rate": 4e-3, "warmup": 11, "ode": (6, 4)}
+    task, made = Task(line(), PolicyConfig(2, 4, 2), PUSH_T), {}
+    for changes in ({}, given):
+        own = Bench(
+            changed({**push_t.EXPERIMENT.scales["gpu"]}, changes), "gpu", 0, "cpu", tmp_path, changes=changes
+        )
+        made[bool(changes)] = {name: model_of(own, task, ARMS[name]) for name in ("r-nce", "flow")}
+    paper, other = made[False]["r-nce"], made[True]["r-nce"]
+    assert [paper.method[key] for key in ("negatives_per_datum", "reuse", "pool")] == [31, 50, 4096]
+    assert paper.options["optimiser"].learning_rate == 2e-4
+    assert [other.method[key] for key in ("negatives_per_datum", "reuse", "pool")] == [3, 7, 9]
+    assert (other.method["proposal"]["steps"], other.method["proposal"]["scored"]) == (6, 4)
+    assert (other.options["batch_size"], other.options["schedule"].warmup) == (5, 11)
+    rates = [other.options["optimiser"], other.options["optimisers"]["proposal"]]
+    assert [adam.learning_rate for adam in rates] == pytest.approx([4e-3, 2e-2])
+    flow = made[True]["flow"]
+    assert (flow.energy["steps"], flow.options["optimiser"].learning_rate) == (6, pytest.approx(4e-3))
+    for name in policy_arms.DENSE:
+        own.changes = {name: 3}
+        with pytest.raises(ConfigError, match=f"{name}: must be left out for networks='paper'.*got 3"):
+            model_of(own, task, ARMS["flow"])
+
+
+def test_what_ended_by_its_seconds_is_not_trained_again(tmp_path, monkeypatch):
+    own = bench(push_t, tmp_path, density_updates=10**6)
+    own.settings = {**own.settings, "seconds": 0.3}
+    task = Task(line(), PolicyConfig(2, 4, 2, warm=0), TINY)
+    made = policy_arms.trained(own, task, "flow")
+    assert made is not None
+    assert 0.3 <= policy_arms.run_of(made).seconds < 10**3
+    monkeypatch.setattr(policy_arms, "learn", None)
+    again = policy_arms.trained(own, task, "flow")
+    assert again is not None
+    assert policy_arms.run_of(again).seconds == pytest.approx(policy_arms.run_of(made).seconds, rel=0.05)
+
+
 def test_a_finished_training_of_something_else_is_refused(tmp_path):
     own, config = bench(path_planning, tmp_path, arms="cloning"), PolicyConfig(2, 4, 2, warm=0)
     task = Task(line(), config, TINY)

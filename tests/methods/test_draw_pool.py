@@ -72,13 +72,49 @@ def test_rows_are_written_around_and_keep_together():
 
 
 @pytest.mark.parametrize("reuse", [1, 5])
-def test_what_is_learned_is_the_same(reuse):
-    method = ms.methods.RankingNCE(16, proposal=Gaussian(torch.zeros(1)), reuse=reuse, pool=2048)
+@pytest.mark.parametrize("kind", [ms.methods.RankingNCE, ms.methods.ImplicitBC])
+def test_what_is_learned_is_the_same(kind, reuse):
+    """By R-NCE the data, by IBC their ratio to the proposal."""
+    method = kind(16, proposal=Gaussian(torch.zeros(1)), reuse=reuse, pool=2048)
     run = ms.fit(
         Quadratic(), X, method, 250, batch_size=256, learning_rate=0.1, evaluate=False, log_every=250
     )
-    assert run.energy.curve.item() == pytest.approx(4, rel=0.15)
+    curve = 4 if kind is ms.methods.RankingNCE else 4 - 1
+    assert run.energy.curve.item() == pytest.approx(curve, rel=0.15)
     assert run.energy.slope.item() == pytest.approx(-4, rel=0.15)
+
+
+@pytest.mark.parametrize("given", [None, GIVEN], ids=["plain", "given"])
+def test_points_at_every_time_keep_together_with_their_densities(given):
+    """Rows that are taken are those that were drawn, for the flow as it was: the objective is as right."""
+    flow = ms.proposals.InterpolantFlow(1, None if given is None else 1, width=4, steps=8, scored=9)
+    with torch.no_grad():
+        for p in flow.parameters():
+            p += 0.3 * torch.randn(p.shape, generator=RNG)
+    method = ms.methods.InterpolatingNCE(3, proposal=flow, times=2, reuse=4, pool=50, train_proposal=False)
+    energy = lambda x, given, t: x.square().sum(-1)  # noqa: E731
+    context = Context(
+        energy, {"proposal": flow}, X, flow, torch.Generator().manual_seed(0), given=given, batch=20
+    )
+    state, drawn, counts = method.start(context), method.points, []
+    method_points = lambda *given: counts.append(1) or drawn(*given)  # noqa: E731
+    object.__setattr__(method, "points", method_points)
+    for step in range(12):
+        context.step = step
+        rows = Batch(X, given)[20 * step : 20 * step + 20]
+        taken, state, _ = method.negatives(context, state, rows)
+        assert taken.t.shape == (20, 2)
+        both = torch.cat([taken.positives[:, :, None], taken.negatives], 2).flatten(1, 2)
+        t = taken.t[..., None].expand(20, 2, 4).flatten(1)
+        with torch.no_grad():
+            flat = both.flatten(0, 1) if given is None else both
+            at = t.flatten() if given is None else t
+            expected = flow.log_prob(flat, taken.given, at=at).view(20, 2, 4)
+        torch.testing.assert_close(taken.log_prob, expected, atol=0.05, rtol=0)
+        loss, metrics = method.loss(context, state, "energy", rows, taken)
+        assert loss.isfinite()
+        assert metrics["proposal_nll"].isfinite()
+    assert len(counts) == 3 + 2, "three to fill it, and then one in four"
 
 
 def test_an_energy_on_its_proposal_learns_the_difference():

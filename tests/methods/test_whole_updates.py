@@ -25,6 +25,8 @@ from metastable.methods import (
     Context,
     ContrastiveDivergence,
     ExactDraws,
+    ImplicitBC,
+    InterpolatingNCE,
     Jarzynski,
     PersistentCD,
     RankingNCE,
@@ -558,3 +560,32 @@ def test_updates_that_draw_and_those_that_take_are_recorded_apart(trained, setti
     assert {phase[1] for phase in phases if isinstance(phase, tuple)} == {"draws", "takes"}
     assert max(launches) >= 3
     assert int(made.state.written) > 50 + 20
+
+
+@pytest.mark.parametrize("kind", [ImplicitBC, InterpolatingNCE])
+def test_all_who_rank_take_from_a_pool(kind, launches, together):
+    flow = {"name": "interpolant", "width": 4, "layers": 2, "steps": 2, "scored": 2}
+    own = {"times": 2} if kind is InterpolatingNCE else {}
+    method = kind(3, proposal=flow, reuse=4, pool=50, **own)
+    options = {"steps": 24, "log_every": 6}
+    made = trainer(method, "captured", **options)
+    assert equal(all_of(made), left_by(trainer(method, "eager", **options)))
+    assert int(made.state.written) == 8 * 20  # updates 0, 1, 2, 4, 8, 12, 16 and 20
+
+
+def test_a_proposal_that_learns_first_is_annealed_by_the_time_it_stays():
+    """Also where schedules follow seconds, of which its updates are a small share."""
+    flow = {"name": "interpolant", "width": 4, "layers": 2, "steps": 2, "scored": 2}
+    method = RankingNCE(3, proposal=flow, train_proposal=False, pretrain=5)
+    own = {"proposal": Schedule("cosine")}
+    made = trainer(method, "eager", steps=1000, follows="seconds", max_seconds=1e6, schedules=own)
+    made._begin()
+    rates = []
+    for _ in range(6):
+        rates.append(made.optimisers["proposal"].param_groups[0]["lr"])
+        made._update()
+        made._after_update()
+    assert rates[0] == pytest.approx(1e-2)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[5] == pytest.approx(0.0, abs=1e-12)
+    assert made.optimisers["energy"].param_groups[0]["lr"] == pytest.approx(1e-2)

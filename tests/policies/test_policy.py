@@ -13,8 +13,10 @@ from metastable.core import ConfigError, InputError
 from metastable.core.random import normal_like
 from metastable.core.units import Coordinates, Units
 from metastable.data import Demonstrations, Scaling
+from metastable.methods.conditional_tuning import forget_tuning
 from metastable.policies import Policy, PolicyConfig, RunActions, fit_policy, load_policy
 from metastable.policies.actions import free_root, joined, pooled_covariance
+from metastable.proposals import InterpolantFlow
 from metastable.runs.run import Run
 
 D = 6
@@ -338,6 +340,74 @@ def test_a_policy_comes_back_from_its_folder(tmp_path, energy, method):
     assert load_policy(tmp_path / "run", candidates=1, warm=0).config.candidates == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("covariance", "x", "covariance: must be rows of as many numbers, got 'x'"),
+        ("covariance", [[1.0, 2.0]], "covariance: must be rows"),
+        ("step_size", "a", "step_size: must be a number above 0, got 'a'"),
+        ("sampler_step", 0, "sampler_step: must be a number above 0, got 0"),
+        ("seed", "a", "seed: must be an integer, got 'a'"),
+        ("scaling", {}, "is damaged"),
+        ("scaling", {"middle": {"place": "x"}, "half": {}, "pictures": {}, "noisy": []}, "is damaged"),
+        ("scaling", {"middle": {"action": [0.0]}, "half": {}, "pictures": {}, "noisy": []}, "scaling.half"),
+    ],
+)
+def test_a_damaged_policy_is_named(tmp_path, key, value, words):
+    path = tmp_path / "policy.json"
+    kept = {"policy": {}, "covariance": None, "step_size": None, "scaling": {}, "seed": 0}
+    path.write_text(json.dumps({**kept, key: value}))
+    with pytest.raises(InputError, match=f"policy.json: .*{words}"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("noise", [(0.1,), "ab", (0.1, "b"), (1, 2, 3)])
+def test_a_noise_that_is_neither_one_nor_two_numbers_is_refused(noise):
+    with pytest.raises(ConfigError, match="noise: must be a number, two of them"):
+        fit_policy(shown(), "flow", config=PolicyConfig(1, 2, 1), steps=1, noise=noise)
+
+
+@pytest.mark.parametrize(
+    ("settings", "settled"),
+    [
+        ({"steps": 0}, False),
+        ({"steps": 2, "kernel": {"name": "ula", "step_size": 1e-3}}, False),
+        ({"steps": 0, "freeze": 1}, True),
+        ({"steps": 2}, True),
+    ],
+)
+def test_only_what_moves_or_freezes_actions_is_settled(settings, settled):
+    config = {"context": 1, "prediction": 2, "execute": 1, "candidates": 2, **settings}
+    method = {"name": "ranking-nce", "proposal": "gaussian"}
+    policy = fit_policy(shown(), None, method, config, steps=1, batch_size=8)
+    assert (policy.model.covariance is not None) == settled
+    assert (policy.model.step_size is not None) == (settled and config["steps"] > 0)
+    policy.predict_action_chunk({"place": torch.zeros(1, 1, 1), "goal": torch.ones(1, 1, 1)})
+
+
+def test_algorithm_4_acts_alike_whatever_it_did_before(tmp_path):
+    flow = {"name": "interpolant", "width": 8, "layers": 2, "steps": 4, "scored": 3}
+    method = {"name": "interpolating-nce", "negatives_per_datum": 2, "times": 1, "proposal": flow}
+    config = PolicyConfig(1, 2, 1, candidates=2, steps=0, warm=0, algorithm=4, sampling={"evaluations": 20})
+    energy = {"name": "conditional", "width": 8, "depth": 2, "time": True}
+    policy = fit_policy(shown(), energy, method, config, steps=2, batch_size=8, out=tmp_path / "run")
+    seen, other = ({"place": torch.full((1, 1, 1), x), "goal": torch.ones(1, 1, 1)} for x in (0.0, 3.0))
+
+    def act(policy: Policy, first: bool) -> torch.Tensor:
+        forget_tuning(policy.model.model.energy)
+        policy.reset(5)
+        if first:
+            policy.predict_action_chunk(other)
+        policy.reset(0)
+        return policy.predict_action_chunk(seen)
+
+    assert policy.model.sampler_step > 0
+    expected = act(policy, False)
+    assert torch.equal(act(policy, True), expected)
+    again = load_policy(tmp_path / "run")
+    assert torch.equal(act(again, True), expected)
+
+
 def test_a_folder_without_a_policy(tmp_path):
     ms.fit(
         "flow",
@@ -447,6 +517,24 @@ def test_an_energy_stands_on_a_flow_that_was_trained_before_and_is_read_back_wit
         fit_policy(wider, energy, RANKED, config, on=flow, **options)
     with pytest.raises(ConfigError, match="method: must be one that ranks, with on=…, got 'density'"):
         fit_policy(shown, energy, "density", config, on=flow, **options)
+
+
+def test_draws_below_an_energy_are_solved_in_fewer_steps_in_training_alone(tmp_path, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, config = Demonstrations.of(x, x[:, :1], [20, 40]), PolicyConfig(1, 2, 1, 3, 0, 0, rank="network")
+    options, solved = {"steps": 2, "batch_size": 8, "units": "none"}, []
+    flow = fit_policy(shown, FLOW, "density", config=PolicyConfig(1, 2, 1, 3, 0, 0), **options)
+    draw = InterpolantFlow._draw
+    monkeypatch.setattr(
+        InterpolantFlow, "_draw", lambda self, *a, **k: solved.append(self.steps) or draw(self, *a, **k)
+    )
+    method, energy = {**RANKED, "proposal": {**FLOW, "steps": 2}}, {"name": "on-proposal", "width": 8}
+    policy = fit_policy(shown, energy, method, config, on=flow, out=tmp_path / "run", **options)
+    assert set(solved) == {2}
+    solved.clear()
+    chunk = policy.predict_action_chunk(torch.zeros(2, 1, 2))
+    assert set(solved) == {4}, "as the flow does"
+    assert torch.equal(load_policy(tmp_path / "run").predict_action_chunk(torch.zeros(2, 1, 2)), chunk)
 
 
 @pytest.mark.parametrize("method", ["ranking-nce", ms.methods.RankingNCE(negatives_per_datum=2)])

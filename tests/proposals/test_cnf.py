@@ -24,6 +24,7 @@ from metastable.proposals import (
     MixtureField,
     fields,
     proposal_for,
+    tiles,
 )
 from metastable.proposals.encoders import Borrowed, Standardise
 from metastable.proposals.fields import ConcatSquash, ResidualField
@@ -213,6 +214,35 @@ def test_memory_is_bounded_without_changing_numbers(make):
         small = q.log_prob(whole[0], given, at=at)
         q.chunk = None
         torch.testing.assert_close(small, q.log_prob(whole[0], given, at=at))
+
+
+@over("kind", [InterpolantFlow, Diffusion])
+def test_densities_of_a_wide_field_fit_into_the_memory_there_is(kind, monkeypatch):
+    """A transformer holds far more for a row and a direction than a dense layer does."""
+    network = {"name": "transformer", "step": 2, "width": 16, "layers": 2}
+    q = bent(kind(8, 3, **{"field" if kind is InterpolantFlow else "network": network}, steps=4, scored=3))
+    x, given = normal(6, 20, 8), normal(6, 3, seed=1)
+
+    def ask() -> Tensor:
+        with torch.no_grad():
+            return q.log_prob(x, given)
+
+    whole, needed = ask(), tiles.bytes_held(ask)
+    monkeypatch.setattr(tiles, "HOST_BYTES", needed // 8)
+    q.fitting.clear()
+    assert tiles.bytes_held(ask) < needed / 4
+    torch.testing.assert_close(ask(), whole)
+    if kind is InterpolantFlow:
+        t = torch.rand((6, 2), generator=rng(3), dtype=F64)
+        some = q.trajectories(5, t, rng(2), given)
+        q.chunk = 2**20
+        torch.testing.assert_close(some, q.trajectories(5, t, rng(2), given))
+
+
+def test_a_small_field_takes_as_many_rows_at_once_as_the_device_allows():
+    q = InterpolantFlow(2, 3)
+    q.log_prob(torch.zeros(4, 2), torch.zeros(4, 3))
+    assert set(q.fitting.values()) == {tiles.FAST_MEMORY}
 
 
 class Counted(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 from metastable.core.capture import CaptureError, Replays
 from metastable.core.errors import UnsupportedError
 from metastable.core.waiting import unwatched
-from metastable.proposals import InterpolantFlow
+from metastable.proposals import Diffusion, DiffusionEnergy, InterpolantFlow
 from metastable.proposals.replay import replayed
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -49,6 +49,27 @@ def test_what_cannot_be_recorded_says_what_to_do(monkeypatch):
     monkeypatch.setattr(Replays, "record", broken)
     with pytest.raises(UnsupportedError, match=r"not permitted.*; build the flow with replay=False"):
         replayed(nn.Linear(1, 1), lambda x, code, t, first: (x,), "a", torch.ones(1), None, torch.ones(1))
+
+
+@cuda
+@pytest.mark.parametrize("kind", [Diffusion, DiffusionEnergy])
+def test_a_replayed_diffusion_is_the_diffusion(kind):
+    model = kind(2, 3, width=16, layers=3, steps=8, scored=5).cuda()
+    given = torch.randn(7, 3, device="cuda")
+    for _ in range(2):
+        expected = model.sample_and_log_prob(4, torch.Generator("cuda").manual_seed(0), given)
+        with unwatched():
+            found = model.sample_and_log_prob(4, torch.Generator("cuda").manual_seed(0), given)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [InterpolantFlow, Diffusion, DiffusionEnergy])
+def test_named_networks_are_recorded(kind):
+    own = {"field" if kind is InterpolantFlow else "network": lambda x, given, t: x}
+    assert kind(2, width=8, layers=3).replay
+    assert not kind(2, width=8, layers=3, replay=False).replay
+    if kind is not DiffusionEnergy:
+        assert not kind(2, **own).replay
 
 
 @cuda

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..core.errors import InputError, nearest, need, require_count
+from ..core.errors import InputError, nearest, need, require, require_count
 from .demonstrations import Demonstrations
 
 ACTIONS, ENDS = ("actions", "action"), ("episode_ends", "ends")
@@ -191,6 +191,9 @@ def _lerobot_features(folder: Path) -> dict[str, Any]:
         )
     if "action" not in features:
         raise InputError(f"{info}: features: must have 'action', got {', '.join(features) or 'none'}")
+    for name, feature in features.items():
+        known = isinstance(feature, dict) and isinstance(feature.get("dtype"), str)
+        require(known, f"{info}: features.{name}", "a table with a dtype", feature)
     return features
 
 

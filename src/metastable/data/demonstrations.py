@@ -355,6 +355,9 @@ class Scaling:
             {k: torch.tensor(v, dtype=wide.get(k, torch.float32)) for k, v in kept[name].items()}
             for name in ("middle", "half")
         )
+        shapes = [{k: tuple(v.shape) for k, v in part.items()} for part in (middle, half)]
+        alike = shapes[0] == shapes[1] and ACTION in middle
+        require(alike, "scaling.half", f"of the shapes of middle, {ACTION} among them", shapes[1])
         return cls(middle, half, {k: tuple(v) for k, v in kept["pictures"].items()}, tuple(kept["noisy"]))
 
 

@@ -71,7 +71,10 @@ class WithSettings:
 
 @dataclass
 class Bench(WithSettings):
-    """What an experiment's body is given: settings, seed, device, a folder for pictures, a voice, trials done."""
+    """What an experiment's body is given: settings, seed, device, a folder for pictures, a voice, trials done.
+
+    `changes` are those of the settings that were given in the place of the scale's.
+    """
 
     settings: Mapping[str, Any]
     scale: str
@@ -80,6 +83,7 @@ class Bench(WithSettings):
     folder: Path
     say: Callable[[str], None] = field(default=lambda text: None)
     finished: Finished = field(default_factory=Finished)
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -196,7 +200,7 @@ def reproduce(
         hands = Hands(say) if processes.is_many() else None
         say = hands.say if hands else say
         finished = Finished(out / "trials", made_with, say, hands=hands)
-        bench = Bench(settings, scale, seed, place, out, say, finished)
+        bench = Bench(settings, scale, seed, place, out, say, finished, changes or {})
         began = time.perf_counter()
         rows = hands.work(experiment.body, bench) if hands else experiment.body(bench)
         rows = processes.by_first(lambda: experiment.compared(bench, rows))

@@ -2,8 +2,9 @@
 
 Networks are `paper`, the transformers of `policies.models`, or `dense`: the same models from plain dense layers,
 which a processor trains in minutes. An arm is a model, or one with other settings: `r-nce-7` has 7 negatives; the
-proposal of `r-nce-pretrained` is learned first and then stays, at the noise that the others only end with; and the
-energy of `on-flow` stands on the flow of the arm `flow`, which stays.
+proposal of `r-nce-pretrained` is learned first and then stays, at the noise that the others only end with; the
+energy of `on-flow` stands on the flow of the arm `flow`, which stays; and `i-r-nce-2` is the training of `i-r-nce`
+under another sampler.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from metastable.core.errors import DivergenceError, require_choice
+from metastable.core.errors import DivergenceError, require, require_choice
 from metastable.core.random import derive
 from metastable.data.demonstrations import Demonstrations, Scaling
+from metastable.methods.ranked import Ranked
 from metastable.policies.actions import RunActions
 from metastable.policies.models import MODELS, PolicyModel, Sizes, layout_of, policy_model
 from metastable.policies.policy import FILE, Policy, PolicyConfig, fit_policy, load_policy
@@ -43,6 +45,16 @@ LEARNS = (
     "sight",
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
+DENSE = ("width", "layers", "chain", "units")
+"""Settings of dense networks alone."""
+SIZES = {
+    "negatives": "negatives",
+    "reuse": "reuse",
+    "pool": "pool",
+    "warmup": "warmup",
+    "batch": "batch_size",
+}
+"""Settings that stand in the place of the paper's, where they were given, by their names in `Sizes`."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +66,20 @@ class Arm:
         method: settings of its method in the place of the model's own.
         noise: σ_pert, at first and at last.
         early: whether its proposal learns before the energy, and then stays.
+        of: the arm whose training it is, acting by its own model's settings; empty for one of its own.
     """
 
     model: str
     method: Mapping[str, Any] = field(default_factory=dict)
     noise: tuple[float, float] = NOISE
     early: bool = False
+    of: str = ""
 
 
 ARMS = {name: Arm(name) for name in MODELS} | {
     **{f"r-nce-{K}": Arm("r-nce", {"negatives_per_datum": K}) for K in (7, 31)},
     "r-nce-pretrained": Arm("r-nce", noise=LEAST_NOISE, early=True),
+    "i-r-nce-2": Arm("i-r-nce-2", of="i-r-nce"),
 }
 RANKED = ("r-nce", "i-r-nce", "i-r-nce-2", "ibc", "on-flow")
 """Models of two players."""
@@ -127,13 +142,32 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
     return PolicyModel(energy, method, {**acting, "steps": 0 if timed else bench.chain}, options)
 
 
+def sizes_of(bench: Bench, task: Task, arm: Arm) -> Sizes:
+    """Those of the task, with settings that were given in the place of the scale's.
+
+    `ode` is that of a model that stands alone and of a proposal in training; with another `rate` a proposal keeps
+    its own as a multiple of the energy's.
+    """
+    for name in DENSE:
+        rule = "left out for networks='paper', which have sizes of their own"
+        require(name not in bench.changes, name, rule, bench.changes.get(name))
+    own = {SIZES[name]: bench.settings[name] for name in SIZES if name in bench.changes}
+    if "ode" in bench.changes:
+        own |= {"ode": tuple(bench.ode), "training_ode": tuple(bench.ode)}
+    if "rate" in bench.changes:
+        rates = task.sizes.rates
+        share = bench.rate / rates[0 if arm.model in RANKED else 2]
+        own["rates"] = tuple(share * rate for rate in rates)
+    return replace(task.sizes, **own)
+
+
 def model_of(bench: Bench, task: Task, arm: Arm) -> PolicyModel:
     """What is trained for an arm."""
     if bench.networks == "dense":
         made = dense_model(bench, arm.model)
     else:
         layout = layout_of(Scaling.fit(task.shown), task.config.context, task.sets)
-        made = policy_model(arm.model, layout, task.sizes)
+        made = policy_model(arm.model, layout, sizes_of(bench, task, arm))
         made = replace(made, options={**made.options, "ema": bench.ema, **bench.options})
     own = {"train_proposal": False, "pretrain": bench.pretrain} if arm.early else {}
     return replace(made, method={**made.method, **arm.method, **own})
@@ -161,6 +195,8 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
     """
     require_choice("arms", name, ARMS)
     folder, arm = bench.folder / "training" / name, ARMS[name]
+    if arm.of:
+        return sampled_otherwise(bench, task, arm)
     refuse_another(folder, bench, arm, task)
     if (folder / FILE).is_file():
         policy = load_policy(folder, device=bench.device)
@@ -179,6 +215,15 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
     run = run_of(policy)
     bench.say(f"{name}: {run.steps} updates in {run.seconds:.0f} s, {parameters(policy)} parameters")
     return policy if finished(bench, policy, arm) else None
+
+
+def sampled_otherwise(bench: Bench, task: Task | partial[Task], arm: Arm) -> Policy | None:
+    """The training of another arm, acting by the settings of this one's model."""
+    if trained(bench, task, arm.of) is None:
+        return None
+    acting = model_of(bench, task if isinstance(task, Task) else task(), arm).acting
+    own = {"algorithm": 2, "kernel": None, "sampling": {}, **acting}
+    return load_policy(bench.folder / "training" / arm.of, device=bench.device, **own)
 
 
 def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None) -> Policy:
@@ -226,9 +271,13 @@ def finished(bench: Bench, policy: Policy, arm: Arm) -> bool:
 
 
 def parameters(policy: Policy) -> int:
-    """Numbers that its players have, those they share once."""
-    each = {id(p): p.numel() for player in run_of(policy).players.values() for p in player.parameters()}
-    return sum(each.values())
+    """Numbers that its training moved, those that players share once: a flow below an energy is another arm's."""
+    run = run_of(policy)
+    stays = isinstance(run.trained_with, Ranked) and not (
+        run.trained_with.train_proposal or run.trained_with.pretrain
+    )
+    players = [player for name, player in run.players.items() if not (stays and name == "proposal")]
+    return sum({id(p): p.numel() for player in players for p in player.parameters()}.values())
 
 
 def acting_with(policy: Policy, **changes: Any) -> Policy:

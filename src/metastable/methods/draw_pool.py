@@ -31,6 +31,8 @@ class DrawPool(NamedTuple):
         negatives: K for each, `(P, K, *event)`.
         log_prob: log p_ξ of the datum, then of its negatives, `(P, 1 + K)`; `(P, 0)` where nobody needs them.
         written: rows that were ever written, int64 `()`: it lies on the device, so that updates can be recorded.
+        t: m times of each, `(P, m)`, or `(P, 0)` where points have none. With times, `negatives` are the 1 + K
+            points of each of them, `(P, m (1 + K), *event)`, and `log_prob` their densities.
     """
 
     x: Tensor
@@ -38,6 +40,7 @@ class DrawPool(NamedTuple):
     negatives: Tensor
     log_prob: Tensor
     written: Tensor
+    t: Tensor
 
 
 class Drawn(NamedTuple):
@@ -48,43 +51,60 @@ class Drawn(NamedTuple):
     log_prob: Tensor | None
 
 
-def empty_pool(context: Context, rows: int, K: int, weighs: bool) -> DrawPool:
-    """A pool for data like the context's."""
+def empty_pool(context: Context, rows: int, K: int, weighs: bool, times: int = 0) -> DrawPool:
+    """A pool for data like the context's, with K negatives each, or the 1 + K points of each of so many times."""
+    points = times * (1 + K) if times else K
+    densities = (points if times else 1 + K) if weighs else 0
     x, given = context.data, context.given
     beside = (0,) if given is None else tuple(given.shape[1:])
     return DrawPool(
         x.new_zeros(rows, *x.shape[1:]),
         (x if given is None else given).new_zeros(rows, *beside),
-        x.new_zeros(rows, K, *x.shape[1:]),
-        x.new_zeros(rows, 1 + K if weighs else 0),
+        x.new_zeros(rows, points, *x.shape[1:]),
+        x.new_zeros(rows, densities),
         torch.zeros((), dtype=torch.int64, device=x.device),
+        x.new_zeros(rows, times),
     )
 
 
 def kept_pool(tree: dict[str, Any]) -> DrawPool:
-    """A pool as a checkpoint has it; earlier releases did not say how many rows were written."""
+    """A pool as a checkpoint has it; earlier releases did not say how many rows were written, and had no times."""
     filled = (tree["x"].flatten(1) != 0).any(1).sum()
-    return DrawPool(**{"written": filled, **tree})
+    return DrawPool(**{"written": filled, "t": tree["x"].new_zeros(len(tree["x"]), 0), **tree})
 
 
 def keep_draws(pool: DrawPool, batch: Batch, drawn: Negatives, log_prob: Tensor | None) -> DrawPool:
-    """The pool with a batch and its negatives, row by row, behind those written last, counted around."""
+    """The pool with a batch and its negatives, row by row."""
+    B, densities = len(batch), {}
+    if log_prob is not None and drawn.log_prob is not None:
+        densities["log_prob"] = torch.cat([log_prob[:, None], drawn.log_prob.view(B, -1)], 1)
+    return keep_rows(pool, batch, negatives=drawn.x.view(B, -1, *batch.event_shape), **densities)
+
+
+def keep_rows(pool: DrawPool, batch: Batch, **parts: Tensor) -> DrawPool:
+    """The pool with a batch and what belongs to its rows, behind those written last, counted around."""
     B, P = len(batch), len(pool.x)
     at = (pool.written + torch.arange(B, device=batch.device)) % P
-    parts: dict[str, Any] = {"x": batch.x, "negatives": drawn.x.view(B, -1, *batch.event_shape)}
-    if batch.given is not None:
-        parts["given"] = batch.given
-    if log_prob is not None and drawn.log_prob is not None:
-        parts["log_prob"] = torch.cat([log_prob[:, None], drawn.log_prob.view(B, -1)], 1)
+    parts = {"x": batch.x, **parts} | ({} if batch.given is None else {"given": batch.given})
     last = max(0, B - P)  # of more rows than there are places the last ones stay
-    new = {k: pool._asdict()[k].index_copy(0, at[last:], v[last:]) for k, v in parts.items()}
+    new: dict[str, Any] = {k: pool._asdict()[k].index_copy(0, at[last:], v[last:]) for k, v in parts.items()}
     return pool._replace(written=pool.written + B, **new)
 
 
-def drawn_rows(pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> Drawn:
+def taken_rows(pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> DrawPool:
     """`n` of the first `filled` rows, with replacement."""
     at = torch.randint(filled, (n,), generator=rng, device=pool.x.device)
-    given = pool.given[at] if pool.given[0].numel() else None
-    log_prob = pool.log_prob[at] if pool.log_prob.shape[1] else None
+    return DrawPool(**{k: v if k == "written" else v[at] for k, v in pool._asdict().items()})
+
+
+def drawn_rows(pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> Drawn:
+    """`taken_rows` as a batch and its negatives."""
+    rows = taken_rows(pool, n, filled, rng)
+    log_prob = rows.log_prob if rows.log_prob.shape[1] else None
     own, others = (None, None) if log_prob is None else (log_prob[:, 0], log_prob[:, 1:].flatten())
-    return Drawn(Batch(pool.x[at], given), Negatives(pool.negatives[at].flatten(0, 1), log_prob=others), own)
+    return Drawn(Batch(rows.x, given_of(rows)), Negatives(rows.negatives.flatten(0, 1), log_prob=others), own)
+
+
+def given_of(pool: DrawPool) -> Tensor | None:
+    """Contexts of a pool's rows, where there are any."""
+    return pool.given if pool.given[0].numel() else None

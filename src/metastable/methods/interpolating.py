@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from metastable.core.batch import Rows
+from metastable.core.batch import Batch, Rows
 from metastable.core.errors import (
     ConfigError,
     UnsupportedError,
@@ -39,9 +39,11 @@ from metastable.core.protocols import has_time
 from metastable.core.types import Proposal, Walkers
 from metastable.proposals.choose import named_settings, require_density
 
-from .base import Context, Metrics, Nothing
+from .base import Context, Metrics
 from .conditional_sampling import sample_interpolating
-from .ranked import Ranked, ranking_loss, ranking_metrics
+from .draw_pool import DrawPool, empty_pool, given_of, keep_rows, taken_rows
+from .ranked import Ranked
+from .ranking_terms import ranking_loss, ranking_metrics
 
 NAMED = ("interpolant",)
 ABILITIES = ("draw_times", "interpolate", "trajectories")
@@ -56,12 +58,14 @@ class Positioned(NamedTuple):
         positives: I_t(z, y), `(B, m, *event)`.
         negatives: K points of the flow's trajectories, `(B, m, K, *event)`.
         log_prob: log p_ξ^t of the positives, then of their negatives, `(B, m, 1 + K)`.
+        given: contexts, `(B, *context)`, where there are any.
     """
 
     t: Tensor
     positives: Tensor
     negatives: Tensor
     log_prob: Tensor
+    given: Tensor | None
 
 
 def _takes_three(energy: Any) -> bool:
@@ -136,7 +140,7 @@ class InterpolatingNCE(Ranked):
         own = {"times": self.times, "alpha": self.alpha, **self.flow_settings}
         return super().new_proposal(data, seed, **own, **settings)
 
-    def start(self, context: Context) -> Nothing:
+    def start(self, context: Context) -> Any:
         """As of all ranking, for an energy that has a time and a flow that can be cut."""
         missing = [name for name in ABILITIES if not hasattr(context.players["proposal"], name)]
         if missing:
@@ -153,12 +157,9 @@ class InterpolatingNCE(Ranked):
     # ---- one update
 
     @torch.no_grad()
-    def negatives(self, context: Context, state: Nothing, batch: Rows) -> tuple[Any, Nothing, Metrics]:
+    def points(self, context: Context, rows: Batch) -> Positioned:
         """Algorithm 3, line 13."""
-        if "energy" not in self.turns(context):
-            return None, state, {}
         flow: Any = context.players["proposal"]
-        rows = self.seen(batch)
         y, x = rows.x, rows.given
         m, K, rng = self.times, self.negatives_per_datum, context.rng
         if x is None:  # the times are shared, and draws `(m, B·K, …)` become `(B, m, K, …)`
@@ -177,15 +178,31 @@ class InterpolatingNCE(Ranked):
         require_density(log_prob, "points between noise and data", field, step)
         require_density(log_prob_negatives, "negatives", field, step)
         both = torch.cat([log_prob[..., None], log_prob_negatives], -1)
-        return Positioned(t, positives, negatives, both), state, {}
+        return Positioned(t, positives, negatives, both, x)
+
+    def new_pool(self, context: Context) -> DrawPool:
+        """One with times."""
+        return empty_pool(context, self.pool, self.negatives_per_datum, True, self.times)
+
+    def pooled(self, context: Context, pool: DrawPool, rows: Batch) -> DrawPool:
+        """The pool with these rows and their points: those of the flow as it is now, for which they are right."""
+        t, positives, negatives, log_prob, _ = self.points(context, rows)
+        y = torch.cat([positives[:, :, None], negatives], 2)
+        return keep_rows(pool, rows, negatives=y.flatten(1, 2), log_prob=log_prob.flatten(1), t=t)
+
+    def taken(self, pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> Positioned:
+        """Points of `n` rows of the pool."""
+        rows = taken_rows(pool, n, filled, rng)
+        y, log_prob = (part.unflatten(1, (self.times, -1)) for part in (rows.negatives, rows.log_prob))
+        return Positioned(rows.t, y[:, :, 0], y[:, :, 1:], log_prob, given_of(rows))
 
     def loss(
-        self, context: Context, state: Nothing, player: str, batch: Rows, negatives: Any
+        self, context: Context, state: Any, player: str, batch: Rows, negatives: Any
     ) -> tuple[Tensor, Metrics]:
         """Line 14 for the energy, lines 2, 3 and 9 for the flow."""
         if player == "proposal":
             return self.proposal_loss(context, batch)
-        E = self._energies(context.energy, negatives, self.seen(batch).given)  # (B, m, 1 + K)
+        E = self._energies(context.energy, negatives)  # (B, m, 1 + K)
         r = self.scores(E, negatives.log_prob)
         losses = ranking_loss(r[..., 0].flatten(), r[..., 1:].flatten(0, 1))  # (5.4)
         metrics = ranking_metrics(losses, E[..., 0], E[..., 1:].flatten(0, 1), r[..., 1:].flatten(0, 1))
@@ -195,13 +212,13 @@ class InterpolatingNCE(Ranked):
         """−E − log p_ξ^t."""
         return -E - log_prob  # pyright: ignore
 
-    def _energies(self, energy: Any, points: Positioned, given: Tensor | None) -> Tensor:
+    def _energies(self, energy: Any, points: Positioned) -> Tensor:
         """E of the positives, then of their negatives, `(B, m, 1 + K)`, in one call: a context is encoded once."""
         y = torch.cat([points.positives[:, :, None], points.negatives], 2)
         t = points.t[..., None].expand(y.shape[:3])
-        if given is None:
+        if points.given is None:
             return energy(y.flatten(0, 2), None, t.flatten()).view(t.shape)
-        return energy(y.flatten(1, 2), given, t.flatten(1, 2)).view(t.shape)
+        return energy(y.flatten(1, 2), points.given, t.flatten(1, 2)).view(t.shape)
 
     def evaluations(self, context: Context, batch: int) -> int:
         """One energy for each datum and each negative at each time, where the energy has a turn."""

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
 
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.errors import (
     ConfigError,
+    require,
     require_choice,
     require_count,
     require_positive,
@@ -24,7 +24,6 @@ from metastable.core.errors import (
 from metastable.core.processes import even_share
 from metastable.core.protocols import Fitted, provides
 from metastable.core.types import Proposal
-from metastable.core.weights import ess_fraction
 from metastable.proposals import proposal_for, require_support
 from metastable.proposals.choose import LEARNED, named_settings, require_density
 from metastable.proposals.encoders import shared_encoder
@@ -36,29 +35,12 @@ from metastable.proposals.given import (
     sample_given,
 )
 
-from .base import Context, Metrics, Negatives, Nothing, gap_metrics
-from .draw_pool import OnDensity
+from .base import Context, Metrics, Negatives, Nothing
+from .draw_pool import Drawn, DrawPool, OnDensity, drawn_rows, empty_pool, keep_draws, kept_pool
 from .importance import ImportanceSampled
+from .ranking_terms import energies, ranking_loss, ranking_metrics
 
 OWNERS = ("energy", "proposal")
-
-
-def ranking_loss(positive: Tensor, negatives: Tensor) -> Tensor:
-    """−log q of the datum among its K negatives, (3.7), one for each datum.
-
-    −log softmax at the datum is log(1 + Σₖ exp(rₖ − r₀)), which stays exact when one point has all the weight.
-
-    Args:
-        positive: log-ratio r₀ of each datum, `(B,)`, up to a constant that all points share.
-        negatives: log-ratios of the negatives, `(B, K)`, or `(1, K)` where all data share them.
-
-    Returns:
-        `(B,)`; log(K + 1) where nothing tells the points apart, and 0 where everything does.
-
-    >>> ranking_loss(torch.zeros(1), torch.zeros(1, 3))  # log 4
-    tensor([1.3863])
-    """
-    return -logsigmoid(positive - torch.logsumexp(negatives, 1))
 
 
 @dataclass(frozen=True)
@@ -95,6 +77,12 @@ class Ranked(ImportanceSampled):
             only the loss of its owner moves; empty for one in each, or none.
         energy_rows: rows of a batch that the energy learns from, where its negatives make it dearer than the
             proposal, which learns from all of them; None for all.
+        reuse: updates of the energy for each batch whose negatives are drawn. Draws and densities of a continuous
+            flow cost hundreds of energies each; with 50 an update hardly costs more than the energy itself. Data,
+            draws and densities of the last `pool` rows are kept, and an update takes rows of them at random. They
+            are those of the proposal as it was, up to `reuse`·`pool`/batch updates ago: another proposal, for which
+            the objective is as right.
+        pool: rows that are kept where `reuse` is above 1.
     """
 
     negatives_per_datum: int = 8
@@ -108,6 +96,8 @@ class Ranked(ImportanceSampled):
     pretrain: int = 0
     encoder_owner: str = ""
     energy_rows: int | None = None
+    reuse: int = 1
+    pool: int = 4096
 
     needs: ClassVar[str] = "given?"
     weighs: ClassVar[bool] = True
@@ -126,7 +116,7 @@ class Ranked(ImportanceSampled):
         return 0
 
     def __post_init__(self) -> None:
-        for name in ("negatives_per_datum", "walkers", "proposal_steps", "energy_steps"):
+        for name in ("negatives_per_datum", "walkers", "proposal_steps", "energy_steps", "reuse", "pool"):
             require_count(f"{self.name}.{name}", vars(self)[name])
         require_count(f"{self.name}.pretrain", self.pretrain, 0)
         require_positive(f"{self.name}.proposal_rate", self.proposal_rate)
@@ -136,6 +126,8 @@ class Ranked(ImportanceSampled):
             require_count(f"{self.name}.energy_rows", self.energy_rows)
         if self.encoder_owner:
             require_choice(f"{self.name}.encoder_owner", self.encoder_owner, OWNERS)
+        rule = "1 with shared: their draws are of one update"
+        require(self.reuse == 1 or not self.shared, f"{self.name}.reuse", rule, self.reuse)
 
     def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
         """r, by which points are ranked, of the shape of `E`."""
@@ -186,8 +178,35 @@ class Ranked(ImportanceSampled):
         return ("proposal",) if place < self.proposal_steps else ("energy",)
 
     def phase(self, context: Context) -> Hashable:
-        """Whether the proposal is an adversary."""
-        return self.plays_against(context.step)
+        """Whether the proposal is an adversary.
+
+        With a pool, also whether the update draws, and each is by itself until the pool is full.
+        """
+        against = self.plays_against(context.step)
+        if self.reuse == 1 or "energy" not in self.turns(context):
+            return against
+        k = self.energy_updates(context)
+        if k < self.filling(self.rows_of(context.batch)):
+            return context.step
+        return against, "draws" if k % self.reuse == 0 else "takes"
+
+    def filling(self, batch: int) -> int:
+        """Updates of the energy in which a pool is filled; all of them where nobody says how many rows one has."""
+        return -(-self.pool // batch) if batch else 2**62
+
+    def energy_updates(self, context: Context) -> int:
+        """Updates of the energy before this one."""
+        if not learns(proposal_of(context)):
+            return context.step
+        step, turns = context.step - self.pretrain, self.proposal_steps + self.energy_steps
+        if not self.train_proposal or turns == 2:
+            return step
+        cycles, place = divmod(step, turns)
+        return cycles * self.energy_steps + max(0, place - self.proposal_steps)
+
+    def why_not_shared(self) -> str:
+        """A pool of draws is filled in the order of updates, by one process."""
+        return "" if self.reuse == 1 else f"{self.name} fills its pool of draws in one process; use reuse=1"
 
     def updates(self, context: Context, player: str, steps: int) -> int:
         """In how many of the first `steps` updates this player has a turn."""
@@ -197,25 +216,54 @@ class Ranked(ImportanceSampled):
 
     # ---- one update
 
-    def start(self, context: Context) -> Nothing:
-        """Nothing is carried; data that the proposal cannot have made are refused."""
+    def start(self, context: Context) -> Any:
+        """Nothing is carried but a pool; data that the proposal cannot have made are refused."""
         if self.shared and context.given is not None:
             raise ConfigError(
                 f"{self.name}.shared", "events with contexts cannot share negatives; leave it out"
             )
         require_support(proposal_of(context), Batch(context.data, context.given), f"{self.name}.proposal")
-        return Nothing()
+        return Nothing() if self.reuse == 1 else self.new_pool(context)
 
-    def negatives(self, context: Context, state: Nothing, batch: Rows) -> tuple[Any, Nothing, Metrics]:
-        """Algorithm 1, line 11: K draws for each datum, row by row, or K for all of them."""
+    def load(self, tree: dict[str, Any]) -> Any:
+        """The pool, where there is one."""
+        return kept_pool(tree) if tree else Nothing()
+
+    def negatives(self, context: Context, state: Any, batch: Rows) -> tuple[Any, Any, Metrics]:
+        """Algorithm 1, line 11: draws for this batch, or for one in `reuse`, from all of which rows are taken."""
         if "energy" not in self.turns(context):
             return None, state, {}
-        with torch.no_grad():
-            negatives = self.draw(
-                proposal_of(context), self.seen(batch), context.rng, weighs=self.ranked(context)[1]
-            )
-        require_density(negatives.log_prob, "negatives", f"{self.name}.proposal", context.step)
-        return negatives, state, {}
+        rows = self.seen(batch)
+        if self.reuse == 1:
+            return self.points(context, rows), state, {}
+        k = self.energy_updates(context)
+        if k < self.filling(len(rows)) or k % self.reuse == 0:
+            state = self.pooled(context, state, rows)
+        filled = min(self.pool, (k + 1) * len(rows))
+        return self.taken(state, len(rows), filled, context.rng), state, {}
+
+    @torch.no_grad()
+    def points(self, context: Context, rows: Batch) -> Any:
+        """K draws for each datum, row by row, or K for all of them."""
+        drawn = self.draw(proposal_of(context), rows, context.rng, weighs=self.ranked(context)[1])
+        require_density(drawn.log_prob, "negatives", f"{self.name}.proposal", context.step)
+        return drawn
+
+    def new_pool(self, context: Context) -> DrawPool:
+        """An empty one."""
+        return empty_pool(context, self.pool, self.negatives_per_datum, self.ranked(context)[1])
+
+    @torch.no_grad()
+    def pooled(self, context: Context, pool: DrawPool, rows: Batch) -> DrawPool:
+        """The pool with these rows and their draws."""
+        drawn = self.points(context, rows)
+        log_prob = log_prob_of(proposal_of(context), rows) if self.ranked(context)[1] else None
+        require_density(log_prob, "data rows", f"{self.name}.proposal", context.step)
+        return keep_draws(pool, rows, drawn, log_prob)
+
+    def taken(self, pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> Any:
+        """What `loss` takes of `n` rows of the pool."""
+        return drawn_rows(pool, n, filled, rng)
 
     def seen(self, batch: Rows) -> Batch:
         """The rows of a batch that the energy learns from."""
@@ -259,6 +307,9 @@ class Ranked(ImportanceSampled):
         adversary = player == "proposal" and self.plays_against(context.step)
         if player == "proposal" and not adversary:
             return self.proposal_loss(context, batch)
+        taken: Any = negatives
+        if isinstance(taken, Drawn) and not adversary:  # rows of the pool
+            return self.ranking(self.ranked(context)[0], taken.batch, taken.negatives, taken.log_prob)
         batch, p_ξ = self.seen(batch), proposal_of(context)
         if adversary:
             negatives = self.draw(p_ξ, batch, context.rng, gradients=True)
@@ -312,20 +363,6 @@ class Ranked(ImportanceSampled):
         return points * (self.turns(context).count("energy") + again)
 
 
-def energies(energy: Any, batch: Batch, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Energies of the data, `(B,)`, and of N negatives, `(N,)`, in one call.
-
-    Where there are contexts, the negatives are K for each of them, in order, and a context is encoded once for its
-    datum and all its negatives.
-    """
-    if batch.given is not None:
-        y = negatives.unflatten(0, (len(batch), -1))
-        E = energy(torch.cat([batch.x[:, None], y], 1), batch.given)
-        return E[:, 0], E[:, 1:].reshape(-1)
-    E_data, E_negatives = energy(torch.cat([batch.x, negatives])).split([len(batch), len(negatives)])
-    return E_data, E_negatives
-
-
 def proposal_of(context: Context) -> Any:
     """p_ξ, whatever it can do."""
     return context.players["proposal"]
@@ -334,18 +371,3 @@ def proposal_of(context: Context) -> Any:
 def learns(proposal: nn.Module) -> bool:
     """Whether it has parameters that training may move."""
     return any(p.requires_grad for p in proposal.parameters())
-
-
-def ranking_metrics(losses: Tensor, E_data: Tensor, E_negatives: Tensor, r_negatives: Tensor) -> Metrics:
-    """The objective, the mean weight 1 − q₀ of a datum, and the negatives as weighted samples of the model.
-
-    Negatives come in sets that share a normalisation, `(sets, N)`; what is said of them is averaged over sets.
-    """
-    losses, r_negatives = losses.detach(), r_negatives.detach()
-    model = (torch.softmax(r_negatives, 1).to(E_negatives.dtype) * E_negatives.detach()).sum(1)
-    return {
-        "objective": -losses.mean(),
-        "positive_weight": -torch.expm1(-losses).mean(),
-        "ess_negatives": ess_fraction(r_negatives).mean(),
-        **gap_metrics(E_data.mean(), model.mean()),
-    }

@@ -17,25 +17,22 @@ P. Florence and others, *Implicit behavioral cloning*, CoRL 2021.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from metastable.core.batch import Rows
-from metastable.core.errors import UnsupportedError, require, require_count
+from metastable.core.errors import UnsupportedError, require
 from metastable.core.protocols import Reparametrised, is_biased, provides
 from metastable.core.types import Proposal
-from metastable.proposals.given import log_prob_of
 
-from .base import Context, Metrics, Nothing
-from .draw_pool import Drawn, OnDensity, drawn_rows, empty_pool, keep_draws, kept_pool
+from .base import Context
+from .draw_pool import OnDensity
 from .ranked import Ranked as Ranked
 from .ranked import learns, proposal_of
-from .ranked import ranking_loss as ranking_loss
-from .ranked import ranking_metrics as ranking_metrics
+from .ranking_terms import ranking_loss as ranking_loss
+from .ranking_terms import ranking_metrics as ranking_metrics
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,6 @@ class RankingNCE(Ranked):
             its own loss, with gradients through its draws and through log p_ξ: `flow`, `interpolant` (which then
             differentiates through its ODE), or a module with parameters and `rsample`. The updates of `pretrain`
             are by its own loss all the same: there is no energy yet to play against.
-        reuse: updates of the energy for each batch whose negatives are drawn. Draws and densities of a continuous
-            flow cost hundreds of energies each; with 50 an update hardly costs more than the energy itself. Data,
-            draws and densities of the last `pool` rows are kept, and an update takes rows of them at random. They
-            are those of the proposal as it was, up to `reuse`·`pool`/batch updates ago: another proposal, for which
-            the objective is as right.
-        pool: rows that are kept where `reuse` is above 1.
 
     An energy that stands on its proposal (`energies.OnProposal`) is ranked by its network alone: it starts at
     chance, −log(K + 1), and no density is computed in training. With `reuse` the proposal must stay as it is, after
@@ -74,22 +65,13 @@ class RankingNCE(Ranked):
     """
 
     adversarial: bool = False
-    reuse: int = 1
-    pool: int = 4096
 
     name: ClassVar[str] = "ranking-nce"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("ranking-nce.reuse", self.reuse)
-        require_count("ranking-nce.pool", self.pool)
-        alone = self.reuse == 1 or not (self.adversarial or self.shared)
-        require(
-            alone,
-            "ranking-nce.reuse",
-            "1 with adversarial or shared: their draws are of one update",
-            self.reuse,
-        )
+        rule = "1 with adversarial: its draws are of one update"
+        require(self.reuse == 1 or not self.adversarial, "ranking-nce.reuse", rule, self.reuse)
         rule = "False with train_proposal=False: an adversary that does not learn is none"
         require(self.train_proposal or not self.adversarial, "ranking-nce.adversarial", rule, True)
 
@@ -111,64 +93,7 @@ class RankingNCE(Ranked):
                 "1 for an energy on its proposal that goes on learning; set train_proposal=False and pretrain"
             )
             require(not moves, "ranking-nce.reuse", rule, self.reuse)
-        super().start(context)
-        K = self.negatives_per_datum
-        if self.reuse == 1:
-            return Nothing()
-        return empty_pool(context, self.pool, K, self.ranked(context)[1])
-
-    def phase(self, context: Context) -> Hashable:
-        """As of all ranking; with a pool, whether the update draws, and each by itself until the pool is full."""
-        if self.reuse == 1 or "energy" not in self.turns(context):
-            return super().phase(context)
-        k = self.energy_updates(context)
-        if k < self.filling(self.rows_of(context.batch)):
-            return context.step
-        return super().phase(context), "draws" if k % self.reuse == 0 else "takes"
-
-    def filling(self, batch: int) -> int:
-        """Updates of the energy in which a pool is filled; all of them where nobody says how many rows one has."""
-        return -(-self.pool // batch) if batch else 2**62
-
-    def negatives(self, context: Context, state: Any, batch: Rows) -> tuple[Any, Any, Metrics]:
-        """Draws for this batch, or for one in `reuse`, from all of which rows are then taken."""
-        if self.reuse == 1 or "energy" not in self.turns(context):
-            return super().negatives(context, state, batch)
-        rows, k = self.seen(batch), self.energy_updates(context)
-        if k < self.filling(len(rows)) or k % self.reuse == 0:
-            drawn, _, _ = super().negatives(context, state, rows)
-            weighs = self.ranked(context)[1]
-            with torch.no_grad():
-                log_prob = log_prob_of(proposal_of(context), rows) if weighs else None
-            state = keep_draws(state, rows, drawn, log_prob)
-        filled = min(self.pool, (k + 1) * len(rows))
-        return drawn_rows(state, len(rows), filled, context.rng), state, {}
-
-    def why_not_shared(self) -> str:
-        """A pool of draws is filled in the order of updates, by one process."""
-        return "" if self.reuse == 1 else f"{self.name} fills its pool of draws in one process; use reuse=1"
-
-    def energy_updates(self, context: Context) -> int:
-        """Updates of the energy before this one."""
-        if not learns(proposal_of(context)):
-            return context.step
-        step, turns = context.step - self.pretrain, self.proposal_steps + self.energy_steps
-        if not self.train_proposal or turns == 2:
-            return step
-        cycles, place = divmod(step, turns)
-        return cycles * self.energy_steps + max(0, place - self.proposal_steps)
-
-    def loss(
-        self, context: Context, state: Any, player: str, batch: Rows, negatives: Any
-    ) -> tuple[Tensor, Metrics]:
-        """As of all ranking; on rows of the pool where those are ranked."""
-        if player != "energy" or not isinstance(negatives, Drawn):
-            return super().loss(context, state, player, batch, negatives)
-        return self.ranking(self.ranked(context)[0], negatives.batch, negatives.negatives, negatives.log_prob)
-
-    def load(self, tree: dict[str, Any]) -> Any:
-        """The pool, where there is one."""
-        return kept_pool(tree) if tree else Nothing()
+        return super().start(context)
 
     def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
         """−E − log p_ξ; −E where that has p_ξ in it."""

@@ -22,12 +22,13 @@ from metastable.core.configure import build_tagged
 from metastable.core.errors import InputError, require
 from metastable.core.protocols import Encoding, has_time, is_costly, provides
 from metastable.core.random import derive, generator
-from metastable.core.types import Bound, bind
+from metastable.core.types import Bound, Walkers, bind
 from metastable.core.units import Units
 from metastable.kernels import KERNELS, MALA, Kernel
 from metastable.kernels.adaptation import warm_up_each
 from metastable.methods import Density
 from metastable.methods.conditional_chains import run_chains
+from metastable.methods.conditional_tuning import forget_tuning
 from metastable.methods.draw_pool import OnDensity
 from metastable.proposals.given import sample_given
 from metastable.runs.run import Run
@@ -80,6 +81,8 @@ class RunActions:
             than the proposal says, which costs no density; `weights` is the same here.
         kernel: of the chains, or a table of it such as `{"name": "ula", "step_size": 1e-4}`; it moves u, the chunks
             as the run was trained on them. None for MALA on v, and for what the run's own sampler takes.
+        sampler_step: of the run's own sampler where it would look for one, from `settle`: what it found for one
+            context would depend on those before.
         options: of `Run.sample`, for algorithm 4.
     """
 
@@ -91,6 +94,7 @@ class RunActions:
         step_size: float | None = None,
         rank: str = "energy",
         kernel: Mapping[str, Any] | Kernel | None = None,
+        sampler_step: float | None = None,
         **options: Any,
     ):
         if not run.conditional or len(run.event_shape) != 1:
@@ -106,22 +110,29 @@ class RunActions:
         if algorithm == 4 and self.kernel is not None:
             options["kernel"] = self.kernel
         self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
-        self.covariance, self.step_size = covariance, step_size
+        self.covariance, self.step_size, self.sampler_step = covariance, step_size, sampler_step
         self.free: dict[Hashable, tuple[FreeActions, Tensor]] = {}
         self.units = None if run.coordinates is None else run.coordinates.events
         self.density = isinstance(run.trained_with, Density)
         self.has_chains = not self.density and not is_costly(self.model.energy)  # whose gradient is an ODE's
         self.time = None if self.density or not has_time(self.model.energy) else 1.0
+        self.tunes = algorithm == 4 and not self.density and not {"kernel", "eta", "tune"} & set(options)
 
     @torch.no_grad()
     def draw(self, contexts: Tensor, n: int, seed: int) -> Tensor:
         """`n` chunks for each context, `(B, n, D)`."""
         if self.density or self.algorithm == 4:
-            return self.run.sample(n, given=contexts, seed=seed, **self.options).x.to(self.model.home)
+            return self._sampled(contexts, n, seed).x.to(self.model.home)
         given = self.model.as_contexts(contexts)
         rng = generator(derive(seed, "draw actions"), given.device)
         u = sample_given(self.model.players["proposal"], n, rng, given)
         return (u if self.units is None else self.units.inverse(u)).to(self.model.home)
+
+    def _sampled(self, contexts: Tensor, n: int, seed: int) -> Walkers:
+        """By the run's own sampler."""
+        fixed = self.tunes and self.sampler_step is not None
+        own = {"kernel": MALA(self.sampler_step)} if fixed else {}  # pyright: ignore
+        return self.run.sample(n, given=contexts, seed=seed, **own, **self.options)
 
     @torch.no_grad()
     def energy(self, x: Tensor, contexts: Tensor) -> Tensor:
@@ -131,14 +142,26 @@ class RunActions:
         target = bind(ranking, self.model.as_contexts(contexts), self.time)
         return target(u.flatten(0, 1)).view(x.shape[:2])
 
-    def settle(self, contexts: Tensor, seed: int = 0) -> RunActions:
-        """The same with a covariance and a step size, found from `CONTEXTS` of these contexts, `(n, c)`."""
+    def settle(self, contexts: Tensor, seed: int = 0, chains: bool = True) -> RunActions:
+        """The same with a covariance and step sizes, found from `CONTEXTS` of these contexts, `(n, c)`.
+
+        Args:
+            contexts: of the demonstrations.
+            seed: of everything random.
+            chains: whether draws will be moved, for which a step size is needed.
+        """
         rows = torch.randperm(len(contexts), generator=generator(derive(seed, "settle")))[:CONTEXTS]
         contexts = contexts[rows.to(contexts.device)]
-        x = self.draw(contexts, DRAWS, seed)
         found = copy.copy(self)
+        if self.tunes:
+            forget_tuning(self.model.energy)
+            found.sampler_step = None
+            sampled = found._sampled(contexts, DRAWS, seed)
+            x, found.sampler_step = sampled.x.to(self.model.home), float(sampled.info["step_size"].median())
+        else:
+            x = self.draw(contexts, DRAWS, seed)
         found.covariance, found.free = pooled_covariance(x), {}
-        if found.has_chains and self.kernel is None:
+        if chains and found.has_chains and self.kernel is None:
             target, root = found._target(contexts, x[:, 0, :0])
             v = whitened(x[:, :PILOTS], root).flatten(0, 1)
             rng = generator(derive(seed, "settle chains"), x.device)

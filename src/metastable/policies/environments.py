@@ -210,6 +210,10 @@ def gym_environments(name: str, starts: Sequence[int], **options: Any) -> Enviro
         return Environments(lambda: gymnasium.make(name, **options), starts, name)
     except gymnasium.error.Error as error:
         raise InputError(f"env: {error}") from error
+    except ModuleNotFoundError as error:  # MODULE:NAME says which package has it
+        raise MissingDependencyError(
+            f"env: must be of an installed package, got {name!r}: {error}; install the package that has it"
+        ) from error
 
 
 def _pusht_package() -> Any:

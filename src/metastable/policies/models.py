@@ -94,6 +94,8 @@ class Sizes:
         ode: Heun steps of models that stand alone, and times with a divergence.
         training_ode: the same of the proposal while it trains.
         turns: steps of the proposal and of the energy in an outer iteration.
+        reuse: updates of an energy for each batch whose negatives are drawn, and `pool`, rows that are kept, see
+            `Ranked`; not in the paper, whose updates each solve the proposal's ODE.
         chain: kernel of Algorithm 2 and of the last stage of Algorithm 4, in units of the scaled actions.
         evaluations: gradients of an energy that an action may cost.
         t_low: t̲ of Algorithm 4.
@@ -124,6 +126,8 @@ class Sizes:
     ode: tuple[int, int] = (375, 64)
     training_ode: tuple[int, int] = (48, 17)
     turns: tuple[int, int] = (2, 2)
+    reuse: int = 50
+    pool: int = 4096
     chain: Mapping[str, Any] = field(default_factory=lambda: {"name": "ula", "step_size": 1e-4})
     evaluations: int = 750
     t_low: float = 0.5
@@ -217,6 +221,8 @@ def _ranked(method: str, algorithm: int, layout: Layout, sizes: Sizes) -> Policy
         "energy_steps": rnce,
         "encoder_owner": sizes.encoder_owner,
         "energy_rows": sizes.energy_rows,
+        "reuse": sizes.reuse,
+        "pool": sizes.pool,
     }
     if timed:
         learned |= {"times": sizes.times, "alpha": sizes.proposal_alpha}
@@ -264,7 +270,7 @@ def _on_flow(layout: Layout, sizes: Sizes) -> PolicyModel:
     """A proposal that is learned first and stays, whose draws then serve many updates."""
     made = _ranked("ranking-nce", 2, layout, replace(sizes, encoder_owner=""))
     energy = {**made.energy, "on_proposal": True}
-    method = {**made.method, "train_proposal": False, "pretrain": 10_000, "reuse": 50}
+    method = {**made.method, "train_proposal": False, "pretrain": 10_000}
     acting = {"steps": 0, "warm": 0, "rank": "network"}
     return PolicyModel(energy, method, acting, made.options)
 

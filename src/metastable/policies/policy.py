@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metastable._version import __version__
 from metastable.api import fit, load_run
@@ -26,16 +26,33 @@ from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
 from metastable.methods.conditional_sampling import best_of
 from metastable.methods.ranked import Ranked
-from metastable.proposals.choose import LEARNED
-from metastable.runs.folder import read_table, write_json
+from metastable.proposals.continuous import ContinuousFlow
+from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, write_json
 from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
 
 from .actions import RANKS, ActionModel, RunActions
+from .beneath import coarser, flow_of
 
 FILE = "policy.json"
 FLOW = {"name": "interpolant", "steps": 64, "scored": 33}
 """The flow of a policy by default: draws are off by a two-thousandth of their spread, log-densities by 0.1 nats."""
+
+
+_SIZE = ("a number above 0", lambda v: v is None or (NUMBER[1](v) and v > 0))
+KEPT = {
+    **dict.fromkeys(("policy", "scaling"), TABLE),
+    **dict.fromkeys(("step_size", "sampler_step"), _SIZE),
+    "covariance": ("rows of as many numbers", lambda v: v is None or _is_square(v)),
+    "seed": WHOLE,
+    "proposal": TABLE,
+}
+"""What `policy.json` holds."""
+
+
+def _is_square(rows: Any) -> bool:
+    right = isinstance(rows, list) and all(isinstance(row, list) and len(row) == len(rows) for row in rows)
+    return right and all(NUMBER[1](value) for row in rows for value in row)
 
 
 @dataclass(frozen=True)
@@ -241,7 +258,8 @@ class Policy:
             )
         covariance = None if model.covariance is None else model.covariance.tolist()
         kept = {"covariance": covariance, "step_size": model.step_size, "scaling": self.scaling.as_json()}
-        kept |= {} if self.proposal is None else {"proposal": self.proposal}
+        own = {"proposal": self.proposal, "sampler_step": model.sampler_step}
+        kept |= {key: value for key, value in own.items() if value is not None}
         path = model.run.folder / FILE
         write_json(path, {"version": __version__, "seed": self.seed, "policy": asdict(self.config), **kept})
         return path
@@ -261,18 +279,18 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
         raise InputError(
             f"run: {folder} holds no {FILE}; make one with metastable.policies.fit_policy(…, out=…)"
         )
-    kinds = {key: ("a table", lambda value: isinstance(value, dict)) for key in ("policy", "scaling")}
-    kept = read_table(path, kinds, needed=("policy", "covariance", "step_size", "scaling", "seed"))
+    kept = read_table(path, KEPT, needed=("policy", "covariance", "step_size", "scaling", "seed"))
+    with reading(path):
+        scaling = Scaling.from_json(kept["scaling"])
     settings = {"averaged": False, **kept["policy"], **changed}  # older files acted by the weights themselves
     config, proposal = build(PolicyConfig, settings, "policy"), kept.get("proposal")
     method = None if proposal is None else _method_with(Path(folder), proposal)
     run = load_run(folder, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
     how = (config.algorithm, covariance, kept["step_size"], config.rank)
-    model = RunActions(
-        run.averaged() if config.averaged else run, *how, **{"kernel": config.kernel, **config.sampling}
-    )
-    policy = Policy(model, Scaling.from_json(kept["scaling"]), config, kept["seed"])
+    own = {"kernel": config.kernel, "sampler_step": kept.get("sampler_step"), **config.sampling}
+    model = RunActions(run.averaged() if config.averaged else run, *how, **own)
+    policy = Policy(model, scaling, config, kept["seed"])
     policy.proposal = proposal
     return policy
 
@@ -308,7 +326,9 @@ def fit_policy(
             noised; one number for both, and None trains on the demonstrations as they are.
         on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
             `density` with `units="none"`, on demonstrations of the same ranges. What is trained on a flow is read
-            back by `load_policy`: the run's own settings name the flow's class alone.
+            back by `load_policy`: the run's own settings name the flow's class alone. Where the method's `proposal`
+            is a table with `steps` and `scored`, draws of training are solved in so many, and those of acting in
+            the flow's own.
         seed: of everything random.
         options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
     """
@@ -319,18 +339,23 @@ def fit_policy(
     scaling = Scaling.fit(demonstrations)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     if noise is not None:
-        noise = (noise, noise) if isinstance(noise, (int, float)) else noise
-        schedule = {"data_noise": noise[0], "data_noise_final": noise[1], "data_noise_over": 0.5}
+        each = (noise, noise) if isinstance(noise, (int, float)) else noise
+        two = isinstance(each, (tuple, list)) and len(each) == 2 and all(map(NUMBER[1], each))
+        require(two, "noise", "a number, two of them, at first and at last, or None", noise)
+        schedule = {"data_noise": each[0], "data_noise_final": each[1], "data_noise_over": 0.5}
         options = {**schedule, "given_noise": _noised(scaling, config, data.given), **options}
-    table = None
+    table, flow = None, None
     if on is not None:
         units = options.setdefault("units", "none")
         require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
-        flow, table = _flow_of(on, scaling)
+        flow, table = flow_of(on.model, on.scaling, scaling)
         method = resolve_method(method)
         require(isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
-        method = replace(method, proposal=flow, train_proposal=False, pretrain=0)
+        method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
+    if isinstance(flow, ContinuousFlow):
+        drawn: Any = run.players["proposal"]
+        drawn.steps, drawn.scored = flow.steps, flow.scored
     assert data.given is not None
     return policy_of(run, scaling, data.given, config, seed, table)
 
@@ -346,21 +371,6 @@ def _noised(scaling: Scaling, config: PolicyConfig, contexts: Tensor | None) -> 
     return tuple(share * varies for share, varies in zip(mask, changes, strict=True))
 
 
-def _flow_of(policy: Policy, scaling: Scaling) -> tuple[nn.Module, dict[str, Any]]:
-    """The flow that a policy was trained as, and what it was built from."""
-    model = policy.model
-    if not isinstance(model, RunActions) or model.run.config["energy"]["name"] not in LEARNED:
-        raise InputError(f"on: must be the policy of a run of {' or '.join(LEARNED)}")
-    if model.units is not None:
-        raise InputError("on: must be trained in the demonstrations' own units; give fit_policy units='none'")
-    if policy.scaling.as_json() != scaling.as_json():
-        raise InputError(
-            "on: must be trained on demonstrations of the same ranges, by which numbers are scaled; give the same"
-        )
-    learned: Any = model.model.energy
-    return learned.proposal, dict(model.run.config["energy"])
-
-
 def policy_of(
     run: Run,
     scaling: Scaling,
@@ -369,12 +379,18 @@ def policy_of(
     seed: int = 0,
     proposal: dict[str, Any] | None = None,
 ) -> Policy:
-    """A run as a policy, settled on some of its contexts `(n, c)`, and saved where the run has a folder."""
+    """A run as a policy, settled on some of its contexts `(n, c)`, and saved where the run has a folder.
+
+    Where nothing is frozen and no chain of its own moves draws, there is nothing to settle.
+    """
     config = config or PolicyConfig()
     options = {"rank": config.rank, "kernel": config.kernel, **config.sampling}
     run = run.averaged() if config.averaged else run
     acting = RunActions(run, config.algorithm, **options)
-    policy = Policy(acting.settle(contexts, seed), scaling, config, seed)
+    chains = config.steps > 0 and config.kernel is None
+    if chains or config.freeze or acting.tunes:
+        acting = acting.settle(contexts, seed, chains)
+    policy = Policy(acting, scaling, config, seed)
     policy.proposal = proposal
     if run.folder is not None:
         policy.save()

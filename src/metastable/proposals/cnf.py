@@ -70,7 +70,7 @@ class InterpolantFlow(ContinuousFlow):
         steps: N, Heun steps from 0 to the time asked for.
         scored: of the N + 1 times, how many have a divergence.
         crowding: ρ; times are t = 1 − (1 − i/N)^ρ, closer to each other near the data where ρ > 1.
-        chunk: rows times dimensions that are in memory at once; by default what suits the device.
+        chunk: rows times dimensions that are in memory at once; by default what suits the device and the field.
         replay: whether training and policies on a GPU record the ODE, and the steps of an SDE with its velocity, as
             CUDA graphs, several times as fast for small flows, whose kernels run faster than they are launched; by
             default where the field is named. A field of your own must then look at no number and draw none.
@@ -276,6 +276,6 @@ class InterpolantFlow(ContinuousFlow):
         nodes = coarse_nodes(self.steps, self.scored, z.device)
         values, integral = self._integral(states[nodes], code, grid[nodes], first)
         last = torch.searchsorted(nodes.to(place), place, right=True) - 1
-        end_value = self.field.divergence(x, code_m, clock)
+        end_value = self._divergences(x.transpose(0, 1), code, t.transpose(0, 1)).transpose(0, 1)
         rest = 0.5 * (t - grid[nodes[last], row]) * (values[last, row] + end_value)
         return x, self._base(z)[:, None] - integral[last, row] - rest  # (6.2)

@@ -7,7 +7,7 @@ estimation and interpolating energy models*, TMLR 2024, Section 6 and Appendix A
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -24,7 +24,7 @@ from .fields import VectorField
 from .flows import _standard_log_prob
 from .ode import coarse_nodes, coarse_subset, divergences, require_finite, solve, trapezoid
 from .replay import replayed
-from .tiles import DEVICE_MEMORY, FAST_MEMORY, Solution, Solver, tiled
+from .tiles import DEVICE_MEMORY, FAST_MEMORY, Solution, Solver, at_once, bytes_held, tiled
 
 
 class ContinuousFlow(nn.Module):
@@ -40,7 +40,7 @@ class ContinuousFlow(nn.Module):
         data: rows whose mean and standard deviation standardise events, `(n, *event)`; kept in buffers.
         steps: N, Heun steps from 0 to the time asked for.
         scored: of the N + 1 times, how many have a divergence.
-        chunk: rows times dimensions that are in memory at once; by default what suits the device.
+        chunk: rows times dimensions that are in memory at once; by default what suits the device and the field.
     """
 
     mean: Tensor
@@ -49,6 +49,8 @@ class ContinuousFlow(nn.Module):
     replay: bool = False
     fine: ClassVar[tuple[int, int]] = (128, 64)
     """Steps, and times with a divergence, from which on log-densities hardly depend on their number."""
+    most: ClassVar[tuple[int, int]] = (FAST_MEMORY, DEVICE_MEMORY)
+    """`chunk` at most by default, on a host and on a device."""
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class ContinuousFlow(nn.Module):
         self.event_shape = as_shape(event_shape)
         self.context_shape = None if context_shape is None else as_shape(context_shape)
         self.steps, self.scored, self.chunk = steps, scored, chunk
+        self.fitting: dict[Hashable, int] = {}
         mean, scale = moments(self.event_shape, data)
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
@@ -176,12 +179,16 @@ class ContinuousFlow(nn.Module):
         self, states: Tensor, code: Tensor | None, times: Tensor, first: int
     ) -> tuple[Tensor, Tensor]:
         """div v at the nodes, and its integral up to each of them, both `(L, B, K)`."""
-        at_once = self._chunk // 2  # old and new in cache together
-        values = divergences(self.field, states, code, times, at_once)
+        values = self._divergences(states, code, times)
         require_finite(values[..., None], times, "the divergence of its field", first)
         variable, rate = self._variable(times)
         values = values * rate
         return values, trapezoid(values, variable)
+
+    def _divergences(self, states: Tensor, code: Tensor | None, times: Tensor) -> Tensor:
+        """div v at `(L, B, K, d)`, in parts that fit into memory, `(L, B, K)`."""
+        chunk = self._chunk(*_some(states[0], code, times), directions=True)
+        return divergences(self.field, states, code, times, chunk)
 
     def _variable(self, times: Tensor) -> tuple[Tensor, Tensor | float]:
         """A variable s that the divergence is integrated in, and dt/ds, which broadcasts against `(L, B, K)`."""
@@ -194,21 +201,32 @@ class ContinuousFlow(nn.Module):
     def _base(self, z: Tensor) -> Tensor:
         return _standard_log_prob(z) - self.scale.log().sum()
 
-    @property
-    def _chunk(self) -> int:
-        return self.chunk or (FAST_MEMORY if self.mean.device.type == "cpu" else DEVICE_MEMORY)
+    def _chunk(self, x: Tensor, code: Tensor | None, t: Tensor, directions: bool = False) -> int:
+        """Rows times dimensions at once, or as many rows in one direction each.
+
+        By default a wide field has fewer, by what it holds for one row, which is measured once.
+        """
+        key = (directions, x.dtype, x.device)
+        if self.chunk is not None or not x.numel():
+            return self.chunk or 1
+        if key not in self.fitting:
+            ask = self.field.divergence if directions else self.field.velocity
+            one = bytes_held(lambda: ask(x, code, self.field.clock(t))) // x.numel()
+            self.fitting[key] = at_once(self.most[x.device.type != "cpu"], one, x.device)
+        return self.fitting[key]
 
     def _tiled(self, solver: Solver, x: Tensor, code: Tensor | None, t: Tensor, states: int = 1) -> Solution:
         """`solver` on tiles; as recorded graphs where that is wanted, and no gradient and no look at numbers is."""
+        chunk = self._chunk(*_some(x, code, t))
         looked_at = torch.is_grad_enabled() or torch.is_autocast_enabled() or may_look(x)
         if looked_at or not (self.replay and x.is_cuda):
-            return tiled(solver, x, code, t, self._chunk, states)
+            return tiled(solver, x, code, t, chunk, states)
         settings = (getattr(solver, "__name__", ""), self.steps, self.scored, getattr(self, "crowding", None))
 
         def recorded(x: Tensor, code: Tensor | None, t: Tensor, first: int) -> Solution:
             return replayed(self, solver, settings, x, code, t)
 
-        return tiled(recorded, x, code, t, self._chunk, states)
+        return tiled(recorded, x, code, t, chunk, states)
 
     # ---- shapes
 
@@ -244,3 +262,8 @@ class ContinuousFlow(nn.Module):
 
     def _event(self, white: Tensor) -> Tensor:
         return (self.mean + self.scale * white).view(*white.shape[:-1], *self.event_shape)
+
+
+def _some(x: Tensor, code: Tensor | None, t: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """One row of `(B, K, d)`, with its context and a time."""
+    return x[:1, :1], None if code is None else code[:1], t.flatten()[:1].sum()

@@ -161,7 +161,8 @@ class Diffusion(ContinuousFlow):
         log_sigma: P_mean and P_std: in the loss, log σ ~ N(P_mean, P_std²).
         steps: Heun steps; 512 are the paper's.
         scored: of the `steps` + 1 noise levels, how many have a divergence.
-        chunk: rows times dimensions that are in memory at once.
+        chunk: rows times dimensions that are in memory at once; by default what suits the device and the field.
+        replay: as of `InterpolantFlow`.
         seed: of the initial weights; nothing global is touched.
 
     >>> model = Diffusion(2, 3, width=8, layers=3, steps=16)
@@ -173,6 +174,7 @@ class Diffusion(ContinuousFlow):
 
     field: EDMField  # pyright: ignore
     fine: ClassVar[tuple[int, int]] = (192, 33)
+    most: ClassVar[tuple[int, int]] = (2**18, 2**18)
 
     def __init__(
         self,
@@ -191,7 +193,8 @@ class Diffusion(ContinuousFlow):
         log_sigma: tuple[float, float] = (-1.2, 1.2),
         steps: int = 512,
         scored: int = 64,
-        chunk: int = 2**18,
+        chunk: int | None = None,
+        replay: bool | None = None,
         seed: int = 0,
     ):
         rows = None if data is None else as_batch(data)
@@ -205,7 +208,7 @@ class Diffusion(ContinuousFlow):
         if data is not None:
             self.scale.div_(sigma_data)
         self.sigma_data, self.sigma_min, self.sigma_max, self.rho = sigma_data, sigma_min, sigma_max, rho
-        self.log_sigma = log_sigma
+        self.log_sigma, self.replay = log_sigma, is_named(network) if replay is None else replay
         own = encoder
         if own is None and self.context_shape is not None:
             encoder = Standardise(self.context_shape, contexts)

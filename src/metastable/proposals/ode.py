@@ -17,6 +17,7 @@ from metastable.core.errors import InputError
 from metastable.core.waiting import may_look
 
 from .fields import VectorField, Velocity
+from .tiles import Solution, tiled
 
 
 def heun(
@@ -68,9 +69,16 @@ def coarse_nodes(steps: int, count: int, device: torch.device) -> Tensor:
 
 
 def divergences(field: VectorField, states: Tensor, code: Tensor | None, times: Tensor, chunk: int) -> Tensor:
-    """div v at kept states, `(L, B, K, d)` to `(L, B, K)`, as many nodes at once as `chunk` directions allow."""
+    """div v at kept states, `(L, B, K, d)` to `(L, B, K)`, as many at once as `chunk` directions allow."""
+
+    def one(x: Tensor, code: Tensor | None, t: Tensor, first: int) -> Solution:
+        return x[..., :0], field.divergence(x, code, field.clock(t))
+
+    if states[0].numel() > max(chunk, states.shape[-1]):
+        parts = (tiled(one, x, code, t, chunk)[1] for x, t in zip(states, times, strict=True))
+        return torch.stack(list(parts))
     aligned = times.view(*times.shape, 1, 1) if times.dim() == 1 else times
-    at_once = max(1, chunk // max(1, states[0].numel()))
+    at_once = max(1, chunk // 2 // max(1, states[0].numel()))  # old and new in cache together
     parts = zip(states.split(at_once), aligned.split(at_once), strict=True)
     return torch.cat([field.divergence(x, code, field.clock(t)) for x, t in parts])
 

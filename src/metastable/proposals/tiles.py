@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Solution = tuple[Tensor, Tensor]
 """States `(B, …, K, d)` and log-densities `(B, …, K)`."""
@@ -15,6 +19,50 @@ LIGHT = 64
 """So many kept states of a row are as much to remember as that row in one layer of a network."""
 FAST_MEMORY, DEVICE_MEMORY = 2**13, 2**22
 """Rows times dimensions at once, for layers of usual width: what a CPU's caches hold; else a gigabyte."""
+HOST_BYTES, SHARE = 2**30, 0.25
+"""What wider networks may take of a host's memory at once, and of a device's that is free."""
+
+
+class _Held(TorchDispatchMode):
+    """Counts the bytes of what operations made and nobody has let go of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            for memory in (t.untyped_storage() for t in tree_leaves(out) if isinstance(t, Tensor)):
+                if memory._cdata not in self.known:
+                    self.known[memory._cdata] = memory.nbytes()
+                    finalize(memory, self.known.pop, memory._cdata, 0)
+            self.peak = max(self.peak, sum(self.known.values()))
+        return out
+
+
+@torch.no_grad()
+def bytes_held(function: Callable[[], Any]) -> int:
+    """The most bytes that `function` holds at a time, of what it makes.
+
+    >>> x = torch.ones(8)
+    >>> bytes_held(lambda: (x + 1).mul(2).add(3).mul(4))
+    64
+    """
+    with _Held() as held:
+        function()
+    return held.peak
+
+
+def at_once(most: int, one: int, device: torch.device) -> int:
+    """How many things of `one` byte number each are in memory at once: `most`, or a power of two below that."""
+    room = HOST_BYTES
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        room = int(SHARE * (torch.cuda.mem_get_info(device)[0] + unused))
+    fit = max(1, room // max(1, one))
+    return most if fit >= most else 2 ** (fit.bit_length() - 1)
 
 
 def tiled(

@@ -46,12 +46,14 @@ def read_run(
     with reading(folder / "config.json"):
         coordinates = Coordinates.from_json(config.get("coordinates"))
     method, context, state, averages = chains_of(folder, config, energy, method, device)
+    history = read_history(folder)
     run = Run(
         energy=context.energy,
         players=dict(context.players),
         method=method.name,
         trained_with=method,
-        history=read_history(folder),
+        history=history,
+        seconds=history[-1].get("seconds", 0.0) if history else 0.0,
         walkers=method.current_walkers(context, state),
         log_partition=method.log_partition(context, state),
         config=config,

@@ -204,7 +204,7 @@ def load_summary(run: Run) -> Run:
     run.log_z_source = kept.get("log_z_source", "training")
     run.samples_source = kept.get("samples_source", "training")
     run.engine = kept.get("engine", {})
-    run.seconds = kept.get("seconds", 0.0)
+    run.seconds = kept.get("seconds", run.seconds)
     if kept:  # numbers of a run from before there was a power are those of exp(−E)
         run.power = kept.get("power", 1.0)
     names = {f.name for f in dataclasses.fields(Finding)}

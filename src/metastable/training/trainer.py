@@ -160,13 +160,17 @@ class Trainer(KeptTraining):
         return Patience(held_out.x, power, self.config.steps, self.config.patience)
 
     def _schedule(self, name: str, optimiser: Optimizer) -> LRScheduler:
-        """The player's own, over as many updates as it will have a turn in."""
+        """The player's own, over as many updates as it will have a turn in.
+
+        One that learns first and then stays follows those, also where others follow seconds.
+        """
         schedule = self.config.schedules.get(name, self.config.schedule)
         if isinstance(schedule, Schedule):
-            done = None if self.config.follows == "steps" else self._done
-            return schedule.build(
-                optimiser, self.method.updates(self.context, name, self.config.steps or 0), done
-            )
+            steps = self.config.steps or 0
+            own = self.method.updates(self.context, name, steps)
+            first = own < steps and self.method.updates(self.context, name, own) == own
+            done = None if first or self.config.follows == "steps" else self._done
+            return schedule.build(optimiser, own, done)
         assert schedule is not None  # settled with the number of rows
         return schedule(optimiser)
 

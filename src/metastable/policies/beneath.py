@@ -1,0 +1,36 @@
+"""The flow of one policy as the proposal beneath the energy of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from metastable.core.errors import InputError
+from metastable.data.demonstrations import Scaling
+from metastable.proposals.choose import LEARNED
+from metastable.proposals.continuous import ContinuousFlow
+
+from .actions import ActionModel, RunActions
+
+
+def coarser(flow: nn.Module, proposal: Any) -> nn.Module:
+    """A flow with the steps that the table of a proposal names; its own where there is none."""
+    if not isinstance(flow, ContinuousFlow) or not isinstance(proposal, Mapping):
+        return flow
+    return flow.with_steps(proposal.get("steps", flow.steps), proposal.get("scored", flow.scored))
+
+
+def flow_of(model: ActionModel, own: Scaling, scaling: Scaling) -> tuple[nn.Module, dict[str, Any]]:
+    """The flow that a policy of scaling `own` was trained as, for one of `scaling`, and what it was built from."""
+    if not isinstance(model, RunActions) or model.run.config["energy"]["name"] not in LEARNED:
+        raise InputError(f"on: must be the policy of a run of {' or '.join(LEARNED)}")
+    if model.units is not None:
+        raise InputError("on: must be trained in the demonstrations' own units; give fit_policy units='none'")
+    if own.as_json() != scaling.as_json():
+        raise InputError(
+            "on: must be trained on demonstrations of the same ranges, by which numbers are scaled; give the same"
+        )
+    learned: Any = model.model.energy
+    return learned.proposal, dict(model.run.config["energy"])

@@ -35,7 +35,9 @@ def evaluate(
     ] = None,
     inception: Annotated[
         Path | None,
-        typer.Option(help="TorchScript file of FID's network; else METASTABLE_INCEPTION names it."),
+        typer.Option(
+            help="TorchScript file of FID's network; else METASTABLE_INCEPTION's, or that of the extra fid."
+        ),
     ] = None,
     images: Annotated[
         int | None,

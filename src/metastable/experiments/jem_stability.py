@@ -95,14 +95,7 @@ def betas_of(bench: Bench, number: int) -> tuple[float, ...]:
     return (0.0, bench.stated, *bench.more.get(number, ()))
 
 
-PAPER = {
-    (1, 0.0): "0.905",
-    (1, 4.0): "0.917",
-    (2, 0.0): "0.100",
-    (2, 2.0): "0.883",
-    (6, 0.0): "0.362",
-    (6, 4.0): "0.924",
-}
+PAPER = {1: {0.0: "0.905", 4.0: "0.917"}, 2: {0.0: "0.100", 2.0: "0.883"}, 6: {0.0: "0.362", 4.0: "0.924"}}
 """Test accuracy on CIFAR-10 by scenario and the β·o that it was measured at, Table 2."""
 
 
@@ -290,7 +283,7 @@ def _rows(bench: Bench, where: str, scenario: Scenario, of: dict[float, list[Tri
     at = f"beta_o={bench.stated:g}"
 
     def accuracy_row(beta_o: float) -> Row:
-        paper = PAPER.get((scenario.number, beta_o)) if bench.published else None
+        paper = PAPER[scenario.number].get(beta_o) if bench.published else None
         return Row(f"accuracy/{where}/beta_o={beta_o:g}", mean_accuracy(of[beta_o]), paper=paper)
 
     # what others have more: plain training on its best line, and the classifier alone after as many updates

@@ -276,7 +276,7 @@ def say_classifier(found: dict[str, Any] | None) -> None:
         return
     from metastable.report.sections.classifier import SCORES
 
-    from .console import console, number, plus_minus, table
+    from .console import console, number, plus_minus, say, table
 
     ece, mass = found["calibration_error"], found["calibration_error_equal_mass"]
     rows = [
@@ -287,6 +287,8 @@ def say_classifier(found: dict[str, Any] | None) -> None:
         ("Brier score", number(found["brier_score"]), "0"),
     ]
     console().print(table(["as a classifier", "model", "if perfect"], rows, "", f"{found['rows']} rows"))
+    if "caveat" in found:
+        say(f"warning: {found['caveat']}")
     if not found["ood"]:
         return
     rows = [

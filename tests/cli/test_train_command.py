@@ -361,3 +361,15 @@ def test_an_error_that_nobody_foresaw_is_not_hidden(metastable, monkeypatch):
 
     monkeypatch.setattr(settings, "resolve", broken)
     assert isinstance(metastable("train", "two-modes").exception, AssertionError)
+
+
+@pytest.mark.parametrize("words", ["flip", "flip,crop", '["flip", "crop"]'])
+def test_a_list_of_words_may_be_written_with_commas(words, metastable, refused, tmp_path):
+    command = ["train", "--data", "toy:digits?n=60", "--out", tmp_path / "r", "--method", "pcd", "--dry-run"]
+    settings = ["--set", f"trainer.augment={words}", "--set", f"method.augment={words}"]
+    result = metastable(*command, *settings)
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.output[: result.output.index("\n}\n") + 3])
+    asked = ["flip", "crop"] if "crop" in words else ["flip"]
+    assert shown["trainer"]["augment"] == shown["method"]["augment"] == asked
+    assert "trainer.augment.1: must be one of" in refused(*command, "--set", "trainer.augment=flip,turn")

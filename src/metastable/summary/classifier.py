@@ -57,8 +57,8 @@ def caveat(method: Any) -> str | None:
         return None
     return (
         f"Each class has a free constant in E(x, y): chains of {method.name!r} keep their labels, and do not "
-        "compare classes. So p(y | x), and every score of it, says little; ask for one class at a time, or train with "
-        "'jarzynski', whose weights compare them."
+        "compare classes. So p(y | x), and every score of it, says little; ask for one class at a time, or "
+        "train with 'jarzynski', whose weights compare them."
     )
 
 

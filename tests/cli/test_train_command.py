@@ -375,3 +375,12 @@ def test_a_list_of_words_may_be_written_with_commas(words, metastable, refused, 
     assert "trainer.augment.1: unknown value 'turn'" in refused(
         *command, "--set", "trainer.augment=flip,turn"
     )
+
+
+def test_a_log_without_a_bar_says_that_scoring_has_begun(metastable, tmp_path):
+    """Scores of a few updates take far longer than the updates: nobody is to take that for a hang."""
+    words = [word for word in (*TINY, *JARZYNSKI) if word != "--no-progress"]
+    result = metastable("train", "--data", DATA, "--out", tmp_path / "r", "--method", "jarzynski", *words)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("updates are done; scoring") == 1
+    assert "scoring" not in result.stdout

@@ -55,6 +55,7 @@ def files(tmp_path_factory):
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("METASTABLE_DATA", str(tmp_path / "cache"))
     monkeypatch.delenv("METASTABLE_INCEPTION", raising=False)
+    monkeypatch.setattr("metastable.evaluation.image_features.PACKAGE", "no_such_package")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,10 @@ def test_statistics_weights_and_bytes_may_be_given(metastable, files, tmp_path):
     exact = frechet_distance(statistics_of(features(files, "other")), whole)
     assert found["frechet_distance"]["value"] == pytest.approx(exact, rel=1e-6)
     assert found["ess"] == pytest.approx(60)
-    assert 1 <= found["inception_score"]["value"] <= 3
+    assert 1 <= found["class_score"]["value"] <= 3
+    assert "class score by headed.pt" in result.output  # its three classes are not Inception's
+    assert "Inception Score" not in result.output
+    assert "inception_score" not in found
     assert "kid" not in found
     forgotten = metastable(*command)
     assert "has weights beside it that are not used" in forgotten.output
@@ -163,6 +167,35 @@ def test_more_images_than_walkers_are_drawn_and_the_environment_names_the_networ
     plain = metastable("evaluate", picture_run, "--out", tmp_path / "p.json")
     assert plain.exit_code == 0, plain.output
     assert "images" not in json.loads((tmp_path / "p.json").read_text())
+
+
+def test_a_network_of_an_installed_package_is_found_without_running_it(
+    metastable, files, tmp_path, monkeypatch
+):
+    package = tmp_path / "site" / "a_package_of_networks"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('was imported')")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr("metastable.evaluation.image_features.PACKAGE", package.name)
+    command = ("evaluate", "--samples", files / "other.npz", "--reference", files / "train.npz")
+    without = metastable(*command)
+    assert "no network was named" in without.output
+    assert "pip install 'metastable[fid]'" in without.output
+    (package / "default_1.pt").write_bytes((files / "flat.pt").read_bytes())
+    assert "Fréchet distance by default_1.pt" in metastable(*command).output
+    monkeypatch.setenv("METASTABLE_INCEPTION", str(files / "flat.pt"))
+    assert "Fréchet distance by flat.pt" in metastable(*command).output
+    assert "class score by headed.pt" in metastable(*command, "--inception", files / "headed.pt").output
+
+
+def test_a_classifier_that_errs_more_than_standard_errors_is_said_to():
+    from metastable.report.sections.images import share_lines
+
+    shares = {"classes": ["2", "3"], "samples": [0.4, 0.6], "data": [0.5, 0.5], "std_error": [0.02, 0.02]}
+    shares |= {"accuracy_se": 0.01, "test_images": 400, "noise": 0.0, "confidence": 0.7}
+    lines = [share_lines({"class_shares": {**shares, "accuracy": a}})[-1] for a in (0.7, 0.97)]
+    assert "Shares may be off by its mistakes, 0.3 in all" in lines[0]
+    assert "may be off" not in lines[1]
 
 
 def test_what_cannot_be_judged_as_pictures_is_refused(refused, picture_run, pcd_folder, files, tmp_path):

@@ -16,7 +16,7 @@ from metastable.cli.restore import look_at_scale
 from metastable.core.errors import InputError
 from metastable.core.types import Walkers
 from metastable.runs.model import Model
-from metastable.runs.restoring import require_scale
+from metastable.runs.restoring import events_of, require_scale
 
 SIDE = 8
 
@@ -111,14 +111,47 @@ def test_a_mask_of_words_is_refused(refused, pictures, tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "noise", "said"),
-    [(3.0, 0.0, "go from -3 to 3"), (3.0, 0.5, ""), (1.0, 0.0, ""), (None, 0.0, "go from 0 to 7")],
+    [(1.5, 0.0, "go from -1.5 to 1.5"), (3.0, 0.5, ""), (1.0, 0.0, ""), (None, 0.0, "go from 0 to 2")],
 )
 def test_pictures_beyond_the_scale_of_a_set_of_images_are_told(capsys, end, noise, said):
     run: Any = SimpleNamespace(config={"data": {"source": "mnist:somewhere"}})
-    values = torch.arange(8.0) if end is None else torch.linspace(-end, end, 8)  # the first as dark bytes are
-    look_at_scale(run, values.view(2, 1, 2, 2), noise)
+    values = torch.arange(3.0) if end is None else torch.linspace(-end, end, 8)  # the first as dark bytes are
+    look_at_scale(run, values, noise)
     assert said in (heard := capsys.readouterr().out)
     assert bool(heard) == bool(said)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_pictures_far_beyond_it_are_refused_whatever_their_noise(noise):
+    run: Any = SimpleNamespace(config={"data": {"source": "mnist:somewhere"}})
+    far = 5 * torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match=r"images: values must lie on \[−1, 1\]"):
+        look_at_scale(run, far, noise)
+    reach = 2 + 4 * noise
+    look_at_scale(run, torch.cat([torch.linspace(-reach, reach, 995), far.new_full((5,), 40.0)]), noise)
+
+
+def test_pictures_of_another_size_are_told_how_to_shrink(pictures):
+    model = ms.load_run(pictures / "run").model
+    with pytest.raises(InputError, match=r"got \(1, 28, 28\): an image set is shrunk to it with \?size=8$"):
+        events_of(model, torch.zeros(2, 1, 28, 28))
+    with pytest.raises(InputError, match=r"got \(1, 4, 4\)$"):
+        events_of(model, torch.zeros(2, 1, 4, 4))
+
+
+def test_values_that_a_mask_hides_may_lie_anywhere(metastable, tmp_path, monkeypatch):
+    seen: list[Any] = []
+    monkeypatch.setattr("metastable.cli.restore.look_at_scale", lambda run, x, noise: seen.append(x))
+    x = np.full((2, 1, SIDE, SIDE), 0.5, np.float32)
+    x[..., : SIDE // 2] = -999
+    np.save(tmp_path / "x.npy", x)
+    energy = {"name": "mlp", "hidden": [4], "reference": "gaussian"}
+    data = torch.rand(60, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    method = ms.methods.PersistentCD(walkers=20)
+    ms.fit(energy, data, method, 2, out=tmp_path / "run", data_noise=0.2, evaluate=False)
+    words = ("--images", tmp_path / "x.npy", "--mask", "left", "--steps", 2, "--out", tmp_path / "out")
+    assert metastable("restore", tmp_path / "run", *words).exit_code == 0
+    assert bool((seen[0] == 0.5).all())
 
 
 def test_pictures_on_another_scale_are_refused(refused, pictures, tmp_path):

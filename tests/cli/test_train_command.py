@@ -361,3 +361,26 @@ def test_an_error_that_nobody_foresaw_is_not_hidden(metastable, monkeypatch):
 
     monkeypatch.setattr(settings, "resolve", broken)
     assert isinstance(metastable("train", "two-modes").exception, AssertionError)
+
+
+@pytest.mark.parametrize("words", ["flip", "flip,crop", '["flip", "crop"]'])
+def test_a_list_of_words_may_be_written_with_commas(words, metastable, refused, tmp_path):
+    command = ["train", "--data", "toy:digits?n=60", "--out", tmp_path / "r", "--method", "pcd", "--dry-run"]
+    settings = ["--set", f"trainer.augment={words}", "--set", f"method.augment={words}"]
+    result = metastable(*command, *settings)
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.output[: result.output.index("\n}\n") + 3])
+    asked = ["flip", "crop"] if "crop" in words else ["flip"]
+    assert shown["trainer"]["augment"] == shown["method"]["augment"] == asked
+    assert "trainer.augment.1: unknown value 'turn'" in refused(
+        *command, "--set", "trainer.augment=flip,turn"
+    )
+
+
+def test_a_log_without_a_bar_says_that_scoring_has_begun(metastable, tmp_path):
+    """Scores of a few updates take far longer than the updates: nobody is to take that for a hang."""
+    words = [word for word in (*TINY, *JARZYNSKI) if word != "--no-progress"]
+    result = metastable("train", "--data", DATA, "--out", tmp_path / "r", "--method", "jarzynski", *words)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("updates are done; scoring") == 1
+    assert "scoring" not in result.stdout

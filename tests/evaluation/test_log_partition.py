@@ -363,3 +363,16 @@ def test_the_effective_size_of_pooled_populations_counts_their_log_z():
     assert z.ess == pytest.approx(float(w.sum() ** 2 / w.square().sum()))
     each = torch.logsumexp(z.walkers.log_weight.view(8, -1), 1) - math.log(64)
     assert float(torch.logsumexp(each, 0)) - math.log(8) == pytest.approx(z.value)  # so they hold log Z
+
+
+def test_what_was_given_already_is_not_asked_for(monkeypatch):
+    """A search around data that finds no Gaussian does not say: give data."""
+    from metastable.evaluation import log_z_search
+
+    monkeypatch.setattr(log_z_search, "_holds", lambda pilot: False)
+    data = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    for given, ask in ((data, "lies elsewhere than the data"), (None, "give data or a reference")):
+        found = [w for w in log_partition(square, 2, data=given, **QUICK).warnings if "no Gaussian" in w]
+        assert len(found) == 1
+        assert ask in found[0]
+        assert ("give data" in found[0]) is (given is None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from metastable.cli.settings import method_of as method_from_settings
 from metastable.cli.settings import read_settings
 from metastable.experiments import jem_stability as stability
 from metastable.experiments.base import reproduce
+from metastable.experiments.jem_cifar10 import PAPER_ACCURACY, name_of
 from metastable.experiments.jem_stability import CLASSIFIER, IN_SMALL, PUBLISHED, Scenario
 from metastable.experiments.trials import Arm, Curves, Trial
 from metastable.methods import JEM, Robust
@@ -87,10 +90,31 @@ def test_a_stop_with_β_or_a_loss_of_accuracy_or_a_dead_density_fails(courses):
 
 
 def test_the_papers_numbers_stand_beside_its_own_settings_only(courses):
-    where = "accuracy/digits/scenario_2/beta_o=0"
-    assert rows_of(courses)[where].paper is None
-    gpu = {**stability.EXPERIMENT.scales["gpu"], "scale": "gpu", "data": {"digits": (2,)}}
-    assert rows_of(courses, **gpu)[where].paper == "0.100"
+    """And beside the β·o that they were measured at: 0.883 of scenario 2 is at 2, not at 0.5."""
+    where = "accuracy/digits/scenario_2/beta_o="
+    assert rows_of(courses)[f"{where}0"].paper is None
+    gpu = {
+        **stability.EXPERIMENT.scales["gpu"],
+        "scale": "gpu",
+        "data": {"digits": (2,)},
+        "more": {2: (2.0,)},
+    }
+    rows = rows_of(courses, **gpu)
+    assert [rows[f"{where}{at}"].paper for at in ("0", "0.5", "2")] == ["0.100", None, "0.883"]
+
+
+def test_its_table_is_that_of_the_other_experiment():
+    for number, line in stability.PAPER.items():
+        for beta_o, value in line.items():
+            assert float(value) == PAPER_ACCURACY[name_of(number, beta_o)]
+
+
+def test_kept_rows_have_the_papers_number_only_where_it_belongs():
+    kept = Path(__file__).parents[2] / "results/jem-stability/gpu/result.json"
+    for row in json.loads(kept.read_text())["rows"]:
+        found = re.fullmatch(r"accuracy/cifar10/scenario_(\d)/beta_o=([\d.]+)", row["metric"])
+        paper = None if found is None else stability.PAPER[int(found[1])].get(float(found[2]))
+        assert row["paper"] == paper, row["metric"]
 
 
 def test_limits_of_the_gap_hold_every_scenario():

@@ -135,3 +135,14 @@ def test_one_walker_with_all_the_weight_has_no_distance(judged):
     log_weight = torch.full((3000,), -80.0, dtype=torch.float64).index_fill(0, torch.tensor([7]), 0.0)
     assert "energy_distance" not in judged(Walkers(rows_of(3000, 0), log_weight), rows_of(400, 1)).scores
     assert "energy_distance" not in judged(Walkers(rows_of(30, 0), log_weight[:30]), rows_of(400, 1)).scores
+
+
+def test_advice_about_a_doubtful_log_z_is_for_the_walkers_behind_it(monkeypatch):
+    """A log Z that was estimated after training owes nothing to the walkers of training."""
+    doubted = LogPartition(1.0, 0.2, 9.0, warnings=("no Gaussian was found",))
+    monkeypatch.setattr("metastable.summary.likelihood.log_partition", lambda *_, **__: doubted)
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    run = ms.fit({"name": "mlp", "hidden": [4]}, x, "pcd", 2)
+    found = next(f for f in run.diagnosis if f.name == "log-z-doubtful")
+    assert "Use more walkers" not in found.advice
+    assert "metastable.log_partition(run.learned_energy" in found.advice

@@ -14,7 +14,7 @@ from metastable.training.progress import TrainingBar
 from metastable.training.records import Row
 from metastable.training.trainer import OnRow
 
-from .console import console
+from .console import console, note
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -43,11 +43,19 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
             before.close()
             return stack.enter_context(bar)
 
+        @functools.cache
+        def say_scoring() -> None:
+            _rename(bar, f"{name}: scoring")
+            if not bar.progress.console.is_terminal:  # which shows no bar before its end
+                note(
+                    f"{name}: updates are done; scoring (log Z, samples, report), which may take longer than they did"
+                )
+
         def on_row(row: Row) -> None:
             done = min(row["seconds"], total) if timed else row["step"]
             show()({**row, "step": done})
             if done >= total:
-                _rename(bar, f"{name}: scoring")
+                say_scoring()
 
         try:
             yield on_row

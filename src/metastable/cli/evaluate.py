@@ -35,7 +35,9 @@ def evaluate(
     ] = None,
     inception: Annotated[
         Path | None,
-        typer.Option(help="TorchScript file of FID's network; else METASTABLE_INCEPTION names it."),
+        typer.Option(
+            help="TorchScript file of FID's network; else METASTABLE_INCEPTION's, or that of the extra fid."
+        ),
     ] = None,
     images: Annotated[
         int | None,
@@ -274,7 +276,7 @@ def say_classifier(found: dict[str, Any] | None) -> None:
         return
     from metastable.report.sections.classifier import SCORES
 
-    from .console import console, number, plus_minus, table
+    from .console import console, number, plus_minus, say, table
 
     ece, mass = found["calibration_error"], found["calibration_error_equal_mass"]
     rows = [
@@ -285,6 +287,8 @@ def say_classifier(found: dict[str, Any] | None) -> None:
         ("Brier score", number(found["brier_score"]), "0"),
     ]
     console().print(table(["as a classifier", "model", "if perfect"], rows, "", f"{found['rows']} rows"))
+    if "caveat" in found:
+        say(f"warning: {found['caveat']}")
     if not found["ood"]:
         return
     rows = [

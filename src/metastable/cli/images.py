@@ -16,7 +16,14 @@ from metastable.data import Dataset
 from metastable.data.image_files import data_folder
 from metastable.data.images import image_source
 from metastable.evaluation.frechet import Statistics
-from metastable.evaluation.image_features import Pictures, Progress, as_pictures, open_network, scale_of
+from metastable.evaluation.image_features import (
+    Pictures,
+    Progress,
+    as_pictures,
+    installed_network,
+    open_network,
+    scale_of,
+)
 from metastable.evaluation.image_measures import SLIGHTLY, ImageQuestion, Labelled
 from metastable.report.sections.images import copying_lines, measure_rows, share_lines
 from metastable.runs.run import Run
@@ -121,7 +128,7 @@ def question_of(
     """Everything that is measured, with the network opened and the pictures as bytes."""
     if asked.images is not None:
         require_count("images", asked.images, 2)
-    path = asked.inception or os.environ.get(NETWORK_VARIABLE)
+    path = asked.inception or os.environ.get(NETWORK_VARIABLE) or installed_network()
     require(
         path is not None or asked.fid_statistics is None, "fid_statistics", "given with --inception", path
     )

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from metastable._version import __version__
-from metastable.core.batch import Beside
 from metastable.core.protocols import is_costly
 from metastable.core.room import bytes_in_words
 from metastable.data.columns import Column, columns_of, dequantised
-from metastable.methods.jem import check_joint
 from metastable.runs.folder import check_folder, noise_before
 from metastable.runs.memory import planned_bytes
 from metastable.runs.plan import make_plan, trainer_of
@@ -38,8 +36,6 @@ def print_plan(job: Job, folder: Path, resume: bool = False) -> None:
     )
     check_folder(folder, plan.settings(__version__), resume)
     rows, energy, x = plan.rows, plan.energy, plan.rows.x
-    if rows.kind is Beside.LABELS:
-        check_joint(energy, rows.given)
     say(json.dumps(job.described() | {"units": plan.units}, indent=2), "")
     if columns := columns_of(plan.train):
         console().print(column_table(columns))

@@ -50,7 +50,7 @@ def restore(
     from metastable.core.errors import require, require_count
     from metastable.core.random import derive, generator, normal_like
     from metastable.data import load_array
-    from metastable.runs.restoring import events_of, read_mask
+    from metastable.runs.restoring import events_of, missing_of, read_mask
 
     from .bars import work_bar
     from .console import say
@@ -66,11 +66,11 @@ def restore(
         known = events_of(found.model, load_array(truth, least=1).x[: len(pictures)], "truth")
     elif add_noise or noise == 0:  # what the mask hides is there to be compared with
         known = pictures
-    look_at_scale(found, pictures, 0.0 if add_noise else noise)
+    hidden = None if mask is None else read_mask(mask)
+    look_at_scale(found, pictures[~missing_of(hidden, pictures)], 0.0 if add_noise else noise)
     if add_noise:
         rng = generator(derive(seed, "add noise"), pictures.device)
         pictures = pictures + noise * normal_like(pictures, rng)
-    hidden = None if mask is None else read_mask(mask)
     with work_bar("restoring"):
         restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
     said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws of {steps} steps each"
@@ -119,21 +119,33 @@ def gained(left: float) -> str:
     return f"{share:.{1 if 0.995 <= share < 1 else 0}%} {'less' if left <= 1 else 'more'}"
 
 
-def look_at_scale(run: Run, pictures: Tensor, noise: float = 0.0) -> None:
-    """Pictures from 0 to 1 for a run on [−1, 1] are said to be: they may be bright ones, and they may be wrong.
+def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0) -> None:
+    """Values far from a run's pictures on [−1, 1] are refused; from 0 to 1, or a little outside, they are told.
 
-    So are those beyond [−1, 1], unless there is `noise` on them.
+    Args:
+        run: the run.
+        seen: values of pictures that no mask hides.
+        noise: that is on them: they may lie four standard deviations of it further out.
     """
+    from metastable.core.errors import InputError
     from metastable.data.images import image_source
-    from metastable.evaluation.image_features import scale_of
+    from metastable.evaluation.image_features import FAR_SHARE, scale_of
 
     from .console import say
 
-    signed = image_source(str(run.config["data"].get("source"))) is not None
-    scale, (low, high) = scale_of(pictures), pictures.aminmax()
-    if signed and noise == 0 and scale in (None, (0.0, 255.0)):
+    seen = seen[seen.isfinite()]  # what is not is refused by name later
+    if image_source(str(run.config["data"].get("source"))) is None or not len(seen):
+        return
+    scale, (low, high) = scale_of(seen), seen.aminmax()
+    reach = 2 + 4 * noise  # the end of [−1, 1], half its length, and the noise
+    if float((seen.abs() > reach).double().mean()) > FAR_SHARE:
+        raise InputError(
+            f"images: values must lie on [−1, 1] as the run's pictures do, got {low:.4g} … {high:.4g}, more than "
+            f"{FAR_SHARE:.0%} of them beyond ±{reach:g}; scale them, or say with --noise what noise is on them"
+        )
+    if noise == 0 and scale in (None, (0.0, 255.0)):
         say(f"warning: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
-    if signed and scale == (0.0, 1.0):
+    if scale == (0.0, 1.0):
         say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 
 

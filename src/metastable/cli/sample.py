@@ -50,7 +50,7 @@ def sample(
         ),
     ] = None,
     label: Annotated[
-        int | None, typer.Option(help="Draw from p(x | label) of a classifier that is an energy model (jem).")
+        int | None, typer.Option(help="Draw from p(x | label) of a run by class, or of jem.")
     ] = None,
     energy: OwnEnergy = None,
     seed: Seed = 0,
@@ -79,6 +79,7 @@ def sample(
         refuse_on_contexts(**asked)
         sample_contexts(found, n, given, out, steps, seed)
         return
+    look_at_class(found, label, corrected)
     with work_bar("sampling"):
         with processes.together():
             walkers, origin = draw(found, n, steps, label, seed)
@@ -101,6 +102,26 @@ def sample(
         weights_file = out.with_suffix(".log_weight.npy")
         np.save(weights_file, written.log_weight.cpu().numpy())
         say(f"wrote {weights_file}")
+
+
+def look_at_class(run: Run, label: int | None, corrected: bool) -> None:
+    """Refuse a class without a row of training, and a ratio of classes without a class."""
+    from metastable.core.errors import InputError
+
+    from .runs import training_set
+
+    method = run.trained_with
+    if label is None:
+        if corrected and "ratio" in run.players and method is not None and method.needs == "labels":
+            raise InputError("corrected: the ratio of this run is that of a class; say which, with --label")
+        return
+    try:
+        labels = training_set(run).labels
+    except InputError:  # rows of an array in memory, or of a file that is gone
+        return
+    there = [] if labels is None else labels.unique().tolist()
+    if there and label not in there:
+        raise InputError(f"label: must be a class that training had rows of, {there}, got {label}")
 
 
 def refuse_on_contexts(**asked: bool) -> None:

@@ -78,6 +78,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         if type(None) in options or hint is Any:
             return None
         raise ConfigError(path, "must not be empty")
+    if isinstance(value, str) and str not in options and tuple[str, ...] in options:
+        value = value.split(",")  # words, as one writes them on a command line
     if isinstance(value, list):
         value = tuple(tuple(v) if isinstance(v, list) else v for v in value)
     plain = [o for o in options if o in (int, float, bool, str)]

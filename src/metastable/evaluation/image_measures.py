@@ -132,7 +132,10 @@ def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any],
     notes = [] if held_out is not None else ["no floors and no look at copying: there are no held-out images"]
     compared, arrays = nearest_images(asked, shown, walkers.log_weight, seed)
     if asked.network is None:
-        notes.append("no FID, KID, precision and recall: no network was named (--inception FILE)")
+        notes.append(
+            "no FID, KID, precision and recall: no network was named (--inception FILE), and none is installed "
+            "(pip install 'metastable[fid]')"
+        )
     else:
         features = asked.network(shown, asked.progress)
         found, copied, more = feature_measures(
@@ -246,9 +249,8 @@ def feature_measures(
     if features.log_p is None:
         notes.append(f"no Inception Score: {network.name} ends at its features and has no class head")
     else:
-        found["inception_score"] = inception_score(
-            features.log_p, log_weight, seed=seed, worth=worth
-        ).as_json()
+        key = "inception_score" if network.is_inception else "class_score"
+        found[key] = inception_score(features.log_p, log_weight, seed=seed, worth=worth).as_json()
     return found, copied, notes
 
 

@@ -19,7 +19,7 @@ from metastable.proposals import Gaussian, fit_gaussian
 from metastable.walkers.anneal import Annealed
 from metastable.walkers.pilot import find_schedule
 
-from .log_z_words import pilot_words
+from .log_z_words import lost_words, pilot_words
 from .whitened import Place, Whitened
 
 SPREAD = 10.0
@@ -126,8 +126,8 @@ def _settle(job: Job, reference: Gaussian, rows: Tensor | None) -> Start:
         white, pilot = _look(job, fit, number, rough=number < wide_looks)
         wide = float(pilot.log_partitions) if number < wide_looks else wide
     lost = pilot.complete and not _holds(pilot)
-    words = ("no Gaussian was found that holds the model: give data or a reference",) if lost else ()
-    return Start(white, pilot, wide, (*words, *pilot_words(pilot)))
+    words = (lost_words(rows is not None),) if lost else ()
+    return Start(white, pilot, wide, (*words, *pilot_words(pilot, rows is not None)))
 
 
 def _holds(pilot: Annealed) -> bool:

@@ -21,14 +21,22 @@ class Walked(NamedTuple):
     rise_error: float = 0.0
 
 
-def pilot_words(pilot: Annealed) -> tuple[str, ...]:
-    """Of a pilot that never reached the model."""
+def pilot_words(pilot: Annealed, data_given: bool = False) -> tuple[str, ...]:
+    """Of a pilot that never reached the model; what there is already is not asked for."""
     if pilot.complete:
         return ()
+    ask = "a reference of the model's own width" if data_given else "data, a reference or a larger spread"
     return (
         "walkers ran away before they reached the model: ∫ exp(−E) may not exist; if it does, the model is far "
-        "from where the search began: give data, a reference or a larger spread",
+        f"from where the search began: give {ask}",
     )
+
+
+def lost_words(data_given: bool) -> str:
+    """Of a search that ended without a Gaussian around the model."""
+    if data_given:
+        return "no Gaussian was found that holds the model: it lies elsewhere than the data, or is far wider"
+    return "no Gaussian was found that holds the model: give data or a reference"
 
 
 def run_words(main: Annealed, error: float) -> list[str]:

@@ -91,6 +91,8 @@ def events_of(model: Model, images: Any, field: str = "images") -> Tensor:
         hint = ""
         if len(shape) == len(got) == 3 and shape[1:] == got[1:] and {shape[0], got[0]} == {1, 3}:
             hint = f": the run is of {colours[shape[0]]} pictures, these are {colours[got[0]]}"
+        elif len(shape) == len(got) == 3 and shape[1] == shape[2] < min(got[1:]):
+            hint = f": an image set is shrunk to it with ?size={shape[1]}"
         raise InputError(f"{field}: must have the run's shape {shape}, got {got}{hint}")
     home = model.home
     if model.coordinates is None:

@@ -332,7 +332,12 @@ class Run:
 
     def corrected(self, walkers: Walkers) -> Walkers:
         """Walkers of the model, weighted by the density ratio so that they stand for the data."""
-        labels = walkers.labels if "ratio" in self.players and self.trained_with.needs == "labels" else None
+        by_class = "ratio" in self.players and self.trained_with.needs == "labels"
+        if by_class and walkers.labels is None:
+            raise InputError(
+                "corrected: the ratio of this run is that of a class; draw walkers of one, label=…"
+            )
+        labels = walkers.labels if by_class else None
         log_ratio = self.log_ratio(walkers.x, labels).to(walkers.log_weight)
         return replace(walkers, log_weight=walkers.log_weight + log_ratio)
 

@@ -44,7 +44,22 @@ class Classifier:
         found = classifier_summary(run.learned_energy, x, judged.labels, placed, seed=judged.seed)
         numbers, arrays = sampled(run, x, list(judged.classes), judged.seed)
         numbers = {**found.numbers, "class_samples": numbers}
+        if (words := caveat(run.trained_with)) is not None:
+            numbers["caveat"] = words
         return Measured({"classifier": numbers}, found.arrays | arrays)
+
+
+def caveat(method: Any) -> str | None:
+    """Why p(y | x) of a run by class is not to be trusted, in words; None where classes are weighed together."""
+    if method is None or method.needs != "labels" or method.classifies:
+        return None
+    if any(each.weighs_together for each in (method, *method.sources)):
+        return None
+    return (
+        f"Each class has a free constant in E(x, y): chains of {method.name!r} keep their labels, and do not "
+        "compare classes. So p(y | x), and every score of it, says little; ask for one class at a time, or "
+        "train with 'jarzynski', whose weights compare them."
+    )
 
 
 def sampled(run: Run, x: Tensor, classes: list[str], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:

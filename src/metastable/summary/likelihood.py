@@ -32,6 +32,12 @@ MOST_DIMENSIONS = 200
 MOST_SCALE = 100.0
 """The same for the output scale of a joint energy."""
 
+SECOND_ADVICE = (
+    "Walkers of training have no part in it: train longer, or estimate it with more walkers and steps than here, "
+    "`metastable.log_partition(run.learned_energy, data=…, walkers=…, steps=…)`."
+)
+"""Where it is log Z by sequential Monte Carlo after training that is in doubt."""
+
 
 class Likelihood:
     """log Z with its error, and the mean log-density of rows.
@@ -67,7 +73,8 @@ class Likelihood:
         if z is not None and z.warnings:
             text = "log Z should not be trusted: " + "; ".join(z.warnings) + "."
             evidence: dict[str, Any] = {"log_z": z.value, "std_error": z.std_error}
-            findings.append(Finding("log-z-doubtful", "warning", text, evidence, "Use more walkers."))
+            advice = SECOND_ADVICE if run.log_z_source == "independent" else "Use more walkers."
+            findings.append(Finding("log-z-doubtful", "warning", text, evidence, advice))
         return Measured(numbers | _second_scores(second), facts=facts, findings=findings)
 
 

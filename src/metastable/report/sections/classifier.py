@@ -45,6 +45,7 @@ def classifier(run: Run) -> Html:
     return join(
         [
             tag("p", lead, class_="empty"),
+            tag("p", found["caveat"]) if found.get("caveat") else None,
             _cards(found),
             pictures([d for d in drawn if d]),
             pictures(histograms, "third"),

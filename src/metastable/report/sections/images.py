@@ -20,8 +20,11 @@ MEASURES = {
     "precision": "precision",
     "recall": "recall",
     "inception_score": "Inception Score",
+    "class_score": "class score",
 }
 """Each measure with its name for people, in the order of the table."""
+BY_OTHERS = ("frechet_distance", "class_score")
+"""What FID and Inception Score are called by a network that is not Inception, whose name stands beside them."""
 NEAREST = "nearest_images"
 
 
@@ -57,7 +60,7 @@ def measure_rows(found: dict[str, Any]) -> list[list[str]]:
         if not measure:
             continue
         ends = [number(end) for end in numbers_of(measure.get("interval"))]
-        if name == "frechet_distance":
+        if name in BY_OTHERS:
             title += f" by {mapping(found.get('network')).get('name')}"
         behind = number(measure.get("images"), 6)
         if is_number(measure.get("reference_images")):
@@ -112,7 +115,18 @@ def _accuracy(shares: dict[str, Any]) -> str:
         f"By a classifier of accuracy {plus_minus(shares.get('accuracy'), shares.get('accuracy_se'))} on "
         f"{number(shares.get('test_images'))} images it was not trained on, at noise "
         f"{number(shares.get('noise'))}; its "
-        f"mean confidence in samples is {number(shares.get('confidence'), 3)}."
+        f"mean confidence in samples is {number(shares.get('confidence'), 3)}.{_doubt(shares)}"
+    )
+
+
+def _doubt(shares: dict[str, Any]) -> str:
+    """What the classifier's mistakes may do to the shares, where it is more than twice their standard errors."""
+    accuracy, errors = shares.get("accuracy"), numbers_of(shares.get("std_error"))
+    if not is_number(accuracy) or 1 - accuracy <= 2 * max(errors, default=0.0):
+        return ""
+    return (
+        f" Shares may be off by its mistakes, {number(1 - accuracy, 2)} in all, which is more than their standard "
+        "errors say."
     )
 
 

@@ -48,7 +48,7 @@ def training_bar(name: str, config: TrainerConfig, shown: bool = True) -> Iterat
             _rename(bar, f"{name}: scoring")
             if not bar.progress.console.is_terminal:  # which shows no bar before its end
                 note(
-                    f"{name}: updates are done; scoring (log Z, samples, report), which may take longer than they did"
+                    f"{name}: updates are done; scoring (log Z, samples, report) may take longer than they did"
                 )
 
         def on_row(row: Row) -> None:

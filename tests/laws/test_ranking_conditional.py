@@ -286,14 +286,18 @@ class InTime(nn.Module):
         return 0.5 * (x - self.theta * b[..., None] * given[:, None]).square().sum(-1) / sd.square()
 
 
+def at_time(points: Positioned, j: int) -> Positioned:
+    """Those of one time, for the same contexts."""
+    return Positioned(*(value[:, j : j + 1] for value in points[:4]), points.given)
+
+
 @over("count", [1, 4, 50])
 def test_a_flow_that_is_the_model_leaves_a_fair_guess_at_each_time(count):
     rows, method = pairs(), InterpolatingNCE(negatives_per_datum=count, times=M)
     context = context_of(InTime(), Path(), rows)
     negatives, state, _ = method.negatives(context, Nothing(), rows)
     for j in range(M):
-        one = Positioned(*(value[:, j : j + 1] for value in negatives))
-        loss, metrics = method.loss(context, state, "energy", rows, one)
+        loss, metrics = method.loss(context, state, "energy", rows, at_time(negatives, j))
         assert loss.item() == pytest.approx(math.log(count + 1), abs=1e-12)
         assert metrics["objective"].item() == pytest.approx(-math.log(count + 1), abs=1e-12)
     other = negatives._replace(t=1 - negatives.t)
@@ -334,9 +338,6 @@ def test_the_loss_at_several_times_is_their_mean():
     rows, method = pairs(), InterpolatingNCE(negatives_per_datum=K, times=M)
     context = context_of(InTime(1.5), Path(1.6, 0.9), rows)
     negatives, state, _ = method.negatives(context, Nothing(), rows)
-    each = [
-        method.loss(context, state, "energy", rows, Positioned(*(v[:, j : j + 1] for v in negatives)))[0]
-        for j in range(M)
-    ]
+    each = [method.loss(context, state, "energy", rows, at_time(negatives, j))[0] for j in range(M)]
     whole = method.loss(context, state, "energy", rows, negatives)[0]
     torch.testing.assert_close(whole, torch.stack(each).mean(), rtol=0, atol=1e-12)

@@ -115,6 +115,8 @@ def look_at_class(run: Run, label: int | None, corrected: bool) -> None:
         if corrected and "ratio" in run.players and method is not None and method.needs == "labels":
             raise InputError("corrected: the ratio of this run is that of a class; say which, with --label")
         return
+    if "data" not in run.config:
+        return
     try:
         labels = training_set(run).labels
     except InputError:  # rows of an array in memory, or of a file that is gone

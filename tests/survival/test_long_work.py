@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_pictures_that_are_judged_have_one_bar_for_all(monkeypatch, tmp_path):
 def test_a_rollout_behind_a_pipe_leaves_no_empty_line(monkeypatch, capsys):
     heard = []
     monkeypatch.setattr(rollouts, "rollout_pusht", lambda *_, on_step, **__: heard.append(on_step))
-    policy: Any = None
+    policy: Any = SimpleNamespace(scaling=SimpleNamespace(pictures={}))
     _episodes(policy, "pusht", 1, 1, 1, 0)
     assert heard == [None]
     assert capsys.readouterr() == ("", "")

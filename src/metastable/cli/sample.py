@@ -122,7 +122,7 @@ def look_at_class(run: Run, label: int | None, corrected: bool) -> None:
     except InputError:  # rows of an array in memory, or of a file that is gone
         return
     there = [] if labels is None else labels.unique().tolist()
-    if there and label not in there:
+    if there and label not in there and 0 <= label < run.config.get("classes", max(there) + 1):
         raise InputError(f"label: must be a class that training had rows of, {there}, got {label}")
 
 

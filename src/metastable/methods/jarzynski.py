@@ -15,7 +15,7 @@ equality*, NeurIPS 2023. Algorithms 1 and 2; U is our E.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -36,12 +36,12 @@ from metastable.walkers.held_out import HeldOut, held_out_log_partition
 from metastable.walkers.jarzynski import PROBES, keeps_energy, langevin_step, paced, reweigh_then_move
 from metastable.walkers.population import ORDERS, Population, walkers_of
 from metastable.walkers.settled import Following, Rules, settled
-from metastable.walkers.spread import begun, share_of
+from metastable.walkers.spread import Spread, begun, share_of
 from metastable.walkers.starts import random_rows
 
 from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
-from .jarzynski_state import Followed, Heard, JarzynskiState, metrics_of, of_populations, weighed
+from .jarzynski_state import Followed, Heard, JarzynskiState, metrics_of, of_populations, weighing
 
 CRITERIA = ("ess", "entropy", "lag", "never")
 GRADIENTS = ("all", "batch", "moved")
@@ -263,10 +263,11 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         probe = self.pace is not None or self.batch is not None or not isinstance(self.moves, ULA)
         following = None
         with aside(state.steering.x.device) as join:  # neither asks for the other
-            steering = self._follow(context, state.steering, state.rows, h, probe)
+            followed = self._follow(context, state.steering, state.rows, h, probe)
         if state.following is not None:
-            following = self._follow(context, state.following, state.following_rows, h)
+            following = self._follow(context, state.following, state.following_rows, h)()
         join()
+        steering = followed()
         with aside(state.steering.x.device) as join:
             metrics = self._metrics(context, state, steering, following)
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
@@ -274,12 +275,12 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             log_step = self.next_log_step(context, log_step, move.acceptance.mean(), ACCEPTED, GAIN)
         if log_factor is not None and self.pace is not None and move.shift is not None:
             log_factor = paced(log_factor, move.shift, self.pace)
-        followed = None if following is None else following.walkers
+        others = None if following is None else following.walkers
         join()
         # in turn, walkers are weighed once more before the next update
         totals = None if self.in_turn else steering.totals
         heard = None if totals is None else Heard(totals.share, steering.log_z)
-        return JarzynskiState(steering.walkers, followed, *state[2:4], log_step, log_factor, heard), metrics
+        return JarzynskiState(steering.walkers, others, *state[2:4], log_step, log_factor, heard), metrics
 
     def _metrics(
         self, context: Context, state: JarzynskiState, steering: Followed, following: Followed | None
@@ -306,8 +307,11 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         rows: Tensor | None,
         h: Tensor | None,
         probe: bool = False,
-    ) -> Followed:
-        """Algorithm 2, lines 8–16, of one population."""
+    ) -> Callable[[], Followed]:
+        """Algorithm 2, lines 8–16, of one population: done, or, of one that lies on several processes, about to be.
+
+        Those are being asked for their weights, and what is returned waits for their answers.
+        """
         kernel, energy, rng = self.moves, context.energy, context.rng
         if isinstance(kernel, ULA):
             if walkers.given is None:
@@ -327,13 +331,21 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             )
         if rows is not None:  # gradients of a mini-batch are of no use to the next one
             walkers = walkers._replace(grad=walkers.grad[:0])
-        known, move = weighed(walkers, move, rng)
-        due, after = self.due(walkers, context.step + 1, known[1]), walkers
-        if due is None:
-            due = torch.zeros_like(known[1], dtype=torch.bool)
-        else:
-            after = walkers.resample(due, self.scheme, self.order, rng, known)  # line 16
-        return Followed.of(after, move, due, known, after is not walkers)
+        heard = weighing(walkers, move, rng)
+
+        def resampled() -> Followed:
+            known, move = heard()
+            due, after = self.due(walkers, context.step + 1, known[1]), walkers
+            if due is None:
+                due = torch.zeros_like(known[1], dtype=torch.bool)
+            else:
+                after = walkers.resample(due, self.scheme, self.order, rng, known)  # line 16
+            return Followed.of(after, move, due, known, after is not walkers)
+
+        if isinstance(walkers, Spread):
+            return resampled
+        done = resampled()
+        return lambda: done
 
     def due(self, walkers: Population, k: int, ess: Tensor) -> Tensor | None:
         """Line 16: which populations are to be resampled after update k; None when none can be."""

@@ -89,15 +89,20 @@ Known = tuple[Tensor, ...]
 """log Z and ESS of populations, `(G,)` each; `Totals` of one that lies on several processes."""
 
 
-def weighed(walkers: Population, move: Move, rng: torch.Generator) -> tuple[Known, Move]:
-    """log Z and ESS after a move, and the move; both of all processes where the population is."""
+def weighing(walkers: Population, move: Move, rng: torch.Generator) -> Callable[[], tuple[Known, Move]]:
+    """log Z and ESS after a move, and the move: of all processes where the population is, which are being asked."""
     if not isinstance(walkers, Spread):
-        return walkers.log_partition_and_ess(), move
+        return lambda: (walkers.log_partition_and_ess(), move)
     own = [move.acceptance.mean()] + ([] if move.shift is None else [move.shift])
-    totals = walkers.totals(rng, *own)
-    acceptance, *shift = totals.means
-    accepted = acceptance[None].to(move.acceptance)
-    return totals, move._replace(acceptance=accepted, shift=shift[0] if shift else None)
+    answers = walkers.asking(rng, *own)
+
+    def heard() -> tuple[Known, Move]:
+        totals = answers()
+        acceptance, *shift = totals.means
+        accepted = acceptance[None].to(move.acceptance)
+        return totals, move._replace(acceptance=accepted, shift=shift[0] if shift else None)
+
+    return heard
 
 
 class Followed(NamedTuple):

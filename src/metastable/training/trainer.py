@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from metastable.core import processes
+from metastable.core import heap, processes
 from metastable.core.batch import Rows, as_batch
 from metastable.core.capture import CaptureError
 from metastable.core.denormals import flushed
@@ -231,7 +231,7 @@ class Trainer(KeptTraining):
         self.engine.prepare()
         began = time.perf_counter() - self.seconds
         self._agree()
-        with stop_on_interrupt(self._stop), flushed():
+        with stop_on_interrupt(self._stop), flushed(), heap.kept():
             while not self._is_last():
                 self._update(self._unseen())
                 self.seconds = time.perf_counter() - began

@@ -7,7 +7,7 @@ Those that go on stay where they are, and only what a process then has too many 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -79,17 +79,27 @@ class Spread(Population):
 
     __slots__ = ()
 
-    def totals(self, rng: torch.Generator | None = None, *own: Tensor) -> Totals:
-        """What all processes say of it at once, with whatever else each has to say, `()`.
+    def asking(self, rng: torch.Generator | None = None, *own: Tensor) -> Callable[[], Totals]:
+        """Tell all processes of the walkers here, with whatever else there is to say, `()`; nobody waits for it.
 
-        With `rng` also the number that a resampling would draw next; it is not drawn yet, since that is up to the
-        others' weights.
+        With `rng` also a number for the next resampling, of which the first process's is everybody's. What is
+        returned waits for what the others say, and gives it.
         """
         A = self.log_weight
-        told = [A.logsumexp(0), (2 * A).logsumexp(0), A.new_tensor(len(A)), _upcoming(rng, A), *own]
-        every = processes.stacked(torch.stack([one.to(A) for one in told]))
-        log_sums, log_squares, counts, uniform = every[:, :4].unbind(1)
-        return Totals.of(self.log_z, log_sums, log_squares, counts, uniform, every[:, 4:].mean(0))
+        uniform = A.new_zeros(()) if rng is None else _uniform(rng, A.device)
+        told = [A.logsumexp(0), (2 * A).logsumexp(0), A.new_tensor(len(A)), uniform, *own]
+        answers, log_z = processes.asked(torch.stack([one.to(A) for one in told])), self.log_z
+
+        def heard() -> Totals:
+            every = answers()
+            log_sums, log_squares, counts, uniform = every[:, :4].unbind(1)
+            return Totals.of(log_z, log_sums, log_squares, counts, uniform, every[:, 4:].mean(0))
+
+        return heard
+
+    def totals(self, rng: torch.Generator | None = None) -> Totals:
+        """What all processes say of it at once."""
+        return self.asking(rng)()
 
     def log_partition_and_ess(self) -> tuple[Tensor, Tensor]:
         """Both of the whole population."""
@@ -139,7 +149,7 @@ class Spread(Population):
     ) -> Population:
         """Resample the whole population where `need`, `(1,)`, says so; walkers move as little as that allows.
 
-        Nothing is asked of other processes where `known` is their `totals`, which hold what `rng` draws next.
+        Nothing is asked of other processes where `known` is their `totals`, in which there is a number for it.
         """
         if not processes.is_many():
             return super().resample(need, scheme, order, rng, known)
@@ -148,7 +158,6 @@ class Spread(Population):
         totals = known if isinstance(known, Totals) else self.totals(rng)
         p = torch.softmax(self.log_weight, 0)
         places = self._order(order, p[None], None)
-        _uniform(rng, p.device)  # all have heard the first one's
         drawn, have, want = draw_own(p, totals, scheme, None if places is None else places[0])
         kept = {name: value for name in SENT if (value := self._asdict()[name]) is not None and len(value)}
         rows = balanced([value.index_select(0, drawn) for value in kept.values()], have, want)
@@ -164,16 +173,6 @@ class Spread(Population):
 def _uniform(rng: torch.Generator, device: torch.device) -> Tensor:
     """A number on [0, 1), `()`."""
     return torch.rand((), generator=rng, dtype=torch.float64, device=device)
-
-
-def _upcoming(rng: torch.Generator | None, like: Tensor) -> Tensor:
-    """What `_uniform` will return next; 0 without a source of it."""
-    if rng is None:
-        return like.new_zeros(())
-    now = rng.get_state()
-    number = _uniform(rng, like.device)
-    rng.set_state(now)
-    return number
 
 
 def draw_own(

@@ -1,0 +1,62 @@
+"""Memory that was freed stays while a model trains, and goes back after it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc alone is told")
+ASK = """
+import resource, torch
+from metastable.core import heap
+
+torch.set_num_threads(1)
+net = torch.nn.Sequential(torch.nn.Linear(8, 128), torch.nn.SiLU(), torch.nn.Linear(128, 128), torch.nn.SiLU())
+
+def faults(times):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        net(torch.randn(16384, 8, requires_grad=True)).sum().backward()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+faults(5)
+plain = faults(20)
+with heap.kept():
+    with heap.kept():
+        faults(20)
+    inside = faults(20)
+    held = [torch.ones(1 << 21) for _ in range(40)]
+    del held
+    much = resident()
+print(plain, inside, much - resident())
+"""
+
+
+def asked(**environment: str) -> list[int]:
+    told = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", ASK]
+    done = subprocess.run(command, capture_output=True, text=True, env=told | environment)
+    assert not done.returncode, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_memory_is_kept_inside_and_goes_back_after_it():
+    plain, inside, given_back = asked()
+    if plain < 1000:
+        pytest.skip("torch has a malloc of its own here")
+    assert inside < plain / 3
+    assert given_back > 100 * 2**20
+
+
+def test_what_a_user_says_of_it_holds():
+    plain, inside, _ = asked(MALLOC_TRIM_THRESHOLD_="1000000", MALLOC_MMAP_THRESHOLD_="100000")
+    if plain < 1000:
+        pytest.skip("torch has a malloc of its own here")
+    assert inside > plain / 2

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -36,12 +36,12 @@ from metastable.walkers.held_out import HeldOut, held_out_log_partition
 from metastable.walkers.jarzynski import PROBES, keeps_energy, langevin_step, paced, reweigh_then_move
 from metastable.walkers.population import ORDERS, Population, walkers_of
 from metastable.walkers.settled import Following, Rules, settled
-from metastable.walkers.spread import Spread, begun, share_of
+from metastable.walkers.spread import begun, share_of
 from metastable.walkers.starts import random_rows
 
 from .base import ChainMethod, Context, Metrics, Negatives
 from .exact_start import start_populations
-from .jarzynski_state import Followed, Heard, JarzynskiState, metrics_of, of_populations, weighing
+from .jarzynski_state import Followed, Heard, JarzynskiState, followed, metrics_of, of_populations, weighing
 
 CRITERIA = ("ess", "entropy", "lag", "never")
 GRADIENTS = ("all", "batch", "moved")
@@ -263,11 +263,11 @@ class Jarzynski(ChainMethod[JarzynskiState]):
         probe = self.pace is not None or self.batch is not None or not isinstance(self.moves, ULA)
         following = None
         with aside(state.steering.x.device) as join:  # neither asks for the other
-            followed = self._follow(context, state.steering, state.rows, h, probe)
+            steering = self._follow(context, state.steering, state.rows, h, probe)
         if state.following is not None:
             following = self._follow(context, state.following, state.following_rows, h)()
         join()
-        steering = followed()
+        steering = steering()
         with aside(state.steering.x.device) as join:
             metrics = self._metrics(context, state, steering, following)
         log_step, log_factor, move = state.log_step, state.log_factor, steering.move
@@ -331,21 +331,9 @@ class Jarzynski(ChainMethod[JarzynskiState]):
             )
         if rows is not None:  # gradients of a mini-batch are of no use to the next one
             walkers = walkers._replace(grad=walkers.grad[:0])
-        heard = weighing(walkers, move, rng)
-
-        def resampled() -> Followed:
-            known, move = heard()
-            due, after = self.due(walkers, context.step + 1, known[1]), walkers
-            if due is None:
-                due = torch.zeros_like(known[1], dtype=torch.bool)
-            else:
-                after = walkers.resample(due, self.scheme, self.order, rng, known)  # line 16
-            return Followed.of(after, move, due, known, after is not walkers)
-
-        if isinstance(walkers, Spread):
-            return resampled
-        done = resampled()
-        return lambda: done
+        due = partial(self.due, walkers, context.step + 1)
+        resample = partial(walkers.resample, scheme=self.scheme, order=self.order, rng=rng)  # line 16
+        return followed(walkers, weighing(walkers, move, rng), due, resample)
 
     def due(self, walkers: Population, k: int, ess: Tensor) -> Tensor | None:
         """Line 16: which populations are to be resampled after update k; None when none can be."""

@@ -137,6 +137,29 @@ class Followed(NamedTuple):
         return self.log_z, self.ess, self.walkers.ancestors(), self.walkers.noise(ended)
 
 
+def followed(
+    walkers: Population,
+    heard: Callable[[], tuple[Known, Move]],
+    due: Callable[[Tensor], Tensor | None],
+    resample: Callable[..., Population],
+) -> Callable[[], Followed]:
+    """Who is `due` by the ESS is resampled: at once, or, of walkers on several processes, when it is asked for."""
+
+    def resampled() -> Followed:
+        known, move = heard()
+        need, after = due(known[1]), walkers
+        if need is None:
+            need = torch.zeros_like(known[1], dtype=torch.bool)
+        else:
+            after = resample(need, known=known)
+        return Followed.of(after, move, need, known, after is not walkers)
+
+    if isinstance(walkers, Spread):
+        return resampled
+    done = resampled()
+    return lambda: done
+
+
 def of_populations(state: JarzynskiState, groups: int, own: Tensor, read: Callable[[Tensor], Tensor]) -> Any:
     """A metric of all `groups` populations, from those here, `(G,)`; of one that is spread all is known here."""
     return read(own) if state.following is None else shared(own, groups, read)

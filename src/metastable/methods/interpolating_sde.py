@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.core.capture import Replays, is_recording
+from metastable.core.capture import Replays, aside, is_recording
 from metastable.core.errors import InputError, require
 from metastable.core.protocols import Flowing, provides
 from metastable.core.random import normal_like
@@ -96,9 +96,12 @@ def euler(
     noise, finite_for = (2 * eta * dt).sqrt(), y.new_zeros(y.shape[:2], dtype=torch.long)
     for t in times:
         energy = CompiledGradient(target.at(t)) if compiled else target.at(t)
+        with aside(y.device) as join, torch.no_grad():  # neither asks for the other
+            v = velocity(y, t)
         grad = energy_and_grad(energy, y.flatten(0, 1)).grad.view(y.shape)
+        join()
         with torch.no_grad():
-            drift = velocity(y, t) - eta * grad
+            drift = v - eta * grad
             y = y + dt * drift + noise * normal_like(y, rng)
             finite_for = finite_for + y.isfinite().flatten(2).all(2)
     return y, finite_for

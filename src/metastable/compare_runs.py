@@ -11,6 +11,7 @@ from torch import Tensor
 from metastable.compare import Comparison, open_folder, scores, truth_of
 from metastable.core.errors import InputError, UnsupportedError, short
 from metastable.report import write_report
+from metastable.runs.folder import same_rows
 from metastable.runs.run import Run
 
 PAGE_FILES = ("config.json", "metrics.jsonl", "summary.json", "figures.npz", "report.html")
@@ -66,7 +67,7 @@ def differences(runs: Sequence[Run]) -> list[str]:
             raise InputError(
                 f"{run.folder}/config.json: data: must have source and sha256, got {short(theirs)}"
             )
-        if ours["sha256"] != theirs["sha256"]:
+        if not same_rows(first.config, theirs, lambda run=run: run.config):
             raise InputError(
                 f"runs: must be of the same data; {first.folder} was trained on {ours['source']} (sha256 "
                 f"{ours['sha256']}), {run.folder} on {theirs['source']} (sha256 {theirs['sha256']})"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
 import metastable as ms
+from metastable.cli.runs import open_run, training_set
 from metastable.core.errors import InputError
 from metastable.methods import METHODS
+from metastable.runs.folder import read_config
 from metastable.summary.classifier import caveat
 
 LABELLED = "toy:digits?n=120"
@@ -44,13 +47,18 @@ TINY = ["--steps", 3, "--no-progress", "--energy", "mlp", "--set", "energy.hidde
 def by_class(metastable, tmp_path_factory):
     """Runs on events of the classes 0 and 2: by f-ebm and by jarzynski."""
     folder = tmp_path_factory.mktemp("by-class")
+    train_by_class(metastable, folder, "f-ebm", "method.source.labels=true")
+    return train_by_class(metastable, folder, "jarzynski", "method.labels=true")
+
+
+def train_by_class(metastable, folder, name, setting):
+    """A run on events of the classes 0 and 2, in a folder beside its data."""
     rng = np.random.default_rng(0)
     labels = 2 * (rng.random(200) < 0.4)
     np.savez(folder / "rows.npz", x=rng.normal(0, 1, (200, 2)) + labels[:, None], labels=labels)
-    for name, setting in (("f-ebm", "method.source.labels=true"), ("jarzynski", "method.labels=true")):
-        words = ["train", "--data", folder / "rows.npz", "--method", name, "--set", setting, *TINY]
-        result = metastable(*words, "--out", folder / name)
-        assert result.exit_code == 0, result.output
+    words = ["train", "--data", folder / "rows.npz", "--method", name, "--set", setting, *TINY]
+    result = metastable(*words, "--out", folder / name)
+    assert result.exit_code == 0, result.output
     return folder
 
 
@@ -68,6 +76,36 @@ def test_a_class_without_a_row_of_training_is_refused(refused, by_class, tmp_pat
     words = ("--label", 1, "--n", 9, "--out", tmp_path / "s.npy")
     line = refused("sample", by_class / "f-ebm", *words)
     assert "label: must be a class that training had rows of, [0, 2], got 1" in line
+
+
+@pytest.mark.filterwarnings("ignore:.*was altered since")
+def test_a_run_knows_its_classes_without_its_rows(metastable, refused, tmp_path):
+    folder = train_by_class(metastable, tmp_path, "jarzynski", "method.labels=true") / "jarzynski"
+    config, labels = read_config(folder), training_set(open_run(folder)).labels
+    assert config["classes"] == 3
+    assert config["class_rows"] == labels.bincount().tolist()
+    assert sum(config["class_rows"]) == 180  # the others are held out
+
+    words = ("sample", folder, "--n", 9, "--steps", 2, "--out", tmp_path / "s.npy", "--label")
+    rows = (tmp_path / "rows.npz").rename(tmp_path / "elsewhere.npz")
+    result = metastable(*words, 2)
+    assert result.exit_code == 0, result.output
+    assert np.load(tmp_path / "s.npy").shape == (9, 2)
+    missing = "label: must be a class that training had rows of, [0, 2], got 1"
+    assert missing in refused(*words, 1)
+
+    del config["class_rows"]  # as older runs were written
+    (folder / "config.json").write_text(json.dumps(config))
+    assert metastable(*words, 2).exit_code == 0
+    rows.rename(tmp_path / "rows.npz")
+    assert missing in refused(*words, 1)
+    (folder / "config.json").write_text(json.dumps(config | {"class_rows": [1, "two"]}))
+    assert "class_rows: must be a list of counts, got [1, 'two']" in refused(*words, 2)
+
+
+def test_a_run_by_class_can_be_trained_again_from_its_folder(metastable, by_class):
+    result = metastable("train", by_class / "jarzynski", "--dry-run")
+    assert result.exit_code == 0, result.output
 
 
 def test_scores_of_classes_that_were_never_compared_have_a_caveat(metastable, by_class, tmp_path):

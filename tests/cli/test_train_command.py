@@ -123,8 +123,13 @@ def test_changed_data_are_noticed(metastable, run_folder, tmp_path):
     config = config_of(run_folder)
     config["data"]["sha256"] = "0" * 16
     path = tmp_path / "old.json"
-    path.write_text(json.dumps(config))
-    assert "has changed" in metastable("train", path, "--dry-run").output
+    for shift, noticed in (
+        (0.01, True),
+        (-0.01, False),
+    ):  # the second time as another machine would draw them
+        config["columns"][0]["mean"] += shift
+        path.write_text(json.dumps(config))
+        assert ("has changed" in metastable("train", path, "--dry-run").output) is noticed
 
 
 # ---- refusals

@@ -108,8 +108,8 @@ def set_question(
         raise InputError(
             "reference: give the images to compare with, --reference, or --fid-statistics FILE.npz"
         )
-    reference = None if asked.reference is None else data_of(asked.reference)[0]
-    fresh = None if data is None else data_of(data)[0]
+    reference = None if asked.reference is None else data_of({}, asked.reference)[0]
+    fresh = None if data is None else data_of({}, data)[0]
     samples = read_samples(asked, reference)
     where = str(Engine(device).device)
     return question_of(asked, samples, asked.samples, reference, fresh, where, 0.0, progress)
@@ -154,7 +154,7 @@ def pictures_of(dataset: Dataset) -> Pictures:
 
 def read_samples(asked: ImageOptions, reference: Dataset | None) -> Walkers:
     """Images of `--samples` with the weights of `--log-weight`, on the scale of the reference."""
-    dataset, _ = data_of(asked.samples)
+    dataset, _ = data_of({}, asked.samples)
     x, scale = dataset.x, scale_of(dataset.x, beyond=SLIGHTLY)
     if reference is not None and scale is not None:
         low, high = pictures_of(reference).scale

@@ -98,7 +98,7 @@ def drawn_together(n: int, seed: int, draws: Callable[[slice, int], Walkers]) ->
 def _noise(run: Run) -> tuple[Proposal, str]:
     """The noise that chains begin from in training, fitted to the run's data; standard where those are gone."""
     try:
-        dataset, _ = data_of(run.config.get("data"))
+        dataset, _ = data_of(run.config)
         _check_shape(dataset, run, "data")
     except InputError:
         return Gaussian(torch.zeros(run.event_shape)), "standard normal noise (its data cannot be read)"
@@ -115,10 +115,10 @@ def own_steps(method: Any) -> int | None:
 def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Dataset, str]:
     """Rows to score a run on: those given by an option, else the rows that its training held out."""
     if source is not None:
-        dataset, _ = data_of(source)
+        dataset, _ = data_of({}, source)
         _check_shape(dataset, run, option)
         return dataset, source
-    dataset, notes = data_of(run.config.get("data"))
+    dataset, notes = data_of(run.config)
     if notes:
         raise InputError(f"{notes[0]}; give --data")
     share = run.config.get("held_out", 0.0)
@@ -139,7 +139,7 @@ def rows_to_score(run: Run, source: str) -> Dataset:
 
 def own_rows(run: Run, least: float) -> tuple[Dataset, str]:
     """A run's held-out rows where there are `least` of them, else all its rows, and which in words."""
-    dataset, notes = data_of(run.config.get("data"))
+    dataset, notes = data_of(run.config)
     if notes:
         raise InputError(notes[0])
     share = run.config.get("held_out", 0.0)
@@ -156,14 +156,26 @@ def training_set(run: Run, source: str | None = None) -> Dataset:
         run: the run.
         source: where they may be found too, and are taken from if they are the same.
     """
-    before = run.config["data"]
-    dataset, notes = data_of(before if source is None else {**before, "source": source})
-    if notes:
-        dataset, notes = data_of(before)
+    if "data" not in run.config:
+        raise InputError("data: the settings of this run do not say which rows it was trained on")
+    dataset, notes = data_of(run.config, source)
+    if notes and source is not None:
+        dataset, notes = data_of(run.config)
     if notes:
         raise InputError(notes[0])
     share = run.config.get("held_out", 0.0)
     return dataset.split(share, run.config["seed"])[0] if share else dataset
+
+
+def trained_classes(run: Run) -> list[int]:
+    """The classes that training had rows of, as its settings or, of an older run, its rows say; else none."""
+    if (counts := run.config.get("class_rows")) is not None:
+        return [label for label, rows in enumerate(counts) if rows]
+    try:
+        labels = training_set(run).labels
+    except InputError:  # rows of an array in memory, or of a file that is gone
+        return []
+    return [] if labels is None else labels.unique().tolist()
 
 
 def _check_shape(dataset: Dataset, run: Run, option: str) -> None:

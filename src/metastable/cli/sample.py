@@ -108,20 +108,14 @@ def look_at_class(run: Run, label: int | None, corrected: bool) -> None:
     """Refuse a class without a row of training, and a ratio of classes without a class."""
     from metastable.core.errors import InputError
 
-    from .runs import training_set
+    from .runs import trained_classes
 
     method = run.trained_with
     if label is None:
         if corrected and "ratio" in run.players and method is not None and method.needs == "labels":
             raise InputError("corrected: the ratio of this run is that of a class; say which, with --label")
         return
-    if "data" not in run.config:
-        return
-    try:
-        labels = training_set(run).labels
-    except InputError:  # rows of an array in memory, or of a file that is gone
-        return
-    there = [] if labels is None else labels.unique().tolist()
+    there = trained_classes(run)
     if there and label not in there and 0 <= label < run.config.get("classes", max(there) + 1):
         raise InputError(f"label: must be a class that training had rows of, {there}, got {label}")
 

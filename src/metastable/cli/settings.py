@@ -26,8 +26,9 @@ from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
 from metastable.data.columns import oddities
 from metastable.methods import Method
+from metastable.runs.folder import same_rows
 from metastable.runs.resolve import beside_of, energy_config, on_mixture, resolve_method
-from metastable.runs.rows import check_sizes
+from metastable.runs.rows import check_sizes, data_settings, row_settings
 from metastable.training.config import OPTIMISERS, RATE_NAMES, Schedule, TrainerConfig
 
 from .own import own_energy
@@ -41,12 +42,13 @@ FACTS = (
     "event_shape",
     "context_shape",
     "classes",
+    "class_rows",
     "coordinates",
     "columns",
     "traits",
     "run",
 )
-"""What a run or a preset says about itself; nothing is read from these."""
+"""What a run or a preset says about itself; toy sets are known again by it, and nothing else is read from it."""
 HELD_OUT = 0.1
 STILL = 0.05
 """Share of the typical standard deviation below which a pixel counts as one that does not change."""
@@ -214,7 +216,7 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     require_kind(units)
     require(isinstance(dequantise, bool), "dequantise", "true or false", dequantise)
     trainer, method = trainer_of(settings.get("trainer")), method_of(settings.get("method"))
-    dataset, notes = data_of(settings.get("data"))
+    dataset, notes = data_of(settings)
     check_sizes(dataset)
     needs = "" if method.needs == "given?" and dataset.given is None else method.needs.rstrip("?")
     energy = energy_of(settings.get("energy"), dataset.event_shape, beside_of(method, needs), method.timed)
@@ -246,18 +248,22 @@ def _still_pixels(dataset: Dataset, energy: Any, noise: float) -> tuple[str, ...
     )
 
 
-def data_of(value: Any) -> tuple[Dataset, tuple[str, ...]]:
-    """The rows, under the name by which they can be read again, and what is odd about them."""
-    source = value.get("source") if isinstance(value, Mapping) else value
+def data_of(settings: Mapping[str, Any], source: Any = None) -> tuple[Dataset, tuple[str, ...]]:
+    """The rows, under the name by which they can be read again, and what is odd about them.
+
+    `source` is where to look for them instead.
+    """
+    data = settings.get("data")
+    before = data if isinstance(data, Mapping) else {"source": data}
+    source = before.get("source") if source is None else source
     if not isinstance(source, (str, Path)) or not str(source):
         raise ConfigError("data", "give --data FILE, toy:NAME or mnist:FOLDER, or a preset with data")
     dataset = replace(load_array(str(source)), name=str(source))
-    before = value.get("sha256") if isinstance(value, Mapping) else None
-    if before not in (None, dataset.digest):
-        return dataset, (
-            f"data: {source} has changed (sha256 {before} in the settings, now {dataset.digest})",
-        )
-    return dataset, ()
+    split = settings.get("held_out", 0.0), settings.get("seed", 0)
+    sha, now = before.get("sha256"), data_settings(dataset)
+    if sha is None or same_rows(settings, now, lambda: row_settings(dataset, *split)):
+        return dataset, ()
+    return dataset, (f"data: {source} has changed (sha256 {sha} in the settings, now {dataset.digest})",)
 
 
 def energy_of(table: Any, event_shape: tuple[int, ...], needs: str = "", timed: bool = False) -> Any:

@@ -24,6 +24,7 @@ from .files import read_arrays
 from .images import BLOCK, image_source, open_images, parse_images
 from .toy import TOY_SETS, ToySet
 
+KNOWN_TOYS: dict[str, ToySet | ConditionalToySet] = {**TOY_SETS, **CONDITIONAL_TOY_SETS}
 TOY_COPIES = 24
 """Bytes for each number of a toy set while it is drawn."""
 FARTHEST_DRAW = 10.0
@@ -240,37 +241,39 @@ def _digest(x: Tensor, *beside: Tensor | None) -> str:
 
 
 def same_toy(source: str, other: str) -> bool:
-    """Whether two names are one toy set's, drawn with one seed and noise, however many rows they ask for.
+    """Whether two names are one toy set's, drawn with one seed and the same noise, however many rows they ask for.
 
     Example:
         >>> same_toy("two-modes", "toy:two-modes?n=100"), same_toy("toy:two-modes", "toy:two-modes?seed=1")
         (True, False)
     """
-    asked = []
-    for text in (source, other):
-        name, _, query = text.removeprefix("toy:").partition("?")
-        settings = dict(parse_qsl(query, keep_blank_values=True))
-        asked.append((name, settings.get("seed", "0"), settings.get("noise")))
-    return asked[0] == asked[1] and (asked[0][0] in TOY_SETS or asked[0][0] in CONDITIONAL_TOY_SETS)
+    (name, asked), (other_name, other_asked) = _parse_toy(source), _parse_toy(other)
+    if name not in KNOWN_TOYS or name != other_name or asked["seed"] != other_asked["seed"]:
+        return False
+    return source == other or "noise" not in asked | other_asked  # which is drawn by the whole name
+
+
+def _parse_toy(source: str) -> tuple[str, dict[str, str]]:
+    """The name and the settings in `toy:NAME?n=5000&seed=1`, with or without `toy:`; the seed is 0 by default."""
+    name, _, query = source.removeprefix("toy:").partition("?")
+    return name, {"seed": "0", **dict(parse_qsl(query, keep_blank_values=True))}
 
 
 def _load_toy(source: str, dtype: torch.dtype) -> Dataset:
-    name, _, query = source.removeprefix("toy:").partition("?")
-    known: dict[str, ToySet | ConditionalToySet] = {**TOY_SETS, **CONDITIONAL_TOY_SETS}
-    if name not in known:
-        raise InputError(f"toy set: unknown name {name!r}{nearest(name, known)}")
-    settings = dict(parse_qsl(query, keep_blank_values=True))
+    name, settings = _parse_toy(source)
+    if name not in KNOWN_TOYS:
+        raise InputError(f"toy set: unknown name {name!r}{nearest(name, KNOWN_TOYS)}")
     for key in settings.keys() - {"n", "seed", "noise"}:
         raise InputError(f"{source}: unknown setting {key!r}{nearest(key, ['n', 'seed', 'noise'])}")
-    toy = known[name]
+    toy = KNOWN_TOYS[name]
     n = _whole(source, "n", settings.get("n", str(toy.default_rows)))
     require_room(source, n, TOY_COPIES * n * math.prod(toy.event_shape))
-    seed = _whole(source, "seed", settings.get("seed", "0"))
+    seed = _whole(source, "seed", settings["seed"])
     drawn = as_batch(toy.sample(n, seed))
     labels = toy.labels(n, seed) if isinstance(toy, ToySet) else None
     rows = check_data(drawn.x, source, dtype=dtype)
     if "noise" not in settings:
-        known_by = source if settings else name  # by which the same rows are found again
+        known_by = source if "?" in source else name  # by which the same rows are found again
         own = toy if isinstance(toy, ToySet) else None
         return Dataset.of(rows, known_by, own, labels=labels, given=drawn.given)
     return Dataset.of(_noisy(rows, settings["noise"], source), source, labels=labels, given=drawn.given)

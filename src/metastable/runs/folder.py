@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,9 @@ def check_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
         before = read_config(folder)
         for key in ("seed", "data", "method", "energy", "held_out", "units"):
             then = before.get(key, "none" if key == "units" else None)
-            same = key == "data" and then is not None and _same_rows(before, settings)
+            same = (
+                key == "data" and then is not None and same_rows(before, settings["data"], lambda: settings)
+            )
             if not same and not _alike(then, settings[key]):
                 raise InputError(
                     f"resume: {key} differs from the run in {folder}: it was {before.get(key)!r}, "
@@ -50,20 +52,30 @@ def check_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
         raise InputError(f"out: {folder} is not empty and not a run; choose another folder")
 
 
-def _same_rows(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether rows are the same: to the bit, wherever they come from, or a toy set that another machine drew.
+def same_rows(
+    before: Mapping[str, Any], data: Mapping[str, Any], settings: Callable[[], Mapping[str, Any]]
+) -> bool:
+    """Whether rows are those of a run: to the bit, wherever they come from, or a toy set that another machine drew.
 
     There normal draws differ in their last digits; their columns have the same means and spreads but for that.
+
+    Args:
+        before: the settings of the run.
+        data: what `data_settings` says of the rows.
+        settings: what else a run on them would keep (`row_settings`), asked for where digests differ.
     """
-    then, data = before["data"], now["data"]
+    then = before["data"]
     if then.get("sha256") == data["sha256"]:
         return True
-    if not same_toy(str(then.get("source")), data["source"]) or then.get("rows") != data["rows"]:
+    if not same_toy(str(then.get("source")), str(data["source"])) or then.get("rows") != data["rows"]:
         return False
-    old, new = (
-        [c.get(key) for c in config.get("columns") or () for key in ("mean", "scale")]
-        for config in (before, now)
-    )
+    now = settings()
+    if any(before.get(key) not in (None, now.get(key)) for key in ("class_rows", "context_shape")):
+        return False  # labels or contexts that were not the set's own
+    columns = [config.get("columns") or [] for config in (before, now)]
+    if not all(map(CONFIG["columns"][1], columns)):  # in a file of settings, which nobody has looked through
+        return False
+    old, new = ([c.get(key) for c in found for key in ("mean", "scale")] for found in columns)
     return _are_numbers(old, len(new)) and np.allclose(old, new, rtol=1e-4, atol=1e-6)
 
 
@@ -247,6 +259,7 @@ CONFIG = {
     "event_shape": SHAPE,
     "context_shape": SHAPE,
     "classes": ("a count of at least 1", lambda v: _is_count(v) and 1 <= v < MOST_NUMBERS),
+    "class_rows": ("a list of counts", lambda v: isinstance(v, list) and all(map(_is_count, v))),
     "data": TABLE,
     "energy": NAMED,
     "method": NAMED,

@@ -17,6 +17,7 @@ from metastable.core.random import derive, generator, normal_like, with_normal
 from metastable.core.types import Proposal, is_discrete
 from metastable.core.units import Coordinates, Units, default_kind, require_near, require_squares, rounded
 from metastable.data import Dataset
+from metastable.data.columns import columns_settings
 from metastable.data.smoothing import smoothed
 from metastable.energies import AsEnergy, as_energy
 from metastable.energies.build import ENERGIES
@@ -220,8 +221,30 @@ def needed_beside(dataset: Dataset, method: Method) -> Tensor | None:
 def beside_settings(rows: Batch, dataset: Dataset) -> dict[str, Any]:
     """What a run's settings keep of labels or contexts, so that its modules can be built again."""
     if rows.kind is Beside.LABELS:
-        return {"classes": classes_of(dataset)}
+        assert rows.given is not None
+        return {"classes": classes_of(dataset), "class_rows": rows_by_class(rows.given)}
     return {} if rows.context_shape is None else {"context_shape": list(rows.context_shape)}
+
+
+def rows_by_class(labels: Tensor) -> list[int]:
+    """How many rows each class has, from class 0 on."""
+    return torch.bincount(labels.cpu()).tolist()
+
+
+def data_settings(dataset: Dataset) -> dict[str, Any]:
+    """What a run's settings keep of where its rows are from."""
+    return {"source": dataset.name, "rows": len(dataset), "sha256": dataset.digest}
+
+
+def row_settings(dataset: Dataset, held_out: float, seed: int) -> dict[str, Any]:
+    """What the settings of a run that holds out this share tell rows by that another machine drew."""
+    train = dataset.split(held_out, seed)[0] if held_out else dataset
+    labels, given = train.labels, train.given
+    return {
+        **columns_settings(train),
+        **({} if labels is None else {"class_rows": rows_by_class(labels)}),
+        **({} if given is None else {"context_shape": list(given.shape[1:])}),
+    }
 
 
 def classes_of(dataset: Dataset) -> int:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from conftest import each
 
+from metastable.api import fit
 from metastable.cli.runs import open_run, training_set
+from metastable.cli.settings import data_of
 from metastable.compare_runs import differences
 from metastable.core.errors import InputError
 from metastable.data import load_array
@@ -124,3 +126,17 @@ def test_labels_and_contexts_of_ones_own_and_damaged_columns_are_told(key, value
     settings = settings_of(source) | {key: value}
     data = data_settings(load_array(source))
     assert not same_rows(settings, data, lambda: row_settings_of(source))
+
+
+@pytest.mark.parametrize("kept", ["toy:two-modes", "two-modes"])
+def test_a_run_made_in_python_on_a_toy_set_is_judged(kept, metastable, tmp_path):
+    folder = tmp_path / "run"
+    fit("mlp", "toy:two-modes", "cd", 3, out=folder, evaluate=False, progress=False)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["data"]["source"] == "toy:two-modes"
+    config["data"]["source"] = kept  # older folders leave `toy:` out
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "seals.json").unlink()
+    rows, odd = data_of(read_config(folder))
+    assert (rows.name, odd) == ("toy:two-modes", ())
+    assert len(training_set(open_run(folder))) == 5000

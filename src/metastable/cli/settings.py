@@ -24,6 +24,7 @@ from metastable.core.errors import ConfigError, InputError, nearest, refuse_newe
 from metastable.core.protocols import reference_of
 from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
+from metastable.data.arrays import full_name
 from metastable.data.columns import oddities
 from metastable.methods import Method
 from metastable.runs.folder import same_rows
@@ -255,9 +256,10 @@ def data_of(settings: Mapping[str, Any], source: Any = None) -> tuple[Dataset, t
     """
     data = settings.get("data")
     before = data if isinstance(data, Mapping) else {"source": data}
-    source = before.get("source") if source is None else source
-    if not isinstance(source, (str, Path)) or not str(source):
+    asked = before.get("source") if source is None else source
+    if not isinstance(asked, (str, Path)) or not str(asked):
         raise ConfigError("data", "give --data FILE, toy:NAME or mnist:FOLDER, or a preset with data")
+    source = full_name(str(asked)) if source is None else asked
     dataset = replace(load_array(str(source)), name=str(source))
     split = settings.get("held_out", 0.0), settings.get("seed", 0)
     sha, now = before.get("sha256"), data_settings(dataset)

@@ -253,6 +253,15 @@ def same_toy(source: str, other: str) -> bool:
     return source == other or "noise" not in asked | other_asked  # which is drawn by the whole name
 
 
+def full_name(source: str) -> str:
+    """By which rows are found again: toy sets without settings were once kept without `toy:`.
+
+    >>> full_name("two-modes"), full_name("rows.npy")
+    ('toy:two-modes', 'rows.npy')
+    """
+    return f"toy:{source}" if source in KNOWN_TOYS else source
+
+
 def _parse_toy(source: str) -> tuple[str, dict[str, str]]:
     """The name and the settings in `toy:NAME?n=5000&seed=1`, with or without `toy:`; the seed is 0 by default."""
     name, _, query = source.removeprefix("toy:").partition("?")
@@ -273,9 +282,8 @@ def _load_toy(source: str, dtype: torch.dtype) -> Dataset:
     labels = toy.labels(n, seed) if isinstance(toy, ToySet) else None
     rows = check_data(drawn.x, source, dtype=dtype)
     if "noise" not in settings:
-        known_by = source if "?" in source else name  # by which the same rows are found again
         own = toy if isinstance(toy, ToySet) else None
-        return Dataset.of(rows, known_by, own, labels=labels, given=drawn.given)
+        return Dataset.of(rows, source, own, labels=labels, given=drawn.given)
     return Dataset.of(_noisy(rows, settings["noise"], source), source, labels=labels, given=drawn.given)
 
 

@@ -20,7 +20,7 @@ from metastable.core.random import generator
 from metastable.methods import Context, ExactDraws, FDivergence, Jarzynski, PersistentCD, rejection_sample
 from metastable.methods.base import Negatives
 from metastable.methods.divergences import DIVERGENCES, Divergence, alpha_divergence, from_function
-from metastable.methods.fdivergence import Scored, theorem1, theorem3, variational_bound
+from metastable.methods.fdivergence import Scored, normalised, theorem1, theorem3, variational_bound
 from metastable.proposals import fit_gaussian
 
 MEMBERS = {**DIVERGENCES, **{d.name: d for d in map(alpha_divergence, (-1.0, -0.5, 0.9))}}
@@ -110,6 +110,45 @@ def test_with_the_best_h_the_gradient_is_that_of_the_divergence(f: Divergence, f
     if f.name == "kl":
         contrast = gradient(at.E.mean() - at.mean(at.E), at)
         torch.testing.assert_close(got, contrast, rtol=1e-9, atol=1e-11)
+
+
+def of_densities(space: Finite) -> Tensor:
+    """log p_H/q with p_H ∝ e^H, differentiable through q itself."""
+    return torch.log_softmax(space.H, 0) - space.log_q
+
+
+@every
+def test_normalised_exponents_have_the_gradient_of_their_bound(f: Divergence, finite: Finite):
+    """For any H and whatever its constant, against automatic differentiation through q itself; for KL it is CD."""
+    x = of_densities(finite)
+    truth = gradient(f.slope(x).mean() - finite.log_q.exp() @ f.conjugate(x), finite)
+    raw = finite.H + 7.0 + finite.E
+    drawn = Negatives(finite.E[:, None], finite.log_q.detach())
+    x_data, x_model = normalised(raw, raw, finite.E, drawn, energy_moves=True)
+    torch.testing.assert_close(x_model, x)
+    got = gradient(theorem3(f, x_data, x_model, finite.E, finite.mean), finite)
+    torch.testing.assert_close(got, truth, rtol=1e-9, atol=1e-11)
+    if f.name == "kl":
+        contrast = gradient(finite.E.mean() - finite.mean(finite.E), finite)
+        torch.testing.assert_close(got, contrast, rtol=1e-9, atol=1e-11)
+
+
+@every
+def test_normalised_exponents_have_the_same_largest_bound(f: Divergence, finite: Finite):
+    """Theorem 2 where H is a density; its gradient in H there is zero, and none has a constant of H in it."""
+    at = best(finite)
+    H = (at.H + 3.0).clone().requires_grad_()
+    drawn = Negatives(at.E[:, None], at.log_q.detach())
+    raw = H + at.E.detach()
+    bound = variational_bound(f, *normalised(raw, raw, at.E, drawn, energy_moves=False), at.mean)
+    divergence = at.log_q.exp() @ f.f(torch.exp(-math.log(30) - at.log_q))
+    torch.testing.assert_close(bound, divergence, rtol=1e-9, atol=1e-11)
+    slope = torch.autograd.grad(bound, H)[0]
+    torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-10)
+    other = (finite.H + finite.E.detach()).requires_grad_()
+    lower = variational_bound(f, *normalised(other, other, at.E, drawn, energy_moves=False), at.mean)
+    assert lower < bound
+    assert torch.autograd.grad(lower, other)[0].sum().abs() < 1e-9
 
 
 # ---- by quadrature, for the paper's target and a Gaussian model
@@ -242,6 +281,50 @@ def test_weighted_negatives_weigh_every_mean(finite: Finite):
         -up, variational_bound(DIVERGENCES["hellinger"], exponent, exponent, finite.mean)
     )
     assert metrics["exponent_max"] == exponent.max()
+
+
+def turn(method: FDivergence, player: str, x: Tensor, energy: nn.Module) -> tuple[Tensor, dict]:
+    """The loss of one turn on data `x` and on negatives −x, and what is logged."""
+    context = context_of(energy, x, method)
+    both = torch.cat([x, -x])
+    return method.loss(context, None, player, x, Scored(Negatives(-x), both, energy(both)))
+
+
+def test_a_penalty_on_h_is_in_its_own_loss_alone():
+    """`ratio_l2`·(H(x⁺)² + H(x⁻)²) of H, not of the exponent; the energy's loss has none of it."""
+    x, energy = toy(200), Bell(0.3)
+    (plain, bound), (held, same) = (
+        turn(FDivergence(f="js", ratio=network(), ratio_l2=weight), "ratio", x, energy)
+        for weight in (0.0, 0.5)
+    )
+    H = network()
+    added = 0.5 * (H(x).square().mean() + H(-x).square().mean())
+    torch.testing.assert_close(held - plain, added)
+    assert bound == same
+    losses = [
+        turn(FDivergence(f="js", ratio=network(), ratio_l2=w), "energy", x, energy)[0] for w in (0.0, 0.5)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("f", ["kl", "js", "hellinger", "reverse-kl"])
+def test_a_constant_of_the_energy_is_no_part_of_normalised_exponents(f):
+    """Nothing pulls it, however far off it is; without `normalise` it is pulled, and clipped it is stuck at a bound."""
+    x, height = toy(200), nn.Parameter(torch.tensor(40.0))
+
+    class Raised(Bell):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + height
+
+    energy, options = Raised(0.3, 5.0), {"f": f, "ratio": network(), "clip_exponent": 5.0}
+    loss, _ = turn(FDivergence(normalise=True, **options), "energy", x, energy)
+    pulls = torch.autograd.grad(loss, [height, energy.mu])
+    assert abs(pulls[0]) < 1e-5
+    assert abs(pulls[1]) > 1e-3
+    _, metrics = turn(FDivergence(**options), "ratio", x, energy)
+    assert metrics["exponent_min"] == metrics["exponent_max"] == 5.0
+    _, metrics = turn(FDivergence(normalise=True, **options), "ratio", x, energy)
+    assert -5 < metrics["exponent_min"] < 0 < metrics["exponent_max"] < 5
 
 
 def toy(rows: int = 4000) -> Tensor:
@@ -424,6 +507,9 @@ def test_clipping_is_a_choice():
         (lambda: FDivergence(energy_rate=0.0), "f-ebm.energy_rate"),
         (lambda: FDivergence(estimator="theorem2"), "f-ebm.estimator"),
         (lambda: FDivergence(clip_exponent=-1.0), "f-ebm.clip_exponent"),
+        (lambda: FDivergence(ratio_l2=-1.0), "f-ebm.ratio_l2"),
+        (lambda: FDivergence(ratio_l2=math.inf), "f-ebm.ratio_l2"),
+        (lambda: FDivergence(estimator="theorem1", normalise=True), "f-ebm.normalise"),
         (lambda: ExactDraws(step_size=0.1), "exact.step_size"),
         (lambda: ExactDraws(walkers=0), "exact.walkers"),
     ],

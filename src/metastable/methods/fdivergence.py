@@ -38,6 +38,7 @@ from metastable.core.errors import (
     require_choice,
     require_count,
     require_length,
+    require_moderate,
     require_positive,
 )
 from metastable.core.random import uniform_rows
@@ -95,6 +96,22 @@ def theorem3(
     """
     moving_samples = theorem1(divergence.conjugate(x_model), E_model, model_mean)
     return variational_bound(divergence, x_data, x_model, model_mean) + moving_samples
+
+
+def normalised(
+    x_data: Tensor, x_model: Tensor, E_model: Tensor, drawn: Negatives, energy_moves: bool
+) -> tuple[Tensor, Tensor]:
+    """Exponents less log E_q[e^{H+E}]: log p_H/q for the density p_H ∝ e^H, whatever constants H and E have.
+
+    log E_q[e^{H+E}] = log ∫e^H − log Z, so that in E its gradient is E_q[∇E], and that is what it is given where
+    E moves: differentiated at fixed samples it would be another. In H the samples are fixed.
+    """
+    log_weight = torch.zeros_like(x_model) if drawn.log_weight is None else drawn.log_weight.to(x_model)
+    log_mean = torch.logsumexp(x_model + torch.log_softmax(log_weight, 0), 0)
+    if energy_moves:
+        mean = drawn.mean(E_model)
+        log_mean = log_mean.detach() + mean - mean.detach()
+    return x_data - log_mean, x_model - log_mean
 
 
 class Scored(NamedTuple):
@@ -168,13 +185,19 @@ class FDivergence(Objective[State]):
             energy, one of them fixed, so that R begins at 0).
         clip_exponent: cut H + E at ± this value. Off by default: it hides an overflow, and beyond it no gradient
             flows, which can freeze training.
+        normalise: put H + E − log E_q[e^{H+E}] in the place of H + E, with the update's negatives for q. The largest
+            bound and its H are the same, up to a constant of H; but constants of H and E are no longer in it, and
+            cannot run away. KL is contrastive divergence then, whatever H is.
+        ratio_l2: adds `ratio_l2`·(H(x⁺)² + H(x⁻)²) to the loss of H, as the paper's public code does with 1. It keeps
+            H from telling data from chains beyond doubt, where no gradient is left for E, and makes ratios
+            nearer to 1 than they are.
 
     The gradient's middle terms are a covariance over the N negatives of an update, low by a factor 1 − 1/N.
     Metrics: `divergence` is the bound (14) on the update's own samples; `exponent_min` and `exponent_max` are the
     extremes of H + E, which the guard names when training overflows.
 
-    Deviations: `energy_rate`, which is not 1 by default, `ratio_steps` above one, `clip_exponent` and weighted
-    negatives are not in the paper's algorithm.
+    Deviations: `energy_rate`, which is not 1 by default, `ratio_steps` above one, `clip_exponent`, `normalise`,
+    `ratio_l2` and weighted negatives are not in the paper's algorithm.
 
     >>> FDivergence(f="js").divergence.name, FDivergence(f="alpha", alpha=0.9).divergence.name
     ('js', 'alpha=0.9')
@@ -188,6 +211,8 @@ class FDivergence(Objective[State]):
     energy_rate: float = 0.2
     estimator: str = "theorem3"
     clip_exponent: float | None = None
+    normalise: bool = False
+    ratio_l2: float = 0.0
 
     name: ClassVar[str] = "f-ebm"
     gap_vanishes: ClassVar[bool] = False
@@ -199,6 +224,10 @@ class FDivergence(Objective[State]):
         require_positive("f-ebm.energy_rate", self.energy_rate)
         if self.clip_exponent is not None:
             require_length("f-ebm.clip_exponent", self.clip_exponent)
+        require(self.ratio_l2 >= 0, "f-ebm.ratio_l2", "at least 0", self.ratio_l2)
+        require_moderate("f-ebm.ratio_l2", self.ratio_l2)
+        plain = self.estimator == "theorem3" or not self.normalise
+        require(plain, "f-ebm.normalise", "false with estimator = 'theorem1', whose R has no E in it", True)
         _ = self.divergence
 
     @cached_property
@@ -261,13 +290,16 @@ class FDivergence(Objective[State]):
         scored: Scored = negatives
         E = scored.E if player == "energy" else scored.E.detach()
         labels = () if scored.labels is None else (scored.labels,)  # a ratio of one's own may take none
-        exponent = self._clipped(context.players["ratio"](scored.x, E, *labels))
-        x_data, x_model = scored.split(exponent)
+        exponent = context.players["ratio"](scored.x, E, *labels)
+        (x_data, x_model), (E_data, E_model) = scored.split(exponent), scored.split(E)
         f, mean = self.divergence, scored.drawn.mean
+        if self.normalise:
+            x_data, x_model = normalised(x_data, x_model, E_model, scored.drawn, player == "energy")
+        x_data, x_model = self._clipped(x_data), self._clipped(x_model)
         if player == "ratio":
             bound = variational_bound(f, x_data, x_model, mean)
-            return -bound, _ratio_metrics(bound, exponent)
-        E_data, E_model = scored.split(E)
+            H = exponent - E if self.estimator == "theorem3" else exponent
+            return self._held(bound, *scored.split(H)), _ratio_metrics(bound, torch.cat([x_data, x_model]))
         metrics = gap_metrics(E_data.mean(), mean(E_model))
         if self.estimator == "theorem1":
             loss = theorem1(f.conjugate(x_model), E_model, mean)
@@ -276,6 +308,12 @@ class FDivergence(Objective[State]):
         if self.source.energy_l2:
             loss = loss + self.source.energy_l2 * (E_data.square().mean() + E_model.square().mean())
         return loss, metrics
+
+    def _held(self, bound: Tensor, H_data: Tensor, H_model: Tensor) -> Tensor:
+        """Minus the bound, with the penalty on H."""
+        if not self.ratio_l2:
+            return -bound
+        return self.ratio_l2 * (H_data.square().mean() + H_model.square().mean()) - bound
 
     def _clipped(self, exponent: Tensor) -> Tensor:
         c = self.clip_exponent

@@ -112,43 +112,85 @@ def test_with_the_best_h_the_gradient_is_that_of_the_divergence(f: Divergence, f
         torch.testing.assert_close(got, contrast, rtol=1e-9, atol=1e-11)
 
 
-def of_densities(space: Finite) -> Tensor:
-    """log p_H/q with p_H ∝ e^H, differentiable through q itself."""
-    return torch.log_softmax(space.H, 0) - space.log_q
+class Normalised(NamedTuple):
+    """Data and negatives at all points, of one class or of three whose shares are fixed; q moves with E."""
+
+    space: Finite
+    labels: Tensor | None
+
+    def within(self, values: Tensor) -> Tensor:
+        """Log-softmax over the points of each class."""
+        if self.labels is None:
+            return torch.log_softmax(values, 0)
+        made = torch.zeros_like(values)
+        for label in self.labels.unique():
+            of = self.labels == label
+            made = torch.where(of, values - torch.logsumexp(values[of], 0), made)
+        return made
+
+    @property
+    def log_q(self) -> Tensor:
+        """Of a point and its class, whose share is that of its points among all."""
+        share = 0.0 if self.labels is None else (torch.bincount(self.labels)[self.labels].double() / 30).log()
+        return self.within(-self.space.E) + share
+
+    def scored(self) -> Scored:
+        x, E = self.space.E.detach()[:, None], self.space.E
+        drawn = Negatives(x, self.log_q.detach(), given=self.labels)
+        labels = None if self.labels is None else torch.cat([self.labels, self.labels])
+        return Scored(drawn, torch.cat([x, x]), torch.cat([E, E]), labels)
+
+
+by_class = pytest.mark.parametrize("labels", [None, torch.arange(30) ** 2 % 7 % 3], ids=["one", "classes"])
 
 
 @every
-def test_normalised_exponents_have_the_gradient_of_their_bound(f: Divergence, finite: Finite):
-    """For any H and whatever its constant, against automatic differentiation through q itself; for KL it is CD."""
-    x = of_densities(finite)
-    truth = gradient(f.slope(x).mean() - finite.log_q.exp() @ f.conjugate(x), finite)
-    raw = finite.H + 7.0 + finite.E
-    drawn = Negatives(finite.E[:, None], finite.log_q.detach())
-    x_data, x_model = normalised(raw, raw, finite.E, drawn, energy_moves=True)
-    torch.testing.assert_close(x_model, x)
-    got = gradient(theorem3(f, x_data, x_model, finite.E, finite.mean), finite)
-    torch.testing.assert_close(got, truth, rtol=1e-9, atol=1e-11)
+@by_class
+def test_normalised_exponents_have_the_gradient_of_their_bound(f: Divergence, labels, finite: Finite):
+    """For any H, whatever its constants, against automatic differentiation through q itself; for KL it is CD."""
+    own = Normalised(finite, labels)
+    x = own.within(finite.H) - own.within(-finite.E)
+    truth = gradient(f.slope(x).mean() - own.log_q.exp() @ f.conjugate(x), finite)
+    scored = own.scored()
+    H = finite.H + (7.0 if labels is None else 7.0 * labels)
+    got, E = normalised(scored, torch.cat([H, H]) + scored.E, scored.E, energy_moves=True)
+    torch.testing.assert_close(got, torch.cat([x, x]))
+    mean = scored.drawn.mean
+    surrogate = theorem3(f, *scored.split(got), scored.split(E)[1], mean)
+    torch.testing.assert_close(gradient(surrogate, finite), truth, rtol=1e-9, atol=1e-11)
     if f.name == "kl":
-        contrast = gradient(finite.E.mean() - finite.mean(finite.E), finite)
-        torch.testing.assert_close(got, contrast, rtol=1e-9, atol=1e-11)
+        contrast = gradient(finite.E.mean() - mean(finite.E), finite)
+        torch.testing.assert_close(truth, contrast, rtol=1e-9, atol=1e-11)
 
 
 @every
-def test_normalised_exponents_have_the_same_largest_bound(f: Divergence, finite: Finite):
-    """Theorem 2 where H is a density; its gradient in H there is zero, and none has a constant of H in it."""
-    at = best(finite)
-    H = (at.H + 3.0).clone().requires_grad_()
-    drawn = Negatives(at.E[:, None], at.log_q.detach())
-    raw = H + at.E.detach()
-    bound = variational_bound(f, *normalised(raw, raw, at.E, drawn, energy_moves=False), at.mean)
-    divergence = at.log_q.exp() @ f.f(torch.exp(-math.log(30) - at.log_q))
-    torch.testing.assert_close(bound, divergence, rtol=1e-9, atol=1e-11)
-    slope = torch.autograd.grad(bound, H)[0]
-    torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-10)
-    other = (finite.H + finite.E.detach()).requires_grad_()
-    lower = variational_bound(f, *normalised(other, other, at.E, drawn, energy_moves=False), at.mean)
-    assert lower < bound
-    assert torch.autograd.grad(lower, other)[0].sum().abs() < 1e-9
+@by_class
+def test_normalised_exponents_have_the_same_largest_bound(f: Divergence, labels, finite: Finite):
+    """Theorem 2 where H is a density by class; nothing pulls H there, and its constants nowhere."""
+    own = Normalised(finite._replace(E=finite.E.detach()), labels)
+    scored, x = own.scored(), -math.log(30) - own.log_q
+
+    def bound_of(H: Tensor) -> tuple[Tensor, Tensor]:
+        H = H.clone().requires_grad_()
+        made, _ = normalised(scored, torch.cat([H, H]) + scored.E, scored.E, energy_moves=False)
+        bound = variational_bound(f, *scored.split(made), scored.drawn.mean)
+        return bound, torch.autograd.grad(bound, H)[0]
+
+    most, pull = bound_of(torch.full((30,), 3.0, dtype=torch.float64))
+    torch.testing.assert_close(most, own.log_q.exp() @ f.f(x.exp()), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(pull, torch.zeros_like(pull), rtol=0, atol=1e-10)
+    less, pull = bound_of(finite.H)
+    assert less < most
+    classes = torch.zeros(30, dtype=torch.long) if labels is None else labels
+    assert torch.zeros(3, dtype=torch.float64).index_add(0, classes, pull).abs().max() < 1e-9
+
+
+def test_a_class_without_negatives_is_normalised_by_all_of_them():
+    x = torch.zeros(4, 1)
+    scored = Scored(Negatives(x[:2]), x, torch.tensor([0.0, 0.0, 1.0, 3.0]), torch.tensor([5, 1, 1, 2]))
+    made, _ = normalised(scored, scored.E, scored.E, energy_moves=False)
+    every_one = torch.logsumexp(torch.tensor([1.0, 3.0]), 0) - math.log(2)
+    torch.testing.assert_close(made, torch.tensor([-float(every_one), -1.0, 0.0, 0.0]))
 
 
 # ---- by quadrature, for the paper's target and a Gaussian model
@@ -309,7 +351,7 @@ def test_a_penalty_on_h_is_in_its_own_loss_alone():
 
 @pytest.mark.parametrize("f", ["kl", "js", "hellinger", "reverse-kl"])
 def test_a_constant_of_the_energy_is_no_part_of_normalised_exponents(f):
-    """Nothing pulls it, however far off it is; without `normalise` it is pulled, and clipped it is stuck at a bound."""
+    """Nothing pulls it, however far off it is; without `normalise` every exponent is cut at a bound."""
     x, height = toy(200), nn.Parameter(torch.tensor(40.0))
 
     class Raised(Bell):

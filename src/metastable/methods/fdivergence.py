@@ -98,22 +98,6 @@ def theorem3(
     return variational_bound(divergence, x_data, x_model, model_mean) + moving_samples
 
 
-def normalised(
-    x_data: Tensor, x_model: Tensor, E_model: Tensor, drawn: Negatives, energy_moves: bool
-) -> tuple[Tensor, Tensor]:
-    """Exponents less log E_q[e^{H+E}]: log p_H/q for the density p_H ∝ e^H, whatever constants H and E have.
-
-    log E_q[e^{H+E}] = log ∫e^H − log Z, so that in E its gradient is E_q[∇E], and that is what it is given where
-    E moves: differentiated at fixed samples it would be another. In H the samples are fixed.
-    """
-    log_weight = torch.zeros_like(x_model) if drawn.log_weight is None else drawn.log_weight.to(x_model)
-    log_mean = torch.logsumexp(x_model + torch.log_softmax(log_weight, 0), 0)
-    if energy_moves:
-        mean = drawn.mean(E_model)
-        log_mean = log_mean.detach() + mean - mean.detach()
-    return x_data - log_mean, x_model - log_mean
-
-
 class Scored(NamedTuple):
     """An update's data and negatives in one batch, with their energies, evaluated once for all players."""
 
@@ -126,6 +110,29 @@ class Scored(NamedTuple):
         """One value per row as those of data and those of negatives."""
         data = len(self.x) - len(self.drawn.x)
         return values[:data], values[data:]
+
+
+def normalised(scored: Scored, exponent: Tensor, E: Tensor, energy_moves: bool) -> tuple[Tensor, Tensor]:
+    """Exponents less log E_q[e^{H+E}], and energies less E_q[E]; q are negatives of the row's class, if it has any.
+
+    H + E becomes log p_H/q for the density p_H ∝ e^H, whatever constants H and E have: one for each class, since
+    chains keep their labels. log E_q[e^{H+E}] = log ∫e^H − log Z, so that in E its gradient is E_q[∇E]. That is what
+    it is given where E moves: differentiated at fixed samples it would be another. In H the samples are fixed.
+    """
+    x_model, E_model = scored.split(exponent)[1], scored.split(E)[1]
+    drawn, labels = scored.drawn, scored.labels
+    log_weight = torch.zeros_like(x_model) if drawn.log_weight is None else drawn.log_weight.to(x_model)
+    log_weight = log_weight[None]
+    if labels is not None:
+        same = labels[:, None] == scored.split(labels)[1]
+        same = same | ~same.any(1, keepdim=True)  # a class without a negative: all of them
+        log_weight = log_weight.masked_fill(~same, -torch.inf)
+    log_weight = torch.log_softmax(log_weight, 1)
+    mean = (log_weight.exp() * E_model).sum(1)
+    log_mean = torch.logsumexp(x_model + log_weight, 1)
+    if energy_moves:
+        log_mean = log_mean.detach() + mean - mean.detach()
+    return exponent - log_mean, E - mean
 
 
 class Opposite(nn.Module):
@@ -185,11 +192,12 @@ class FDivergence(Objective[State]):
             energy, one of them fixed, so that R begins at 0).
         clip_exponent: cut H + E at ± this value. Off by default: it hides an overflow, and beyond it no gradient
             flows, which can freeze training.
-        normalise: put H + E − log E_q[e^{H+E}] in the place of H + E, with the update's negatives for q. The largest
-            bound and its H are the same, up to a constant of H; but constants of H and E are no longer in it, and
-            cannot run away. KL is contrastive divergence then, whatever H is.
-        ratio_l2: adds `ratio_l2`·(H(x⁺)² + H(x⁻)²) to the loss of H, as the paper's public code does with 1. It keeps
-            H from telling data from chains beyond doubt, where no gradient is left for E, and makes ratios
+        normalise: put H + E − log E_q[e^{H+E}] in the place of H + E, with the update's negatives for q; with
+            labels, those of the same class. The largest bound and its H are the same, up to a constant of H; but
+            constants of H and E are no longer in it, and cannot run away. KL is contrastive divergence then,
+            whatever H is. `Run.log_ratio` is log p/q up to a constant, or one for each class.
+        ratio_l2: adds `ratio_l2`·(H(x⁺)² + H(x⁻)²) to the loss of H, as the paper's public code does with 1. It
+            keeps H from telling data from chains beyond doubt, where no gradient is left for E, and makes ratios
             nearer to 1 than they are.
 
     The gradient's middle terms are a covariance over the N negatives of an update, low by a factor 1 − 1/N.
@@ -291,20 +299,22 @@ class FDivergence(Objective[State]):
         E = scored.E if player == "energy" else scored.E.detach()
         labels = () if scored.labels is None else (scored.labels,)  # a ratio of one's own may take none
         exponent = context.players["ratio"](scored.x, E, *labels)
-        (x_data, x_model), (E_data, E_model) = scored.split(exponent), scored.split(E)
-        f, mean = self.divergence, scored.drawn.mean
+        H = exponent - E if self.estimator == "theorem3" else exponent
+        centred = E
         if self.normalise:
-            x_data, x_model = normalised(x_data, x_model, E_model, scored.drawn, player == "energy")
-        x_data, x_model = self._clipped(x_data), self._clipped(x_model)
+            exponent, centred = normalised(scored, exponent, E, player == "energy")
+        exponent = self._clipped(exponent)
+        x_data, x_model = scored.split(exponent)
+        f, mean = self.divergence, scored.drawn.mean
         if player == "ratio":
             bound = variational_bound(f, x_data, x_model, mean)
-            H = exponent - E if self.estimator == "theorem3" else exponent
-            return self._held(bound, *scored.split(H)), _ratio_metrics(bound, torch.cat([x_data, x_model]))
+            return self._held(bound, *scored.split(H)), _ratio_metrics(bound, exponent)
+        E_data, E_model = scored.split(E)
         metrics = gap_metrics(E_data.mean(), mean(E_model))
         if self.estimator == "theorem1":
             loss = theorem1(f.conjugate(x_model), E_model, mean)
         else:
-            loss = theorem3(f, x_data, x_model, E_model, mean)
+            loss = theorem3(f, x_data, x_model, scored.split(centred)[1], mean)
         if self.source.energy_l2:
             loss = loss + self.source.energy_l2 * (E_data.square().mean() + E_model.square().mean())
         return loss, metrics

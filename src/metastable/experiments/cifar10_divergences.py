@@ -168,7 +168,7 @@ EXPERIMENT = Experiment(
             "ratio_steps": 1,
             "clip_exponent": 5.0,
             "normalise": True,
-            "ratio_l2": 0.1,
+            "ratio_l2": 1.0,
             "data_noise": 0.03,
             "warmup": 0,
             "final_rate": 1.0,

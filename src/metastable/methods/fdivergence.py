@@ -116,8 +116,8 @@ def normalised(scored: Scored, exponent: Tensor, E: Tensor, energy_moves: bool) 
     """Exponents less log E_q[e^{H+E}], and energies less E_q[E]; q are negatives of the row's class, if it has any.
 
     H + E becomes log p_H/q for the density p_H ∝ e^H, whatever constants H and E have: one for each class, since
-    chains keep their labels. log E_q[e^{H+E}] = log ∫e^H − log Z, so that in E its gradient is E_q[∇E]. That is what
-    it is given where E moves: differentiated at fixed samples it would be another. In H the samples are fixed.
+    chains keep their labels. log E_q[e^{H+E}] = log ∫e^H − log Z, so that in E its gradient is E_q[∇E]. That is
+    what it is given where E moves: differentiated at fixed samples it would be another. In H samples are fixed.
     """
     x_model, E_model = scored.split(exponent)[1], scored.split(E)[1]
     drawn, labels = scored.drawn, scored.labels

@@ -175,7 +175,7 @@ def test_every_divergence_holds_the_constant_of_its_energy(scale, tmp_path):
         assert source.energy_l2 == 1e-3
         if arm != "cd":
             assert (
-                method.ratio_l2 > 0
+                method.exponent_l2 > 0
             )  # else H tells pictures from chains beyond doubt, and nothing is learned
             assert method.normalise == (arm != "theorem1")
 

@@ -332,19 +332,19 @@ def turn(method: FDivergence, player: str, x: Tensor, energy: nn.Module) -> tupl
     return method.loss(context, None, player, x, Scored(Negatives(-x), both, energy(both)))
 
 
-def test_a_penalty_on_h_is_in_its_own_loss_alone():
-    """`ratio_l2`·(H(x⁺)² + H(x⁻)²) of H, not of the exponent; the energy's loss has none of it."""
+def test_a_penalty_on_exponents_is_in_the_loss_of_h_alone():
+    """Mean squares of H + E as they are before the cut; the energy's loss has none of it."""
     x, energy = toy(200), Bell(0.3)
     (plain, bound), (held, same) = (
-        turn(FDivergence(f="js", ratio=network(), ratio_l2=weight), "ratio", x, energy)
+        turn(FDivergence(f="js", ratio=network(), exponent_l2=weight, clip_exponent=0.1), "ratio", x, energy)
         for weight in (0.0, 0.5)
     )
     H = network()
-    added = 0.5 * (H(x).square().mean() + H(-x).square().mean())
-    torch.testing.assert_close(held - plain, added)
+    at_data, at_model = ((H(at) + energy(at)).square().mean() for at in (x, -x))
+    torch.testing.assert_close(held - plain, 0.5 * (at_data + at_model))
     assert bound == same
     losses = [
-        turn(FDivergence(f="js", ratio=network(), ratio_l2=w), "energy", x, energy)[0] for w in (0.0, 0.5)
+        turn(FDivergence(f="js", ratio=network(), exponent_l2=w), "energy", x, energy)[0] for w in (0.0, 0.5)
     ]
     assert losses[0] == losses[1]
 
@@ -549,8 +549,8 @@ def test_clipping_is_a_choice():
         (lambda: FDivergence(energy_rate=0.0), "f-ebm.energy_rate"),
         (lambda: FDivergence(estimator="theorem2"), "f-ebm.estimator"),
         (lambda: FDivergence(clip_exponent=-1.0), "f-ebm.clip_exponent"),
-        (lambda: FDivergence(ratio_l2=-1.0), "f-ebm.ratio_l2"),
-        (lambda: FDivergence(ratio_l2=math.inf), "f-ebm.ratio_l2"),
+        (lambda: FDivergence(exponent_l2=-1.0), "f-ebm.exponent_l2"),
+        (lambda: FDivergence(exponent_l2=math.inf), "f-ebm.exponent_l2"),
         (lambda: FDivergence(estimator="theorem1", normalise=True), "f-ebm.normalise"),
         (lambda: ExactDraws(step_size=0.1), "exact.step_size"),
         (lambda: ExactDraws(walkers=0), "exact.walkers"),

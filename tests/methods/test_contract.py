@@ -68,7 +68,7 @@ MEMBERS = {
         f="alpha", alpha=0.5, source=ExactDraws(), estimator="theorem1", clip_exponent=5.0
     ),
     "f-ebm, normalised": FDivergence(
-        f="hellinger", source=Jarzynski(walkers=64, populations=4), normalise=True, ratio_l2=0.1
+        f="hellinger", source=Jarzynski(walkers=64, populations=4), normalise=True, exponent_l2=0.1
     ),
     "f-ebm, a user's": FDivergence(f=lambda u: (u - 1) * u.log(), source=ShortRun(walkers=20, steps=3)),
     "nce": NCE(),

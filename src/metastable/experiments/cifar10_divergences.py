@@ -6,7 +6,7 @@ every arm chains are followed from noise (Appendix G.6).
 
 The energy learns at the same rate as H, as in the paper. Left alone, H comes to tell pictures from chains beyond
 doubt, and at equal rates nothing holds the common constant of H + E: the exponent stays at its bounds, no gradient
-reaches the energy, and nothing is learned. A penalty on H, as in the public code, stops the first, and exponents
+reaches the energy, and nothing is learned. A penalty on exponents stops the first, and exponents
 normalised over the chains of an update the second.
 """
 
@@ -70,7 +70,7 @@ def method_of(bench: Bench, arm: str) -> Method[Any]:
         energy_rate=bench.energy_rate,
         clip_exponent=bench.clip_exponent,
         normalise=bench.normalise and not baseline,
-        ratio_l2=bench.ratio_l2,
+        exponent_l2=bench.exponent_l2,
     )
 
 
@@ -168,7 +168,7 @@ EXPERIMENT = Experiment(
             "ratio_steps": 1,
             "clip_exponent": 5.0,
             "normalise": True,
-            "ratio_l2": 1.0,
+            "exponent_l2": 0.1,
             "data_noise": 0.03,
             "warmup": 0,
             "final_rate": 1.0,

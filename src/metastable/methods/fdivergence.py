@@ -196,16 +196,17 @@ class FDivergence(Objective[State]):
             labels, those of the same class. The largest bound and its H are the same, up to a constant of H; but
             constants of H and E are no longer in it, and cannot run away. KL is contrastive divergence then,
             whatever H is. `Run.log_ratio` is log p/q up to a constant, or one for each class.
-        ratio_l2: adds `ratio_l2`·(H(x⁺)² + H(x⁻)²) to the loss of H, as the paper's public code does with 1. It
-            keeps H from telling data from chains beyond doubt, where no gradient is left for E, and makes ratios
-            nearer to 1 than they are.
+        exponent_l2: adds this times the mean squares of exponents at data and at negatives to the loss of H.
+            It keeps H from telling data from chains beyond doubt, where no gradient is left for E, and makes
+            ratios nearer to 1 than they are; at 1 every divergence is contrastive divergence. It also pulls
+            back exponents that were cut. The paper's public code has such a penalty on H.
 
     The gradient's middle terms are a covariance over the N negatives of an update, low by a factor 1 − 1/N.
     Metrics: `divergence` is the bound (14) on the update's own samples; `exponent_min` and `exponent_max` are the
     extremes of H + E, which the guard names when training overflows.
 
     Deviations: `energy_rate`, which is not 1 by default, `ratio_steps` above one, `clip_exponent`, `normalise`,
-    `ratio_l2` and weighted negatives are not in the paper's algorithm.
+    `exponent_l2` and weighted negatives are not in the paper's algorithm.
 
     >>> FDivergence(f="js").divergence.name, FDivergence(f="alpha", alpha=0.9).divergence.name
     ('js', 'alpha=0.9')
@@ -220,7 +221,7 @@ class FDivergence(Objective[State]):
     estimator: str = "theorem3"
     clip_exponent: float | None = None
     normalise: bool = False
-    ratio_l2: float = 0.0
+    exponent_l2: float = 0.0
 
     name: ClassVar[str] = "f-ebm"
     gap_vanishes: ClassVar[bool] = False
@@ -232,8 +233,8 @@ class FDivergence(Objective[State]):
         require_positive("f-ebm.energy_rate", self.energy_rate)
         if self.clip_exponent is not None:
             require_length("f-ebm.clip_exponent", self.clip_exponent)
-        require(self.ratio_l2 >= 0, "f-ebm.ratio_l2", "at least 0", self.ratio_l2)
-        require_moderate("f-ebm.ratio_l2", self.ratio_l2)
+        require(self.exponent_l2 >= 0, "f-ebm.exponent_l2", "at least 0", self.exponent_l2)
+        require_moderate("f-ebm.exponent_l2", self.exponent_l2)
         plain = self.estimator == "theorem3" or not self.normalise
         require(plain, "f-ebm.normalise", "false with estimator = 'theorem1', whose R has no E in it", True)
         _ = self.divergence
@@ -299,16 +300,15 @@ class FDivergence(Objective[State]):
         E = scored.E if player == "energy" else scored.E.detach()
         labels = () if scored.labels is None else (scored.labels,)  # a ratio of one's own may take none
         exponent = context.players["ratio"](scored.x, E, *labels)
-        H = exponent - E if self.estimator == "theorem3" else exponent
         centred = E
         if self.normalise:
             exponent, centred = normalised(scored, exponent, E, player == "energy")
-        exponent = self._clipped(exponent)
+        whole, exponent = exponent, self._clipped(exponent)
         x_data, x_model = scored.split(exponent)
         f, mean = self.divergence, scored.drawn.mean
         if player == "ratio":
             bound = variational_bound(f, x_data, x_model, mean)
-            return self._held(bound, *scored.split(H)), _ratio_metrics(bound, exponent)
+            return self._held(bound, *scored.split(whole)), _ratio_metrics(bound, exponent)
         E_data, E_model = scored.split(E)
         metrics = gap_metrics(E_data.mean(), mean(E_model))
         if self.estimator == "theorem1":
@@ -319,11 +319,11 @@ class FDivergence(Objective[State]):
             loss = loss + self.source.energy_l2 * (E_data.square().mean() + E_model.square().mean())
         return loss, metrics
 
-    def _held(self, bound: Tensor, H_data: Tensor, H_model: Tensor) -> Tensor:
-        """Minus the bound, with the penalty on H."""
-        if not self.ratio_l2:
+    def _held(self, bound: Tensor, x_data: Tensor, x_model: Tensor) -> Tensor:
+        """Minus the bound, with the penalty on exponents, which also pulls back what was cut."""
+        if not self.exponent_l2:
             return -bound
-        return self.ratio_l2 * (H_data.square().mean() + H_model.square().mean()) - bound
+        return self.exponent_l2 * (x_data.square().mean() + x_model.square().mean()) - bound
 
     def _clipped(self, exponent: Tensor) -> Tensor:
         c = self.clip_exponent

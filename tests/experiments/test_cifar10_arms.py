@@ -173,6 +173,11 @@ def test_every_divergence_holds_the_constant_of_its_energy(scale, tmp_path):
         source = method if arm == "cd" else method.source
         assert arm == "cd" or method.energy_rate == 1
         assert source.energy_l2 == 1e-3
+        if arm != "cd":
+            assert (
+                method.exponent_l2 > 0
+            )  # else H tells pictures from chains beyond doubt, and nothing is learned
+            assert method.normalise == (arm != "theorem1")
 
 
 @pytest.mark.parametrize(

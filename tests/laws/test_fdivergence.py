@@ -20,7 +20,7 @@ from metastable.core.random import generator
 from metastable.methods import Context, ExactDraws, FDivergence, Jarzynski, PersistentCD, rejection_sample
 from metastable.methods.base import Negatives
 from metastable.methods.divergences import DIVERGENCES, Divergence, alpha_divergence, from_function
-from metastable.methods.fdivergence import Scored, theorem1, theorem3, variational_bound
+from metastable.methods.fdivergence import Scored, normalised, theorem1, theorem3, variational_bound
 from metastable.proposals import fit_gaussian
 
 MEMBERS = {**DIVERGENCES, **{d.name: d for d in map(alpha_divergence, (-1.0, -0.5, 0.9))}}
@@ -110,6 +110,87 @@ def test_with_the_best_h_the_gradient_is_that_of_the_divergence(f: Divergence, f
     if f.name == "kl":
         contrast = gradient(at.E.mean() - at.mean(at.E), at)
         torch.testing.assert_close(got, contrast, rtol=1e-9, atol=1e-11)
+
+
+class Normalised(NamedTuple):
+    """Data and negatives at all points, of one class or of three whose shares are fixed; q moves with E."""
+
+    space: Finite
+    labels: Tensor | None
+
+    def within(self, values: Tensor) -> Tensor:
+        """Log-softmax over the points of each class."""
+        if self.labels is None:
+            return torch.log_softmax(values, 0)
+        made = torch.zeros_like(values)
+        for label in self.labels.unique():
+            of = self.labels == label
+            made = torch.where(of, values - torch.logsumexp(values[of], 0), made)
+        return made
+
+    @property
+    def log_q(self) -> Tensor:
+        """Of a point and its class, whose share is that of its points among all."""
+        share = 0.0 if self.labels is None else (torch.bincount(self.labels)[self.labels].double() / 30).log()
+        return self.within(-self.space.E) + share
+
+    def scored(self) -> Scored:
+        x, E = self.space.E.detach()[:, None], self.space.E
+        drawn = Negatives(x, self.log_q.detach(), given=self.labels)
+        labels = None if self.labels is None else torch.cat([self.labels, self.labels])
+        return Scored(drawn, torch.cat([x, x]), torch.cat([E, E]), labels)
+
+
+by_class = pytest.mark.parametrize("labels", [None, torch.arange(30) ** 2 % 7 % 3], ids=["one", "classes"])
+
+
+@every
+@by_class
+def test_normalised_exponents_have_the_gradient_of_their_bound(f: Divergence, labels, finite: Finite):
+    """For any H, whatever its constants, against automatic differentiation through q itself; for KL it is CD."""
+    own = Normalised(finite, labels)
+    x = own.within(finite.H) - own.within(-finite.E)
+    truth = gradient(f.slope(x).mean() - own.log_q.exp() @ f.conjugate(x), finite)
+    scored = own.scored()
+    H = finite.H + (7.0 if labels is None else 7.0 * labels)
+    got, E = normalised(scored, torch.cat([H, H]) + scored.E, scored.E, energy_moves=True)
+    torch.testing.assert_close(got, torch.cat([x, x]))
+    mean = scored.drawn.mean
+    surrogate = theorem3(f, *scored.split(got), scored.split(E)[1], mean)
+    torch.testing.assert_close(gradient(surrogate, finite), truth, rtol=1e-9, atol=1e-11)
+    if f.name == "kl":
+        contrast = gradient(finite.E.mean() - mean(finite.E), finite)
+        torch.testing.assert_close(truth, contrast, rtol=1e-9, atol=1e-11)
+
+
+@every
+@by_class
+def test_normalised_exponents_have_the_same_largest_bound(f: Divergence, labels, finite: Finite):
+    """Theorem 2 where H is a density by class; nothing pulls H there, and its constants nowhere."""
+    own = Normalised(finite._replace(E=finite.E.detach()), labels)
+    scored, x = own.scored(), -math.log(30) - own.log_q
+
+    def bound_of(H: Tensor) -> tuple[Tensor, Tensor]:
+        H = H.clone().requires_grad_()
+        made, _ = normalised(scored, torch.cat([H, H]) + scored.E, scored.E, energy_moves=False)
+        bound = variational_bound(f, *scored.split(made), scored.drawn.mean)
+        return bound, torch.autograd.grad(bound, H)[0]
+
+    most, pull = bound_of(torch.full((30,), 3.0, dtype=torch.float64))
+    torch.testing.assert_close(most, own.log_q.exp() @ f.f(x.exp()), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(pull, torch.zeros_like(pull), rtol=0, atol=1e-10)
+    less, pull = bound_of(finite.H)
+    assert less < most
+    classes = torch.zeros(30, dtype=torch.long) if labels is None else labels
+    assert torch.zeros(3, dtype=torch.float64).index_add(0, classes, pull).abs().max() < 1e-9
+
+
+def test_a_class_without_negatives_is_normalised_by_all_of_them():
+    x = torch.zeros(4, 1)
+    scored = Scored(Negatives(x[:2]), x, torch.tensor([0.0, 0.0, 1.0, 3.0]), torch.tensor([5, 1, 1, 2]))
+    made, _ = normalised(scored, scored.E, scored.E, energy_moves=False)
+    every_one = torch.logsumexp(torch.tensor([1.0, 3.0]), 0) - math.log(2)
+    torch.testing.assert_close(made, torch.tensor([-float(every_one), -1.0, 0.0, 0.0]))
 
 
 # ---- by quadrature, for the paper's target and a Gaussian model
@@ -242,6 +323,50 @@ def test_weighted_negatives_weigh_every_mean(finite: Finite):
         -up, variational_bound(DIVERGENCES["hellinger"], exponent, exponent, finite.mean)
     )
     assert metrics["exponent_max"] == exponent.max()
+
+
+def turn(method: FDivergence, player: str, x: Tensor, energy: nn.Module) -> tuple[Tensor, dict]:
+    """The loss of one turn on data `x` and on negatives −x, and what is logged."""
+    context = context_of(energy, x, method)
+    both = torch.cat([x, -x])
+    return method.loss(context, None, player, x, Scored(Negatives(-x), both, energy(both)))
+
+
+def test_a_penalty_on_exponents_is_in_the_loss_of_h_alone():
+    """Mean squares of H + E as they are before the cut; the energy's loss has none of it."""
+    x, energy = toy(200), Bell(0.3)
+    (plain, bound), (held, same) = (
+        turn(FDivergence(f="js", ratio=network(), exponent_l2=weight, clip_exponent=0.1), "ratio", x, energy)
+        for weight in (0.0, 0.5)
+    )
+    H = network()
+    at_data, at_model = ((H(at) + energy(at)).square().mean() for at in (x, -x))
+    torch.testing.assert_close(held - plain, 0.5 * (at_data + at_model))
+    assert bound == same
+    losses = [
+        turn(FDivergence(f="js", ratio=network(), exponent_l2=w), "energy", x, energy)[0] for w in (0.0, 0.5)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("f", ["kl", "js", "hellinger", "reverse-kl"])
+def test_a_constant_of_the_energy_is_no_part_of_normalised_exponents(f):
+    """Nothing pulls it, however far off it is; without `normalise` every exponent is cut at a bound."""
+    x, height = toy(200), nn.Parameter(torch.tensor(40.0))
+
+    class Raised(Bell):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + height
+
+    energy, options = Raised(0.3, 5.0), {"f": f, "ratio": network(), "clip_exponent": 5.0}
+    loss, _ = turn(FDivergence(normalise=True, **options), "energy", x, energy)
+    pulls = torch.autograd.grad(loss, [height, energy.mu])
+    assert abs(pulls[0]) < 1e-5
+    assert abs(pulls[1]) > 1e-3
+    _, metrics = turn(FDivergence(**options), "ratio", x, energy)
+    assert metrics["exponent_min"] == metrics["exponent_max"] == 5.0
+    _, metrics = turn(FDivergence(normalise=True, **options), "ratio", x, energy)
+    assert -5 < metrics["exponent_min"] < 0 < metrics["exponent_max"] < 5
 
 
 def toy(rows: int = 4000) -> Tensor:
@@ -424,6 +549,9 @@ def test_clipping_is_a_choice():
         (lambda: FDivergence(energy_rate=0.0), "f-ebm.energy_rate"),
         (lambda: FDivergence(estimator="theorem2"), "f-ebm.estimator"),
         (lambda: FDivergence(clip_exponent=-1.0), "f-ebm.clip_exponent"),
+        (lambda: FDivergence(exponent_l2=-1.0), "f-ebm.exponent_l2"),
+        (lambda: FDivergence(exponent_l2=math.inf), "f-ebm.exponent_l2"),
+        (lambda: FDivergence(estimator="theorem1", normalise=True), "f-ebm.normalise"),
         (lambda: ExactDraws(step_size=0.1), "exact.step_size"),
         (lambda: ExactDraws(walkers=0), "exact.walkers"),
     ],

@@ -67,6 +67,9 @@ MEMBERS = {
     "f-ebm, theorem 1": FDivergence(
         f="alpha", alpha=0.5, source=ExactDraws(), estimator="theorem1", clip_exponent=5.0
     ),
+    "f-ebm, normalised": FDivergence(
+        f="hellinger", source=Jarzynski(walkers=64, populations=4), normalise=True, exponent_l2=0.1
+    ),
     "f-ebm, a user's": FDivergence(f=lambda u: (u - 1) * u.log(), source=ShortRun(walkers=20, steps=3)),
     "nce": NCE(),
     "nce, uniform": NCE(noise="uniform", noise_ratio=0.3, learn_log_z=False),

@@ -4,9 +4,10 @@ All arms train one network E(x | y) and the same cold chains, each with a label 
 baseline of Appendix G.1, in which the energy never sees data; `samples` of it show what that makes of pictures. For
 every arm chains are followed from noise (Appendix G.6).
 
-The energy learns at the same rate as H, as in the paper. Where H is faster, it comes to tell pictures from chains
-beyond doubt, the exponent H + E stays at its bounds, no gradient reaches the energy, and nothing is learned. At
-equal rates nothing holds the common constant of H + E; a small penalty on energies, in all arms, does.
+The energy learns at the same rate as H, as in the paper. Left alone, H comes to tell pictures from chains beyond
+doubt, and at equal rates nothing holds the common constant of H + E: the exponent stays at its bounds, no gradient
+reaches the energy, and nothing is learned. A penalty on exponents stops the first, and exponents
+normalised over the chains of an update the second.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def method_of(bench: Bench, arm: str) -> Method[Any]:
         ratio_steps=bench.ratio_steps,
         energy_rate=bench.energy_rate,
         clip_exponent=bench.clip_exponent,
+        normalise=bench.normalise and not baseline,
+        exponent_l2=bench.exponent_l2,
     )
 
 
@@ -164,6 +167,8 @@ EXPERIMENT = Experiment(
             "energy_rate": 1.0,
             "ratio_steps": 1,
             "clip_exponent": 5.0,
+            "normalise": True,
+            "exponent_l2": 0.1,
             "data_noise": 0.03,
             "warmup": 0,
             "final_rate": 1.0,

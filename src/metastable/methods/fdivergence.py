@@ -38,6 +38,7 @@ from metastable.core.errors import (
     require_choice,
     require_count,
     require_length,
+    require_moderate,
     require_positive,
 )
 from metastable.core.random import uniform_rows
@@ -111,6 +112,29 @@ class Scored(NamedTuple):
         return values[:data], values[data:]
 
 
+def normalised(scored: Scored, exponent: Tensor, E: Tensor, energy_moves: bool) -> tuple[Tensor, Tensor]:
+    """Exponents less log E_q[e^{H+E}], and energies less E_q[E]; q are negatives of the row's class, if it has any.
+
+    H + E becomes log p_H/q for the density p_H ∝ e^H, whatever constants H and E have: one for each class, since
+    chains keep their labels. log E_q[e^{H+E}] = log ∫e^H − log Z, so that in E its gradient is E_q[∇E]. That is
+    what it is given where E moves: differentiated at fixed samples it would be another. In H samples are fixed.
+    """
+    x_model, E_model = scored.split(exponent)[1], scored.split(E)[1]
+    drawn, labels = scored.drawn, scored.labels
+    log_weight = torch.zeros_like(x_model) if drawn.log_weight is None else drawn.log_weight.to(x_model)
+    log_weight = log_weight[None]
+    if labels is not None:
+        same = labels[:, None] == scored.split(labels)[1]
+        same = same | ~same.any(1, keepdim=True)  # a class without a negative: all of them
+        log_weight = log_weight.masked_fill(~same, -torch.inf)
+    log_weight = torch.log_softmax(log_weight, 1)
+    mean = (log_weight.exp() * E_model).sum(1)
+    log_mean = torch.logsumexp(x_model + log_weight, 1)
+    if energy_moves:
+        log_mean = log_mean.detach() + mean - mean.detach()
+    return exponent - log_mean, E - mean
+
+
 class Opposite(nn.Module):
     """−E(x) of a module of its own, or −E(x, y) where rows have labels."""
 
@@ -168,13 +192,21 @@ class FDivergence(Objective[State]):
             energy, one of them fixed, so that R begins at 0).
         clip_exponent: cut H + E at ± this value. Off by default: it hides an overflow, and beyond it no gradient
             flows, which can freeze training.
+        normalise: put H + E − log E_q[e^{H+E}] in the place of H + E, with the update's negatives for q; with
+            labels, those of the same class. The largest bound and its H are the same, up to a constant of H; but
+            constants of H and E are no longer in it, and cannot run away. KL is contrastive divergence then,
+            whatever H is. `Run.log_ratio` is log p/q up to a constant, or one for each class.
+        exponent_l2: adds this times the mean squares of exponents at data and at negatives to the loss of H.
+            It keeps H from telling data from chains beyond doubt, where no gradient is left for E, and makes
+            ratios nearer to 1 than they are; at 1 every divergence is contrastive divergence. It also pulls
+            back exponents that were cut. The paper's public code has such a penalty on H.
 
     The gradient's middle terms are a covariance over the N negatives of an update, low by a factor 1 − 1/N.
     Metrics: `divergence` is the bound (14) on the update's own samples; `exponent_min` and `exponent_max` are the
     extremes of H + E, which the guard names when training overflows.
 
-    Deviations: `energy_rate`, which is not 1 by default, `ratio_steps` above one, `clip_exponent` and weighted
-    negatives are not in the paper's algorithm.
+    Deviations: `energy_rate`, which is not 1 by default, `ratio_steps` above one, `clip_exponent`, `normalise`,
+    `exponent_l2` and weighted negatives are not in the paper's algorithm.
 
     >>> FDivergence(f="js").divergence.name, FDivergence(f="alpha", alpha=0.9).divergence.name
     ('js', 'alpha=0.9')
@@ -188,6 +220,8 @@ class FDivergence(Objective[State]):
     energy_rate: float = 0.2
     estimator: str = "theorem3"
     clip_exponent: float | None = None
+    normalise: bool = False
+    exponent_l2: float = 0.0
 
     name: ClassVar[str] = "f-ebm"
     gap_vanishes: ClassVar[bool] = False
@@ -199,6 +233,10 @@ class FDivergence(Objective[State]):
         require_positive("f-ebm.energy_rate", self.energy_rate)
         if self.clip_exponent is not None:
             require_length("f-ebm.clip_exponent", self.clip_exponent)
+        require(self.exponent_l2 >= 0, "f-ebm.exponent_l2", "at least 0", self.exponent_l2)
+        require_moderate("f-ebm.exponent_l2", self.exponent_l2)
+        plain = self.estimator == "theorem3" or not self.normalise
+        require(plain, "f-ebm.normalise", "false with estimator = 'theorem1', whose R has no E in it", True)
         _ = self.divergence
 
     @cached_property
@@ -261,21 +299,31 @@ class FDivergence(Objective[State]):
         scored: Scored = negatives
         E = scored.E if player == "energy" else scored.E.detach()
         labels = () if scored.labels is None else (scored.labels,)  # a ratio of one's own may take none
-        exponent = self._clipped(context.players["ratio"](scored.x, E, *labels))
+        exponent = context.players["ratio"](scored.x, E, *labels)
+        centred = E
+        if self.normalise:
+            exponent, centred = normalised(scored, exponent, E, player == "energy")
+        whole, exponent = exponent, self._clipped(exponent)
         x_data, x_model = scored.split(exponent)
         f, mean = self.divergence, scored.drawn.mean
         if player == "ratio":
             bound = variational_bound(f, x_data, x_model, mean)
-            return -bound, _ratio_metrics(bound, exponent)
+            return self._held(bound, *scored.split(whole)), _ratio_metrics(bound, exponent)
         E_data, E_model = scored.split(E)
         metrics = gap_metrics(E_data.mean(), mean(E_model))
         if self.estimator == "theorem1":
             loss = theorem1(f.conjugate(x_model), E_model, mean)
         else:
-            loss = theorem3(f, x_data, x_model, E_model, mean)
+            loss = theorem3(f, x_data, x_model, scored.split(centred)[1], mean)
         if self.source.energy_l2:
             loss = loss + self.source.energy_l2 * (E_data.square().mean() + E_model.square().mean())
         return loss, metrics
+
+    def _held(self, bound: Tensor, x_data: Tensor, x_model: Tensor) -> Tensor:
+        """Minus the bound, with the penalty on exponents, which also pulls back what was cut."""
+        if not self.exponent_l2:
+            return -bound
+        return self.exponent_l2 * (x_data.square().mean() + x_model.square().mean()) - bound
 
     def _clipped(self, exponent: Tensor) -> Tensor:
         c = self.clip_exponent

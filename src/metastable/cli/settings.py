@@ -262,8 +262,8 @@ def data_of(settings: Mapping[str, Any], source: Any = None) -> tuple[Dataset, t
     source = full_name(str(asked)) if source is None else asked
     dataset = replace(load_array(str(source)), name=str(source))
     split = settings.get("held_out", 0.0), settings.get("seed", 0)
-    sha, now = before.get("sha256"), data_settings(dataset)
-    if sha is None or same_rows(settings, now, lambda: row_settings(dataset, *split)):
+    sha = before.get("sha256")  # without one nothing is hashed
+    if sha is None or same_rows(settings, data_settings(dataset), lambda: row_settings(dataset, *split)):
         return dataset, ()
     return dataset, (f"data: {source} has changed (sha256 {sha} in the settings, now {dataset.digest})",)
 

@@ -178,7 +178,7 @@ def test_many_leapfrog_steps_have_gradients_compiled_alone(monkeypatch):
         for name in ("compile", "eager")
     ]
     assert torch.equal(*ends)
-    assert len(calls) == 2 * sde.STRIDE
+    assert len(calls) == 2 * sde.stride_of(20)
 
 
 def test_the_papers_networks_are_recorded():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -187,11 +189,28 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
     if torch.is_inference_mode_enabled():  # in which nothing has a gradient
         with torch.inference_mode(False), torch.no_grad():
             return energy_and_grad(energy, x.clone())
-    with torch.enable_grad():
+    with torch.enable_grad(), _events_alone():
         y = x.detach().requires_grad_(True)
         values = energy(y)
         grad = torch.autograd.grad(values.sum(), y)[0] if values.requires_grad else torch.zeros_like(x)
     return EnergyGrad(precise(values.detach()), grad)
+
+
+_alone: ContextVar[bool] = ContextVar("events alone", default=False)
+
+
+def in_events_alone() -> bool:
+    """Whether an energy is called for its values and first gradient in the events, and for nothing else."""
+    return _alone.get()
+
+
+@contextmanager
+def _events_alone() -> Iterator[None]:
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def traced_energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import itertools
 import math
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +27,7 @@ from torch import Tensor
 from metastable.core.errors import UnsupportedError, require_choice, require_count
 from metastable.core.perceptron import Perceptron
 from metastable.core.protocols import perceptron_of
+from metastable.core.triton import interpreted, triton_is_here
 from metastable.core.types import Energy
 
 from .base import ChainResult, ChainState, Info, Kernel, Noise, StepKernel
@@ -117,20 +116,6 @@ def _why_not_layers(layers: Perceptron, x: Tensor, precision: str) -> str | None
     if need > room:
         return f"its layers need {need >> 10} KiB of shared memory, and a program has {room >> 10}"
     return None
-
-
-@functools.cache
-def triton_is_here() -> bool:
-    """Whether a Triton is installed that takes tuples and computes with constants."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    version = importlib.import_module("triton").__version__
-    return tuple(int(part) for part in version.split(".")[:2]) >= (3, 5)
-
-
-def interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on any device, to test them."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def shared_bytes(layers: Perceptron, plan: Plan, precision: str, hopper: bool = False) -> int:

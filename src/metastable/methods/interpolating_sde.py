@@ -8,9 +8,10 @@ and makes the steps that are made without it bit for bit.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +28,9 @@ from metastable.kernels.compiled import CompiledGradient, Walk, compiler_gave_up
 from metastable.kernels.watch import UnwatchedError, reads
 from metastable.proposals.cnf import InterpolantFlow
 
-STRIDE = 16
-"""Steps in one launch."""
-KEPT = 4
+STRIDES = range(24, 7, -1)
+"""Steps that one launch may have: what the flow makes of contexts and times is computed once for all of them."""
+KEPT = 8
 """Recordings kept for one energy."""
 
 
@@ -77,14 +78,27 @@ def follow_sde(
     each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
     times = [t_low + k * dt for k in range(steps)]
     y, finite_for, done = _launched(target, flow, y.contiguous(), rng, times, dt, each, engine)
-    y, finite = euler(target, _velocity(flow, target.given), y, rng, times[done:], dt, each)
-    _require_finite(finite_for + finite, t_low, dt, steps, each)
+    table, velocities = torch.tensor(times, dtype=torch.float64).to(y), _velocities(flow, target.given)
+    for k in range(done, steps, stride := stride_of(steps)):
+        some = slice(k, k + stride)
+        y, finite = euler(target, velocities(table[some]), y, rng, times[some], dt, each)
+        finite_for = finite_for + finite
+    _require_finite(finite_for, t_low, dt, steps, each)
     return y
+
+
+def stride_of(steps: int) -> int:
+    """Steps in one launch: as many as leave none over, or else the fewest, which are a launch of their own.
+
+    >>> [stride_of(steps) for steps in (549, 300, 101, 5)]
+    [9, 20, 20, 5]
+    """
+    return min((min(n, steps) for n in STRIDES), key=lambda n: (steps % n, -n)) if steps else 1
 
 
 def euler(
     target: Bound,
-    velocity: Any,
+    velocities: Iterable[Callable[[Tensor], Tensor]],
     y: Tensor,
     rng: torch.Generator,
     times: Sequence[float | Tensor],
@@ -94,10 +108,10 @@ def euler(
 ) -> tuple[Tensor, Tensor]:
     """A step at each of these times: where walkers are then, and in how many steps each was finite, `(B, n)`."""
     noise, finite_for = (2 * eta * dt).sqrt(), y.new_zeros(y.shape[:2], dtype=torch.long)
-    for t in times:
+    for t, velocity in zip(times, velocities, strict=True):
         energy = CompiledGradient(target.at(t)) if compiled else target.at(t)
         with aside(y.device) as join, torch.no_grad():  # neither asks for the other
-            v = velocity(y, t)
+            v = velocity(y)
         grad = energy_and_grad(energy, y.flatten(0, 1)).grad.view(y.shape)
         join()
         with torch.no_grad():
@@ -107,11 +121,12 @@ def euler(
     return y, finite_for
 
 
-def _velocity(flow: Any, given: Tensor) -> Any:
-    """(y, t) ↦ the flow's velocity, with contexts encoded once where it can."""
-    if provides(flow, Flowing):
-        return flow.velocity_given(given)
-    return lambda y, t: flow.velocity(y, t, given)
+def _velocities(flow: Any, given: Tensor) -> Callable[[Tensor], Iterator[Callable[[Tensor], Tensor]]]:
+    """From some times to the flow's velocity at each, with contexts encoded once where it can."""
+    if isinstance(flow, InterpolantFlow) and type(flow).velocity_given is InterpolantFlow.velocity_given:
+        return flow.velocities_given(given)
+    one = flow.velocity_given(given) if provides(flow, Flowing) else lambda y, t: flow.velocity(y, t, given)
+    return lambda times: (functools.partial(lambda y, t: one(y, t), t=t) for t in times.unbind())
 
 
 def _launched(
@@ -124,7 +139,7 @@ def _launched(
     eta: Tensor,
     asked: str,
 ) -> tuple[Tensor, Tensor, int]:
-    """`euler` in launches of `STRIDE` steps, and how many steps were made so: none where that cannot be."""
+    """`euler` in launches of `stride_of` steps, and how many steps were made so: none where that cannot be."""
     at, finite_for = y, y.new_zeros(y.shape[:2], dtype=torch.long)
     key, compiled = _key(target, flow, y, len(times), asked), asked == "compile" and _compiles(target)
     if key is None:
@@ -134,10 +149,9 @@ def _launched(
     stretch = _stretch(target, flow, mine, dt, compiled)
     table, held = torch.tensor(times, dtype=torch.float64).to(y), [x for x in target.parts() if x is not None]
     mine.set_state(rng.get_state())
-    done = len(times) - len(times) % STRIDE
     try:
-        for k in range(0, done, STRIDE):
-            inputs = (at, eta, table[k : k + STRIDE], *held)
+        for k in range(0, len(times), stride := stride_of(len(times))):
+            inputs = (at, eta, table[k : k + stride], *held)
             at, finite = own.replays(stretch, (key, dt, compiled), *inputs, generators=(mine,))
             finite_for = finite_for + finite
     except Exception as error:
@@ -150,7 +164,7 @@ def _launched(
             return _launched(target, flow, y, rng, times, dt, eta, asked)
         return y, y.new_zeros(y.shape[:2], dtype=torch.long), 0
     rng.set_state(mine.get_state())
-    return at, finite_for, done
+    return at, finite_for, len(times)
 
 
 def _stretch(
@@ -168,7 +182,8 @@ def _stretch(
         parts: list[Any] = [next(left) if known else None for known in there]
         bound = Bound(energy(), *parts)
         with torch.no_grad():
-            return euler(bound, _velocity(field(), bound.given), y, rng, times.unbind(), dt, eta, compiled)
+            velocities = _velocities(field(), bound.given)(times)
+            return euler(bound, velocities, y, rng, times.unbind(), dt, eta, compiled)
 
     return run
 
@@ -186,7 +201,7 @@ def _why(error: Exception, compiled: bool) -> str | None:
 
 def _key(target: Bound, flow: Any, y: Tensor, steps: int, asked: str) -> Any:
     """What a recording depends on beside its inputs; None where there can be none, or it is not worth it."""
-    able = (y.is_cuda or engine.STAND_IN) and asked != "eager" and steps >= max(engine.LEAST, STRIDE)
+    able = (y.is_cuda or engine.STAND_IN) and asked != "eager" and steps >= engine.LEAST
     own = isinstance(flow, InterpolantFlow) and flow.replay and isinstance(target.energy, nn.Module)
     plain = all(part is None or isinstance(part, Tensor) for part in target.parts())
     if not able or not own or not plain or is_recording() or any(map(_refused, (target, flow))):
@@ -197,7 +212,8 @@ def _key(target: Bound, flow: Any, y: Tensor, steps: int, asked: str) -> Any:
         asking = flow
         key = key, reads(flow, y.device, "flow").key
         if not made.holds(key):
-            prove_call(lambda: _velocity(flow, target.given)(y, y.new_ones(())), flow, y.device, "flow")
+            once = y.new_ones(1)
+            prove_call(lambda: next(_velocities(flow, target.given)(once))(y), flow, y.device, "flow")
             asking = target
             walk = Walk.start(kernel.init(target, y.flatten(0, 1)), False)
             prove(kernel, target, walk, y.new_zeros(()))

@@ -21,7 +21,7 @@ error does not grow as the data's modes get narrower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -210,7 +210,7 @@ class InterpolantFlow(ContinuousFlow):
         return (self.scale * self.field.velocity(rows, code, self.field.clock(t))).view(x.shape)
 
     def velocity_given(self, given: Tensor) -> Callable[[Tensor, float], Tensor]:
-        """`velocity` at one time of events `(B, K, *event)`, with the contexts encoded once: for an SDE's steps."""
+        """`velocity` at one time of events `(B, K, *event)`, with the contexts encoded once."""
         code = self._code(given)
 
         def velocity(x: Tensor, t: float) -> Tensor:
@@ -218,6 +218,19 @@ class InterpolantFlow(ContinuousFlow):
             return (self.scale * self.field.velocity(self._white(x), code, clock)).view(x.shape)
 
         return velocity
+
+    def velocities_given(self, given: Tensor) -> Callable[[Tensor], Iterator[Callable[[Tensor], Tensor]]]:
+        """From times `(N,)` to the velocity at each, of events `(B, K, *event)`: for an SDE's steps.
+
+        Contexts are encoded once, and what of contexts and times no event changes is computed at once.
+        """
+        code = self._code(given)
+
+        def velocities(times: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+            each = self.field.velocities(code, checked_times("times", times, self.mean))
+            return ((lambda x, v=v: (self.scale * v(self._white(x))).view(x.shape)) for v in each)
+
+        return velocities
 
     @torch.no_grad()
     def trajectories(

@@ -22,9 +22,11 @@ from torch.nn.functional import silu
 from metastable.core.errors import require, require_choice, require_count
 from metastable.core.precision import last_sum
 from metastable.core.random import seeded
+from metastable.core.types import in_events_alone
 
 from .encoders import Encoder
 from .fields import FOLDED, VectorField, Velocity
+from .fused_body import fused_value, why_not
 from .interpolants import log_time
 from .tokens import Attention, Block, Conv, ConvPrior, lifted, places, with_tokens
 
@@ -86,6 +88,8 @@ class TokenBody(nn.Module):
     def forward(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor:
         """`(…, outputs)` of events `(…, dim)`; tokens of contexts, `(…, S·width)`, and of times broadcast."""
         lead = x.shape[:-1]
+        if in_events_alone() and (made := self._in_one_kernel(x, code, clock)) is not None:
+            return made.view(*lead, 1)
         beside = [
             part.expand(*lead, -1).reshape(-1, part.shape[-1]) for part in (code, clock) if part is not None
         ]
@@ -100,6 +104,18 @@ class TokenBody(nn.Module):
         made = last_sum(self.head, silu(self.dense(self.norm(end).flatten(1))))
         made = made if self.prior is None else made + self.prior(path)
         return made.view(*lead, -1)
+
+    def _in_one_kernel(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor | None:
+        """The same where one kernel can do it, `(N,)`, with a gradient in the events alone; see `fused_body`."""
+        lead, parts = x.shape[:-1], [part for part in (code, clock) if part is not None]
+        shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts), (1,) * len(lead))
+        shape = shape if shape in ((1,) * len(lead), (*lead[:-1], 1)) else lead
+        tokens = [part.expand(*shape, -1).reshape(math.prod(shape), -1, self.width) for part in parts]
+        beside = torch.cat(tokens, 1) if tokens else x.new_empty(1, 0, self.width)
+        if self.past:  # whose place is before the event's
+            beside = torch.cat([beside[:, self.past :], beside[:, : self.past]], 1)
+        rows = x.reshape(-1, x.shape[-1])
+        return None if why_not(self, rows, beside) else fused_value(self, rows, beside)
 
     def start_at_zero(self) -> None:
         """Zero for every input."""

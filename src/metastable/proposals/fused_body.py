@@ -1,0 +1,179 @@
+"""Values of a `TokenBody` with their gradients in the events, by 36 Triton kernels in the place of some 260.
+
+A chain asks for a gradient at a time, of a few events, and what it waits for is the number of its kernels, not their
+work. Here a layer is two of them on the way ahead and two on the way back. Products are rounded as torch's are: by
+default as in float32 (each number split in three of TF32), in TF32 where that is allowed. The order of sums is
+another than torch's, so values differ by rounding.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from metastable.core.capture import aside
+from metastable.core.precision import products_said
+from metastable.core.triton import interpreted, triton_is_here
+
+SMALLEST, LARGEST = 16, 64
+"""Rows and columns that products of matrices take at least; tokens of an event and what stands beside it at most."""
+WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
+"""Of tokens; columns of a product; of a program; programs that share the hidden units of an event, or its heads."""
+_TABLES: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Tensor]] = weakref.WeakKeyDictionary()
+_REFUSED: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+def why_not(body: Any, x: Tensor, beside: Tensor) -> str | None:
+    """Why this body cannot be fused for events `(N, d)` and tokens `(M, S, width)`, in words; None where it can."""
+    if not triton_is_here():
+        return "Triton is not installed, or older than 3.5"
+    if x.device.type != "cuda" and not interpreted():
+        return f"events are on {x.device.type!r}, and Triton runs on CUDA"
+    if torch.is_autocast_enabled(x.device.type):
+        return "products are rounded as autocast says"
+    tensors = _tensors(body)
+    odd = [t for t in (*tensors, x, beside) if t.dtype != torch.float32 or t.device != x.device]
+    if odd:
+        return f"all must be float32 on {x.device}, and one is {odd[0].dtype} on {odd[0].device}"
+    if not all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors):
+        return "a weight does not lie in one piece"
+    rows = beside.shape[1] + x.shape[1] // body.step
+    head = body.width // body.blocks[0].attention.heads
+    heads = body.blocks[0].attention.heads
+    if heads > MOST or body.width not in WIDTHS or head not in (16, *WIDTHS) or rows > LARGEST or body.head.out_features != 1:
+        return (
+            f"one output, widths of {WIDTHS}, heads of 16 or more and at most {LARGEST} tokens are fused, not "
+            f"{body.head.out_features}, {body.width}, {head} and {rows}"
+        )
+    if any(m._forward_hooks or m._forward_pre_hooks or "parametrizations" in m._modules for m in body.modules()):
+        return "a module has hooks or parametrised weights"
+    return _REFUSED.get(body)
+
+
+def _tensors(body: Any) -> list[Tensor]:
+    """All that the kernel reads of a body, in the order of `body_triton`."""
+    pairs = [body.embed[0], body.embed[2]]
+    first = [t for layer in pairs for t in (layer.weight, layer.bias)] + [body.place]
+    first += [t for layer in (body.norm, body.dense, body.head) for t in (layer.weight, layer.bias)]
+    prior = body.prior
+    if prior is None:
+        first += [body.place] * 12  # never read
+    else:
+        rounds = zip(prior.convs, prior.norms, prior.dense, strict=True)
+        first += [t for conv, *two in rounds for m in (conv.dense, *two) for t in (m.weight, m.bias)]
+    for block in body.blocks:
+        own = (block.first, block.attention.ask, block.attention.offer, block.attention.out)
+        first += [
+            t for m in (*own, block.second, block.dense[0], block.dense[2]) for t in (m.weight, m.bias)
+        ]
+    return first
+
+
+def _table(body: nn.Module) -> Tensor:
+    """Where these lie, on their device: made anew where one has moved."""
+    tensors = _tensors(body)
+    places = tuple(t.data_ptr() for t in tensors)
+    known = _TABLES.get(body)
+    if known is None or known[0] != places:
+        known = _TABLES[body] = places, torch.tensor(places, device=tensors[0].device)
+    return known[1]
+
+
+def precision() -> str:
+    """Of products, as torch's own have it."""
+    said = products_said() or torch.backends.cuda.matmul.fp32_precision
+    return "tf32" if said in ("high", "medium", "tf32") else "tf32x3"
+
+
+def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str | None = None) -> tuple[Tensor, Tensor]:
+    """The body's one output at events `(N, d)`, `(N,)`, and its gradient, `(N, d)`.
+
+    Args:
+        body: a `TokenBody` that `why_not` has nothing against.
+        x: events; `N / M` in turn share their tokens.
+        beside: tokens of contexts and times, `(M, S, width)`; those of the path last.
+        how: precision of products; `precision()` by default.
+    """
+    x, beside, n = x.contiguous(), beside.contiguous(), len(x)
+    energy, value, grad = x.new_empty(n), x.new_zeros(n), torch.empty_like(x)
+    if not n:
+        return energy, grad
+    module: Any = importlib.import_module("metastable.proposals.body_triton")
+    S, W, step, heads = beside.shape[1], body.width, body.step, body.blocks[0].attention.heads
+    L, layers, first = S + x.shape[1] // step, len(body.blocks), S - body.past
+    rows = max(SMALLEST, 1 << (L - 1).bit_length())
+    parts, chunks, table = min(_parts(n, x.device), 4 * W // CHUNK), W // CHUNK, _table(body)
+    scratch = x.new_empty(n * module.tiles_of(layers, W, CHUNK) * rows * W)
+    all_of = {"LAYERS": layers, "R": rows, "W": W, "C": CHUNK, "num_warps": WARPS}
+    exact = all_of | {"HOW": how or precision()}
+    normed, ends = {"EPS": body.norm.eps}, {"FIRST": first, "L": L}
+    head = normed | {"PARTS": parts, "HEAD": W // heads, "L": L} | exact
+    hidden = normed | {"PARTS": parts, "HEADS": heads} | exact
+    event = {"S": S, "L": L, "STEP": step} | exact
+    prior = body.prior is not None
+    with torch.cuda.device_of(x):
+        module.embed_kernel[n, chunks](x, beside, n // len(beside), table, scratch, **event)
+        with aside(x.device, prior, lane=3) as join:
+            if prior:
+                for turn in range(2):
+                    module.conv_kernel[n, chunks](table, scratch, turn, **normed, **ends, **exact)
+                    if not turn:
+                        module.between_kernel[n, chunks](table, scratch, **exact)
+                module.conv_back_kernel[n, chunks](table, value, scratch, 1, **ends, **exact)
+                module.between_back_kernel[n, chunks](table, scratch, **ends, **exact)
+                module.conv_back_kernel[n, chunks](table, value, scratch, 0, **ends, **exact)
+        for layer in range(layers):
+            module.attend_kernel[n, heads](table, scratch, layer, **head)
+            module.dense_kernel[n, parts](table, scratch, layer, **hidden)
+        module.end_kernel[n, L - first](table, scratch, PARTS=parts, **normed, **ends, **all_of)
+        module.end_back_kernel[n, rows](table, energy, scratch, **ends, **all_of)
+        for layer in reversed(range(layers)):
+            module.dense_back_kernel[n, parts](table, scratch, layer, **hidden)
+            module.attend_back_kernel[n, heads](table, scratch, layer, **head)
+        join()
+        wide = {"PRIOR": prior, "HEADS": heads, "FIRST": first, "WIDE": 1 << (step - 1).bit_length()}
+        module.embed_back_kernel[n, 1](x, table, grad, scratch, **normed, **wide, **event)
+    return energy + value, grad
+
+
+def _parts(n: int, device: torch.device) -> int:
+    """Programs that share the hidden units of an event: as many as leave a processor for each."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+    return next((p for p in (MOST, MOST // 2) if n * p <= processors), MOST // 4)
+
+
+class _Fused(torch.autograd.Function):
+    """The value, with the gradient that was computed beside it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, beside: Tensor, body: Any) -> Tensor:
+        energy, grad = value_and_grad(body, x, beside)
+        ctx.save_for_backward(grad)
+        return energy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
+        return d[:, None] * ctx.saved_tensors[0], None, None
+
+
+def fused_value(body: Any, x: Tensor, beside: Tensor) -> Tensor | None:
+    """The body's output `(N,)`, which can be differentiated in x alone; None where Triton fails, which is said."""
+    try:
+        return _Fused.apply(x, beside, body)  # pyright: ignore
+    except Exception as error:
+        if not type(error).__module__.startswith("triton"):
+            raise
+        _REFUSED[body] = f"{type(error).__name__}, {str(error).splitlines()[0]}"
+        warnings.warn(
+            f"{type(body).__name__} cannot be run by one kernel: {_REFUSED[body]}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None

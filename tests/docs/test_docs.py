@@ -32,7 +32,8 @@ def load(path: str):
 # ---- examples
 
 
-def test_readme_examples_run():
+def test_readme_examples_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # else what one run of the tests leaves in runs/ stops the next
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     failed, tried = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=options)
     assert tried > 3

@@ -150,6 +150,52 @@ def test_table_1_says_what_is_the_papers(tmp_path, monkeypatch):
         assert sorted(seen) == sorted(said)
 
 
+@pytest.mark.parametrize(("marks", "shown"), [((2.0,), True), ((1.0, 2.0), False)])
+def test_arms_with_one_mark_stand_side_by_side(marks, shown, tmp_path, monkeypatch):
+    """A line over minutes with one point says nothing, and points above each other cannot be told apart."""
+    arms = cifar10_adance.ALL_ARMS
+    rows = [Row(f"fid/{arm}/minutes={mark:g}", 90.0) for arm in sorted(arms) for mark in marks]
+    seen = {}
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path, dpi: seen.update({path.name: figure}))
+    cifar10_adance.compared(bench(cifar10_adance, tmp_path), rows)
+    (axes,) = seen["distances.png"].axes
+    assert ([tick.get_text() for tick in axes.get_xticklabels()] == list(arms)) is shown
+    assert (axes.get_ylabel() == "FID, 2 min") is shown
+    ticks = [tick.get_text() for tick in seen["table-5-2.png"].axes[0].get_xticklabels()]
+    assert ticks == ["1", "5", "10", "20", "50"]
+
+
+def test_pieces_are_in_the_order_of_arms_and_no_row_of_samples_is_named_as_the_data(tmp_path, monkeypatch):
+    """There is an arm `data`, whose samples are no data."""
+    own = bench(
+        cifar10_adance, tmp_path, arms=("data", "interval-5", "interval-10"), parcels=False, required=()
+    )
+    seen = []
+    monkeypatch.setattr(image_figures, "save_image_rows", lambda path, rows, dpi: seen.extend(rows))
+    cifar10_adance.body(own)
+    firsts = list(dict.fromkeys(name.partition(",")[0] for name in seen))
+    assert firsts == ["training pictures", "interval-5", "interval-10", "data"]
+
+
+def test_the_noise_that_all_chains_begin_with_is_shown_once(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(cifar10_divergences, "save_image_rows", lambda path, rows, dpi: seen.extend(rows))
+    piece = Piece("", {}, {"followed": np.zeros((5, 1, 1, 4, 4), np.uint8)})
+    own = bench(cifar10_divergences, tmp_path, followed=(0, 1, 2, 3, 4))
+    cifar10_divergences.draw_followed(own, {("js", 2.0): piece, ("cd", 2.0): piece})
+    assert seen == ["noise", "js, 2 steps", "js, 4 steps", "cd, 2 steps", "cd, 4 steps"]
+
+
+@pytest.mark.parametrize(("arms", "rows"), [(4, 9), (5, 6)])
+def test_samples_of_many_arms_have_a_row_each(arms, rows, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(image_figures, "save_image_rows", lambda path, rows, dpi: seen.extend(rows))
+    piece = Piece("", {}, {"samples": np.zeros((40, 1, 4, 4), np.uint8)})
+    found = {(f"arm-{n}", 2.0): piece for n in range(arms)}
+    image_figures.draw_samples(bench(cifar10_adance, tmp_path), found, torch.zeros(40, 1, 4, 4))
+    assert len(seen) == rows
+
+
 def test_divergences_are_of_labelled_chains(tmp_path):
     asked = bench(cifar10_divergences, tmp_path)
     for arm in cifar10_divergences.ALL_ARMS:

@@ -211,6 +211,13 @@ def test_saved_figures_are_reproducible(tmp_path):
     assert draw("one") == draw("two")
 
 
+def test_pixels_of_images_in_rows_are_not_blended(tmp_path):
+    """Blends between pixels make files half as large again, and show pictures smoother than they are."""
+    board = np.indices((8, 8)).sum(0)[None, None] % 2 * 2.0 - 1
+    drawn = matplotlib.image.imread(figures.save_image_rows(tmp_path / "rows.png", {"": board}, 77))
+    assert len(np.unique(drawn[..., :3])) == 2
+
+
 def test_no_two_lines_look_the_same():
     looks = [str(figures.line_look(i)) for i in range(3 * len(figures.palette))]
     assert len(set(looks)) == len(looks)

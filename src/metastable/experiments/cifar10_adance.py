@@ -107,8 +107,11 @@ def compared(bench: Bench, rows: list[Row]) -> list[Row]:
             if key == "fid":
                 axes.plot(INTERVALS, list(PAPER.values()), marker="s", color=palette.grey, label="thesis")
             axes.set(xlabel="interval", ylabel=name, xscale="log")
+            axes.set_xticks(INTERVALS, [str(k) for k in INTERVALS])
+            axes.minorticks_off()
+            axes.margins(x=0.05)
             axes.legend(fontsize=7)
-    return draw_distances(bench, rows)
+    return draw_distances(bench, rows, ALL_ARMS)
 
 
 EXPERIMENT = Experiment(

@@ -28,12 +28,13 @@ from metastable.runs.run import Run
 
 from .base import Bench, Experiment, Row
 from .image_figures import (
+    DPI,
     arms_of,
     distances_in,
     draw_curves,
     draw_distances,
     draw_samples,
-    half_width,
+    draw_side_by_side,
     over_minutes,
 )
 from .image_runs import Found, ImageArm, ImageTrials, from_noise, measures_of, pictures_of, rows_of
@@ -114,42 +115,31 @@ def body(bench: Bench) -> list[Row]:
 
 def compared(bench: Bench, rows: list[Row]) -> list[Row]:
     """Distances over minutes, and Table 1 as a picture: the last of each arm, its 95 % interval, the paper's."""
-    key, name = distances_in(rows)
-    found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
-    if found:
+    key, _ = distances_in(rows)
+    if over_minutes(rows, key):
         with picture(bench.folder / "table-1.png", 5.4, 3.4) as axes:
-            arms = [(place, arm) for place, arm in enumerate(ALL_ARMS) if arm in found]
-            for place, arm in arms:
-                last = max(found[arm])
-                off = half_width(bars.get(arm, {}).get(last, 0.0))
-                label = "ours" if place == arms[0][0] else None
-                axes.errorbar(
-                    place,
-                    found[arm][last],
-                    off,
-                    marker="o",
-                    ls="",
-                    capsize=3,
-                    color=palette.blue,
-                    label=label,
-                )
+            draw_side_by_side(axes, rows, ALL_ARMS)
             if key == "fid":
                 grey = {"marker": "s", "ls": "", "color": palette.grey, "label": "paper"}
                 axes.plot(range(len(PAPER)), list(PAPER.values()), **grey)
-            axes.set(ylabel=name, xticks=range(len(ALL_ARMS)), xticklabels=ALL_ARMS)
-            axes.legend(fontsize=7)
-    return draw_distances(bench, rows)
+            axes.legend(fontsize=7, loc="upper left")
+    return draw_distances(bench, rows, ALL_ARMS)
 
 
 def draw_followed(bench: Bench, found: Found) -> None:
-    """Appendix G.6: chains from noise, a row for each number of steps, a column for each class."""
-    rows = {}
+    """Appendix G.6: chains from noise, the same for all arms, at the first, the middle and the last of the times.
+
+    Each number of steps has a row, and each class a column.
+    """
+    times, rows = len(bench.followed), {}
+    shown = sorted({0, times // 2, times - 1})
     for arm in arms_of(found):
         arrays = found[max(key for key in found if key[0] == arm)].arrays
-        for steps, images in zip(bench.followed, arrays.get("followed", ()), strict=False):
-            rows[f"{arm}, {steps} steps"] = images.astype(np.float32) / 127.5 - 1
+        for at in shown if "followed" in arrays else ():
+            name = f"{arm}, {bench.followed[at]} steps" if bench.followed[at] else "noise"
+            rows[name] = arrays["followed"][at].astype(np.float32) / 127.5 - 1
     if rows:
-        save_image_rows(bench.folder / "followed.png", rows)
+        save_image_rows(bench.folder / "followed.png", rows, DPI)
 
 
 EXPERIMENT = Experiment(

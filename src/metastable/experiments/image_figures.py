@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from metastable.evaluation.image_distances import Measure
-from metastable.report.figures import line_look, picture, save_image_rows
+from metastable.report.figures import line_look, palette, picture, save_image_rows
 
 from .base import Bench, Row
 from .image_runs import BY_NETWORK, Found
 
 COLUMNS = 12
 """Samples in a row."""
+FEW = 4
+"""Arms up to which each has a second row."""
 DPI = 80
 """Of pictures of many rows, which stay small."""
 
@@ -53,13 +56,21 @@ def half_width(std_error: float) -> float:
     return Measure(0.0, std_error, math.nan).interval[1]
 
 
-def draw_distances(bench: Bench, rows: list[Row]) -> list[Row]:
-    """FID over minutes of training where there is one, pixels' distance where there is none; 95 % intervals."""
+def draw_distances(bench: Bench, rows: list[Row], arms: Sequence[str] = ()) -> list[Row]:
+    """FID over minutes of training where there is one, pixels' distance where there is none; 95 % intervals.
+
+    Where all arms have one and the same mark, they stand side by side, in the order of `arms` or else of `rows`.
+    """
     key, name = distances_in(rows)
     found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
     if not found:
         return rows
+    marks = {mark for own in found.values() for mark in own}
     with picture(bench.folder / "distances.png", 6, 3.6) as axes:
+        if len(marks) == 1:
+            draw_side_by_side(axes, rows, [arm for arm in arms or found if arm in found])
+            axes.set(ylabel=f"{name}, {marks.pop():g} min")
+            return rows
         for index, (arm, own) in enumerate(found.items()):
             marks, values = list(own), np.array(list(own.values()))
             axes.plot(marks, values, marker="o", ms=3, label=arm, **line_look(index))
@@ -70,9 +81,23 @@ def draw_distances(bench: Bench, rows: list[Row]) -> list[Row]:
     return rows
 
 
+def draw_side_by_side(axes: Any, rows: list[Row], arms: Sequence[str]) -> None:
+    """The last distance of every arm that has one, with its 95 % interval, in the order of `arms`."""
+    key, name = distances_in(rows)
+    found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
+    last = {arm: max(found[arm]) for arm in arms if arm in found}
+    values = [found[arm][mark] for arm, mark in last.items()]
+    off = [half_width(bars.get(arm, {}).get(mark, 0.0)) for arm, mark in last.items()]
+    look = {"marker": "o", "ls": "", "capsize": 3, "color": palette.blue, "label": "ours"}
+    axes.errorbar([arms.index(arm) for arm in last], values, off, **look)
+    axes.set(ylabel=name)
+    axes.set_xticks(range(len(arms)), arms, rotation=20, ha="right")
+    axes.margins(x=0.08)
+
+
 def draw_samples(bench: Bench, found: Found, data: Tensor, name: str = "samples.png") -> None:
-    """Two rows of samples of each arm at its last mark, below data."""
-    rows = {"data": data[:COLUMNS].cpu().numpy()}
+    """A row of samples of each arm at its last mark, two where arms are few, below data."""
+    rows = {"training pictures": data[:COLUMNS].cpu().numpy()}
     for arm in arms_of(found):
         drawn = {
             mark: piece.arrays
@@ -82,7 +107,8 @@ def draw_samples(bench: Bench, found: Found, data: Tensor, name: str = "samples.
         if drawn:
             mark = max(drawn)
             rows[f"{arm}, {mark:g} min"] = shown(drawn[mark]["samples"])
-            rows[f"{arm}, more"] = shown(drawn[mark]["samples"][COLUMNS:])
+            if len(arms_of(found)) <= FEW:
+                rows[f"{arm}, more"] = shown(drawn[mark]["samples"][COLUMNS:])
     save_image_rows(bench.folder / name, {key: images for key, images in rows.items() if len(images)}, DPI)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -230,12 +230,13 @@ class ImageTrials:
                 )
                 if not goes_on:
                     break
-        return self.found()
+        return self.found(list(known))
 
-    def found(self) -> Found:
-        """All pieces, in the order of arms and minutes."""
+    def found(self, known: Sequence[str]) -> Found:
+        """All pieces, in the order of the arms that are known, the others after them, and of minutes."""
         places = (name.rpartition("-") for name in self.pieces.names())
         keys = sorted((arm, float(mark)) for arm, _, mark in places)
+        keys.sort(key=lambda key: known.index(key[0]) if key[0] in known else len(known))
         pieces = {(arm, mark): self.pieces.find(f"{arm}-{mark:g}") for arm, mark in keys}
         return {key: piece for key, piece in pieces.items() if piece is not None}
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 
 from metastable.core.types import bind
-from metastable.energies import MLP, Banana, ConvNet, on_reference, spectral_norm
+from metastable.energies import MLP, Banana, ConditionalNet, ConvNet, on_reference, spectral_norm
 from metastable.kernels import (
     HMC,
     MALA,
@@ -443,3 +443,13 @@ def test_a_proposal_of_a_kernel_is_watched_too():
         for tensor in (*proposal.parameters(), *proposal.buffers()):
             tensor.data = tensor.data + 1
     assert keys[0] != keys[1]
+
+
+def test_short_chains_of_a_bound_energy_are_recorded_once_they_are_many():
+    energy, x = ConditionalNet(2, 1, width=4, depth=2).eval(), rows(6, 2)
+    target = bind(energy, torch.zeros(2, 1))
+    assert [choose(ULA(0.1), target, x, 1).engine for _ in range(5)] == ["eager"] * 3 + ["captured"] * 2
+    assert choose(ULA(0.1), target, x, 2).engine == "eager"  # another chain
+    energy.train()
+    assert {choose(ULA(0.1), target, x, 1).engine for _ in range(9)} == {"eager"}
+    assert {choose(ULA(0.1), energy_named("mlp").eval(), x, 1).engine for _ in range(9)} == {"eager"}

@@ -136,7 +136,9 @@ def test_all_chunks_share_one_recording(runs, name, monkeypatch):
     policy = policy_of(runs, name)
     policy.predict_action_chunk(torch.rand(SEEN, 1, 3, generator=generator(1)))
     first = len(made)
-    assert first == (2 if name == "stages" else 1)
+    assert first == (
+        3 if name == "stages" else 1
+    )  # of the SDE's steps, of those left over, and of the chain's
     chunks(policy)
     kinds = 2 if name == "joined" else 1  # the first chunk of an episode has nothing to join
     assert len(made) == kinds * first

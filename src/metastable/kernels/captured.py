@@ -30,14 +30,19 @@ STRIDE = 16
 """Steps in one launch: enough to hide it, few enough to be recorded in the time of some eager steps."""
 MOST = 4
 """Recordings kept for one energy."""
+KINDS = 64
+"""Kinds of short chains whose gradients are counted."""
 
 
 class Known(NamedTuple):
-    """What is known of an energy, for as long as it lives: its recordings, and why engines cannot run it."""
+    """What is known of an energy, for as long as it lives: its recordings, why engines cannot run it, and how many
+    gradients were asked for in chains that are too short to be recorded for themselves.
+    """
 
     alive: weakref.ref
     loops: dict[Hashable, Loop]
     refused: dict[Hashable, str]
+    asked: dict[Hashable, int]
 
 
 _KNOWN: dict[int, Known] = {}
@@ -70,8 +75,28 @@ def known_of(energy: Energy) -> Known:
             raise UnwatchedError(
                 f"energy is a {type(energy).__name__}, whose end would not be noticed"
             ) from None
-        _KNOWN[place] = Known(alive, {}, {})
+        _KNOWN[place] = Known(alive, {}, {}, {})
     return _KNOWN[place]
+
+
+def worth(energy: Energy, chain: Hashable, gradients: int, least: int) -> bool:
+    """Whether a chain of so many gradients is worth a recording, which costs as much as `least` of them.
+
+    One that is shorter is, too, once so many were asked for in chains like it of an energy that is bound and does
+    not train: a policy asks for the same chain in every chunk.
+    """
+    if gradients >= least:
+        return True
+    if not isinstance(energy, Bound) or any(modes_of(energy)):
+        return False
+    try:
+        asked = known_of(energy).asked
+    except UnwatchedError:
+        return False
+    while len(asked) >= KINDS and chain not in asked:
+        asked.pop(next(iter(asked)))
+    asked[chain] = asked.get(chain, 0) + gradients
+    return asked[chain] >= least
 
 
 def stride_of(kernel: Kernel, steps: int, compiled: bool = False) -> int:

@@ -27,7 +27,17 @@ from metastable.core.types import Energy, EnergyGrad, energy_and_grad
 
 from . import fused
 from .base import ChainResult, ChainState, Kernel
-from .captured import NO_ROOM, REFUSALS, UnwatchedError, known_of, loop_of, modes_of, stride_of, watched
+from .captured import (
+    NO_ROOM,
+    REFUSALS,
+    UnwatchedError,
+    known_of,
+    loop_of,
+    modes_of,
+    stride_of,
+    watched,
+    worth,
+)
 from .compiled import (
     CompiledGradient,
     Walk,
@@ -111,7 +121,8 @@ def why_not_captured(kernel: Kernel, energy: Energy, x: Tensor, steps: int, aske
         return f"the chains are on {x.device}{here}"
     if is_recording() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return "the chain is recorded already, as a part of something larger"
-    if asked == "auto" and steps * max(1, kernel.gradients_per_step) < LEAST:
+    gradients = steps * max(1, kernel.gradients_per_step)
+    if asked == "auto" and not worth(energy, (kernel, x.shape, steps), gradients, LEAST):
         return f"a chain of {steps} steps is done before it is recorded; from {LEAST} gradients on"
     try:
         known_of(energy), watched(energy, x.device), reads(kernel, x.device, "kernel")

@@ -23,12 +23,12 @@ from metastable.core.protocols import Flowing, provides
 from metastable.core.random import normal_like
 from metastable.core.types import Bound, energy_and_grad
 from metastable.kernels import ULA, engine
-from metastable.kernels.captured import NO_ROOM, REFUSALS, prove, prove_call, watched
+from metastable.kernels.captured import NO_ROOM, REFUSALS, prove, prove_call, watched, worth
 from metastable.kernels.compiled import CompiledGradient, Walk, compiler_gave_up
 from metastable.kernels.watch import UnwatchedError, reads
 from metastable.proposals.cnf import InterpolantFlow
 
-STRIDES = range(24, 7, -1)
+STRIDES = range(24, 15, -1)
 """Steps that one launch may have: what the flow makes of contexts and times is computed once for all of them."""
 KEPT = 8
 """Recordings kept for one energy."""
@@ -88,12 +88,12 @@ def follow_sde(
 
 
 def stride_of(steps: int) -> int:
-    """Steps in one launch: as many as leave none over, or else the fewest, which are a launch of their own.
+    """Steps in one launch: a number that leaves none over, or else the largest; those left are one more launch.
 
     >>> [stride_of(steps) for steps in (549, 300, 101, 5)]
-    [9, 20, 20, 5]
+    [24, 20, 24, 24]
     """
-    return min((min(n, steps) for n in STRIDES), key=lambda n: (steps % n, -n)) if steps else 1
+    return next((n for n in STRIDES if steps % n == 0), STRIDES[0])
 
 
 def euler(
@@ -107,18 +107,18 @@ def euler(
     compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """A step at each of these times: where walkers are then, and in how many steps each was finite, `(B, n)`."""
-    noise, finite_for = (2 * eta * dt).sqrt(), y.new_zeros(y.shape[:2], dtype=torch.long)
-    for t, velocity in zip(times, velocities, strict=True):
+    noise, each, passed = (2 * eta * dt).sqrt(), iter(velocities), []
+    for t in times:
         energy = CompiledGradient(target.at(t)) if compiled else target.at(t)
         with aside(y.device) as join, torch.no_grad():  # neither asks for the other
-            v = velocity(y)
+            v = next(each)(y)
         grad = energy_and_grad(energy, y.flatten(0, 1)).grad.view(y.shape)
         join()
         with torch.no_grad():
-            drift = v - eta * grad
-            y = y + dt * drift + noise * normal_like(y, rng)
-            finite_for = finite_for + y.isfinite().flatten(2).all(2)
-    return y, finite_for
+            drift = torch.addcmul(v, eta, grad, value=-1)
+            y = torch.addcmul(y.add(drift, alpha=dt), noise, normal_like(y, rng))
+            passed.append(y)
+    return y, torch.stack(passed).isfinite().flatten(3).all(3).sum(0)
 
 
 def _velocities(flow: Any, given: Tensor) -> Callable[[Tensor], Iterator[Callable[[Tensor], Tensor]]]:
@@ -201,10 +201,12 @@ def _why(error: Exception, compiled: bool) -> str | None:
 
 def _key(target: Bound, flow: Any, y: Tensor, steps: int, asked: str) -> Any:
     """What a recording depends on beside its inputs; None where there can be none, or it is not worth it."""
-    able = (y.is_cuda or engine.STAND_IN) and asked != "eager" and steps >= engine.LEAST
+    able = (y.is_cuda or engine.STAND_IN) and asked != "eager"
     own = isinstance(flow, InterpolantFlow) and flow.replay and isinstance(target.energy, nn.Module)
     plain = all(part is None or isinstance(part, Tensor) for part in target.parts())
     if not able or not own or not plain or is_recording() or any(map(_refused, (target, flow))):
+        return None
+    if not worth(target, ("sde", y.shape, steps), steps, engine.LEAST):
         return None
     made, kernel, asking = _RECORDED.setdefault(target.energy, Recorded()), ULA(), target
     try:

@@ -3,10 +3,7 @@
 Only `fused_body` imports this file, and only where Triton is installed. Program (i, j) takes the j-th share of a
 layer's work for event i: a head, some hidden units, or some columns. Shares are summed by those who read them next,
 so that no program waits for another. Tiles have a row for each token: those of context and time, then the event's,
-then rows of nothing. An event has places of one tile each in `scratch`, in the order that `place` says.
-
-Names: W width, R rows, S tokens beside the event, L all tokens, FIRST the first that the end and the prior see, COUNT
-how many they see, HEAD numbers of a head, C columns of a product, PARTS shares of hidden units, HOW the precision.
+then rows of nothing. An event has its own tiles in `scratch`, which `tiles_triton` numbers.
 """
 
 from __future__ import annotations
@@ -14,102 +11,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-GLOBALS, OF_LAYER = tl.constexpr(23), tl.constexpr(14)
-"""Entries of the table of pointers that come first, and those of each layer."""
-KEPT, OF_PRIOR = tl.constexpr(9), tl.constexpr(10)
-"""Tiles that each layer keeps for the way back: h, q, k, v, h between its parts, hidden units (4); the prior's."""
-GROUPS = tl.constexpr(8)
-
-
-@triton.constexpr_function
-def tiles_of(LAYERS, W, C):
-    """Tiles of an event: tokens, those of the layers, shares of two kinds, gradients, the prior's and its shares."""
-    return 1 + 9 * LAYERS + 16 + 4 + 10 + 3 * (W // C)
-
-
-@triton.jit
-def pointer(table, i):
-    """The i-th tensor."""
-    return tl.multiple_of(tl.load(table + i).to(tl.pointer_type(tl.float32)), 16)
-
-
-@triton.jit
-def own(scratch, LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
-    """Where the tiles of this program's event begin."""
-    return scratch + tl.program_id(0).to(tl.int64) * (tiles_of(LAYERS, W, C) * R * W)
-
-
-@triton.jit
-def tile(base, number, R: tl.constexpr, W: tl.constexpr):
-    """Where the numbers of a tile lie."""
-    return base + number * (R * W) + tl.arange(0, R)[:, None] * W + tl.arange(0, W)[None, :]
-
-
-@triton.jit
-def part(base, number, c, ROW: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
-    """Where those of columns c to c + C lie, in rows of ROW numbers."""
-    return base + number * (R * W) + tl.arange(0, R)[:, None] * ROW + c + tl.arange(0, C)[None, :]
-
-
-@triton.jit
-def summed(base, number, count: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
-    """The sum of some tiles."""
-    total = tl.load(tile(base, number, R, W))
-    for j in tl.static_range(1, count):
-        total += tl.load(tile(base, number + j, R, W))
-    return total
-
-
-@triton.jit
-def row_of(w, W: tl.constexpr):
-    """W numbers as a row."""
-    return tl.load(w + tl.arange(0, W))[None, :]
-
-
-@triton.jit
-def silu(z):
-    """The activation and its derivative."""
-    s = tl.sigmoid(z)
-    a = z * s
-    return a, s + a * (1 - s)
-
-
-@triton.jit
-def ahead(h, w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr, HOW: tl.constexpr):
-    """h·vᵀ for v = w[first : first + O, at : at + K]."""
-    o, k = first + tl.arange(0, O), at + tl.arange(0, K)
-    return tl.dot(h, tl.load(w + k[:, None] + o[None, :] * ROW), input_precision=HOW)
-
-
-@triton.jit
-def back(g, w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr, HOW: tl.constexpr):
-    """g·v for the same v: the way back."""
-    o, k = first + tl.arange(0, O), at + tl.arange(0, K)
-    return tl.dot(g, tl.load(w + o[:, None] * ROW + k[None, :]), input_precision=HOW)
-
-
-@triton.jit
-def whitened(h, EPS: tl.constexpr, W: tl.constexpr):
-    """Rows of mean 0 and variance 1, and one over their deviations."""
-    centred = h - (tl.sum(h, 1) / W)[:, None]
-    scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / W + EPS)
-    return centred * scale[:, None], scale
-
-
-@triton.jit
-def normed(h, w, b, EPS: tl.constexpr, W: tl.constexpr):
-    """A layer norm."""
-    white, _ = whitened(h, EPS, W)
-    return white * row_of(w, W) + row_of(b, W)
-
-
-@triton.jit
-def normed_back(d, h, w, EPS: tl.constexpr, W: tl.constexpr):
-    """The way back through `normed` at h."""
-    white, scale = whitened(h, EPS, W)
-    d = d * row_of(w, W)
-    along = tl.sum(d * white, 1) / W
-    return scale[:, None] * (d - (tl.sum(d, 1) / W)[:, None] - white * along[:, None])
+from .prior_triton import joined
+from .tiles_triton import (
+    GLOBALS,
+    KEPT,
+    OF_LAYER,
+    ahead,
+    back,
+    grads_at,
+    heads_at,
+    hidden_at,
+    normed,
+    normed_back,
+    own,
+    part,
+    pointer,
+    row_of,
+    silu,
+    summed,
+    tile,
+)
 
 
 @triton.jit
@@ -122,10 +43,12 @@ def shares(q, k, L: tl.constexpr, R: tl.constexpr, HEAD: tl.constexpr, HOW: tl.c
 
 
 @triton.jit
-def after_dense(base, layer, layers, PARTS: tl.constexpr, LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
+def after_dense(
+    base, layer, layers, PARTS: tl.constexpr, LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr
+):  # fmt: skip
     """h behind a layer: what it had between its parts, and what its hidden units add."""
     h = tl.load(tile(base, 1 + KEPT * layer + 4, R, W)) + row_of(pointer(layers + layer * OF_LAYER, 13), W)
-    return h + summed(base, 1 + KEPT * LAYERS + 8, PARTS, R, W)
+    return h + summed(base, hidden_at(LAYERS), PARTS, R, W)
 
 
 # ---- tokens of the event, and the way back to its numbers
@@ -167,8 +90,8 @@ def embed_back_kernel(
 ):  # fmt: skip
     """The gradient in the event, from those in its tokens."""
     base, row, col = own(scratch, LAYERS, R, W, C), tl.arange(0, R), tl.arange(0, C)
-    g = tl.load(tile(base, 1 + KEPT * LAYERS + 18, R, W)) + normed_back(
-        summed(base, 1 + KEPT * LAYERS, HEADS, R, W), tl.load(tile(base, 1, R, W)),
+    g = tl.load(tile(base, grads_at(LAYERS) + 2, R, W)) + normed_back(
+        summed(base, heads_at(LAYERS), HEADS, R, W), tl.load(tile(base, 1, R, W)),
         pointer(table, GLOBALS), EPS, W,
     )  # fmt: skip
     if PRIOR:
@@ -208,7 +131,8 @@ def attend_kernel(
     mine = layers + layer * OF_LAYER
     if head == 0:
         tl.store(tile(base, kept, R, W), h)
-    white, offer, offer_b = normed(h, pointer(mine, 0), pointer(mine, 1), EPS, W), pointer(mine, 4), pointer(mine, 5)
+    white = normed(h, pointer(mine, 0), pointer(mine, 1), EPS, W)
+    offer, offer_b = pointer(mine, 4), pointer(mine, 5)
     q = ahead(white, pointer(mine, 2), c, 0, W, HEAD, W, HOW) + row_of(pointer(mine, 3) + c, HEAD)
     k = ahead(white, offer, c, 0, W, HEAD, W, HOW) + row_of(offer_b + c, HEAD)
     v = ahead(white, offer, W + c, 0, W, HEAD, W, HOW) + row_of(offer_b + W + c, HEAD)
@@ -216,7 +140,7 @@ def attend_kernel(
     tl.store(part(base, kept + 2, c, W, R, W, HEAD), k)
     tl.store(part(base, kept + 3, c, W, R, W, HEAD), v)
     o = tl.dot(shares(q, k, L, R, HEAD, HOW), v, input_precision=HOW)
-    tl.store(tile(base, 1 + KEPT * LAYERS + head, R, W), ahead(o, pointer(mine, 6), 0, c, W, W, HEAD, HOW))
+    tl.store(tile(base, heads_at(LAYERS) + head, R, W), ahead(o, pointer(mine, 6), 0, c, W, W, HEAD, HOW))
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -228,7 +152,7 @@ def dense_kernel(
     base, j, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
     mine = table + GLOBALS + layer * OF_LAYER
     h = tl.load(tile(base, kept, R, W)) + row_of(pointer(mine, 7), W)
-    h += summed(base, 1 + KEPT * LAYERS, HEADS, R, W)
+    h += summed(base, heads_at(LAYERS), HEADS, R, W)
     if j == 0:
         tl.store(tile(base, kept + 4, R, W), h)
     white, total = normed(h, pointer(mine, 8), pointer(mine, 9), EPS, W), tl.zeros([R, W], tl.float32)
@@ -239,7 +163,7 @@ def dense_kernel(
         tl.store(part(base, kept + 5, c, 4 * W, R, W, C), z)
         a, _ = silu(z)
         total += ahead(a, narrow, 0, c, 4 * W, W, C, HOW)
-    tl.store(tile(base, 1 + KEPT * LAYERS + 8 + j, R, W), total)
+    tl.store(tile(base, hidden_at(LAYERS) + j, R, W), total)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -249,14 +173,14 @@ def dense_back_kernel(
 ):  # fmt: skip
     """The way back through some of the hidden units."""
     base, j, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
-    mine, grads = table + GLOBALS + layer * OF_LAYER, 1 + KEPT * LAYERS + 16
+    mine, grads = table + GLOBALS + layer * OF_LAYER, grads_at(LAYERS)
     if layer == LAYERS - 1:
         g = normed_back(
             tl.load(tile(base, grads, R, W)), tl.load(tile(base, grads + 3, R, W)), pointer(table, 5), EPS, W
         )
     else:
         g = tl.load(tile(base, grads + 2, R, W)) + normed_back(
-            summed(base, 1 + KEPT * LAYERS, HEADS, R, W), tl.load(tile(base, kept + KEPT, R, W)),
+            summed(base, heads_at(LAYERS), HEADS, R, W), tl.load(tile(base, kept + KEPT, R, W)),
             pointer(mine + OF_LAYER, 0), EPS, W,
         )  # fmt: skip
     if j == 0:
@@ -266,7 +190,7 @@ def dense_back_kernel(
         c = j * (4 * W // PARTS) + s
         _, slope = silu(tl.load(part(base, kept + 5, c, 4 * W, R, W, C)))
         total += back(back(g, narrow, 0, c, 4 * W, W, C, HOW) * slope, wide, c, 0, W, C, W, HOW)
-    tl.store(tile(base, 1 + KEPT * LAYERS + 8 + j, R, W), total)
+    tl.store(tile(base, hidden_at(LAYERS) + j, R, W), total)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -276,9 +200,9 @@ def attend_back_kernel(
 ):  # fmt: skip
     """The way back through one head."""
     base, head, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
-    mine, c, grads = table + GLOBALS + layer * OF_LAYER, head * HEAD, 1 + KEPT * LAYERS + 16
+    mine, c, grads = table + GLOBALS + layer * OF_LAYER, head * HEAD, grads_at(LAYERS)
     g = tl.load(tile(base, grads + 1, R, W)) + normed_back(
-        summed(base, 1 + KEPT * LAYERS + 8, PARTS, R, W), tl.load(tile(base, kept + 4, R, W)),
+        summed(base, hidden_at(LAYERS), PARTS, R, W), tl.load(tile(base, kept + 4, R, W)),
         pointer(mine, 8), EPS, W,
     )  # fmt: skip
     if head == 0:
@@ -293,7 +217,7 @@ def attend_back_kernel(
     total = back(d_q, pointer(mine, 2), c, 0, W, HEAD, W, HOW)
     total += back(d_k, pointer(mine, 4), c, 0, W, HEAD, W, HOW)
     total += back(d_v, pointer(mine, 4), W + c, 0, W, HEAD, W, HOW)
-    tl.store(tile(base, 1 + KEPT * LAYERS + head, R, W), total)
+    tl.store(tile(base, heads_at(LAYERS) + head, R, W), total)
 
 
 # ---- the end: dense layers over all tokens of the path at once
@@ -305,7 +229,7 @@ def end_kernel(
     LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """What one token of the path gives to the dense layer."""
-    base, p, grads = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * LAYERS + 16
+    base, p, grads = own(scratch, LAYERS, R, W, C), tl.program_id(1), grads_at(LAYERS)
     h = after_dense(base, LAYERS - 1, table + GLOBALS, PARTS, LAYERS, R, W)
     if p == 0:
         tl.store(tile(base, grads + 3, R, W), h)
@@ -314,7 +238,7 @@ def end_kernel(
     col = tl.arange(0, W)
     w = tl.load(pointer(table, 7) + p * W + col[:, None] * ((L - FIRST) * W) + col[None, :])
     # in the place of head 0's share, which the layers do not need any more
-    tl.store(base + (1 + KEPT * LAYERS) * (R * W) + p * W + col, tl.sum(w * y[None, :], 1))
+    tl.store(base + heads_at(LAYERS) * (R * W) + p * W + col, tl.sum(w * y[None, :], 1))
 
 
 @triton.jit
@@ -324,8 +248,9 @@ def end_back_kernel(
 ):  # fmt: skip
     """The value of the end, and its gradient in one token, or zero for rows that are not on the path."""
     base, p, col = own(scratch, LAYERS, R, W, C), tl.program_id(1), tl.arange(0, W)
-    row, grads = tl.arange(0, R)[:, None], 1 + KEPT * LAYERS + 16
-    all_of = tl.load(tile(base, 1 + KEPT * LAYERS, R, W), mask=(row < L - FIRST) & (col >= 0)[None, :], other=0.0)
+    row, grads = tl.arange(0, R)[:, None], grads_at(LAYERS)
+    some = (row < L - FIRST) & (col >= 0)[None, :]
+    all_of = tl.load(tile(base, heads_at(LAYERS), R, W), mask=some, other=0.0)
     a, slope = silu(tl.sum(all_of, 0) + tl.load(pointer(table, 8) + col))
     head = tl.load(pointer(table, 9) + col)
     at = pointer(table, 7) + p * W + col[:, None] * ((L - FIRST) * W) + col[None, :]
@@ -335,111 +260,3 @@ def end_back_kernel(
     tl.store(base + grads * (R * W) + to * W + col, tl.sum(w * (head * slope)[:, None], 0))
     if p == 0:
         tl.store(energy + tl.program_id(0), tl.sum(a * head, 0) + tl.load(pointer(table, 10)))
-
-
-# ---- the convolutional prior (B.2), beside the layers
-
-
-@triton.jit
-def in_groups(sums, W: tl.constexpr, C: tl.constexpr):
-    """Sums over the columns of each group, in the place of each column."""
-    SIZE: tl.constexpr = W // GROUPS
-    total = tl.sum(tl.reshape(sums, [C // SIZE, SIZE]), 1)
-    return tl.reshape(tl.broadcast_to(total[:, None], [C // SIZE, SIZE]), [C])
-
-
-@triton.jit
-def conv_kernel(
-    table, scratch, turn: tl.constexpr, EPS: tl.constexpr, FIRST: tl.constexpr, L: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
-):  # fmt: skip
-    """A convolution over three tokens with its group norm, activated: C columns, which are whole groups."""
-    base, c, row = own(scratch, LAYERS, R, W, C), tl.program_id(1) * C, tl.arange(0, R)[:, None]
-    mine, its, col = table + 11 + 6 * turn, 1 + KEPT * LAYERS + 20, tl.arange(0, W)[None, :]
-    source = base + (0 if turn == 0 else (its + 3) * (R * W))
-    made = tl.zeros([R, C], tl.float32) + row_of(pointer(mine, 1) + c, C)
-    for j in tl.static_range(3):
-        there = row + j - 1
-        h = tl.load(source + there * W + col, mask=(there >= FIRST) & (there < L), other=0.0)
-        made += ahead(h, pointer(mine, 0), c, j * W, 3 * W, C, W, HOW)
-    path = (row >= FIRST) & (row < L) & (tl.arange(0, C) >= 0)[None, :]
-    n: tl.constexpr = (L - FIRST) * (W // GROUPS)
-    mean = in_groups(tl.sum(tl.where(path, made, 0.0), 0), W, C) / n
-    centred = tl.where(path, made - mean[None, :], 0.0)
-    scale = 1 / tl.sqrt(in_groups(tl.sum(centred * centred, 0), W, C) / n + EPS)
-    white = centred * scale[None, :]
-    a, slope = silu(white * row_of(pointer(mine, 2) + c, C) + row_of(pointer(mine, 3) + c, C))
-    at = its + (0 if turn == 0 else 5)
-    tl.store(part(base, at, c, W, R, W, C), white)
-    tl.store(part(base, at + 1, c, W, R, W, C), a)
-    tl.store(part(base, at + 2, c, W, R, W, C), slope)
-    tl.store(base + (its + 8) * (R * W) + turn * W + c + tl.arange(0, C), scale)
-
-
-@triton.jit
-def conv_back_kernel(
-    table, value, scratch, turn: tl.constexpr, FIRST: tl.constexpr, L: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
-):  # fmt: skip
-    """The way back through it, of C columns: what each of the three neighbours gets; at its end also the value."""
-    base, c, row = own(scratch, LAYERS, R, W, C), tl.program_id(1) * C, tl.arange(0, R)
-    mine, its = table + 11 + 6 * turn, 1 + KEPT * LAYERS + 20
-    on, at = (row >= FIRST) & (row < L), its + (0 if turn == 0 else 5)
-    if turn == 0:
-        d = tl.load(part(base, its + 9, c, W, R, W, C))
-    else:
-        a = tl.load(tile(base, at + 1, R, W))
-        v, slope = silu(tl.sum(a * row_of(pointer(table, 21), W), 1) + tl.load(pointer(table, 22)))
-        d = tl.where(on, slope, 0.0)[:, None] * row_of(pointer(table, 21) + c, C)
-        d *= tl.load(part(base, at + 2, c, W, R, W, C))
-        if c == 0:
-            tl.store(value + tl.program_id(0), tl.sum(tl.where(on, v, 0.0), 0))
-    path, white = on[:, None] & (tl.arange(0, C) >= 0)[None, :], tl.load(part(base, at, c, W, R, W, C))
-    d = tl.where(path, d * row_of(pointer(mine, 2) + c, C), 0.0)
-    n: tl.constexpr = (L - FIRST) * (W // GROUPS)
-    mean, along = in_groups(tl.sum(d, 0), W, C) / n, in_groups(tl.sum(d * white, 0), W, C) / n
-    scale = tl.load(base + (its + 8) * (R * W) + turn * W + c + tl.arange(0, C))
-    d = tl.where(path, scale[None, :] * (d - mean[None, :] - white * along[None, :]), 0.0)
-    for j in tl.static_range(3):
-        made = back(d, pointer(mine, 0), c, j * W, 3 * W, C, W, HOW)
-        tl.store(tile(base, its + OF_PRIOR + 3 * tl.program_id(1) + j, R, W), made)
-
-
-@triton.jit
-def joined(
-    base, FIRST: tl.constexpr, L: tl.constexpr, LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
-    C: tl.constexpr,
-):  # fmt: skip
-    """What tokens get from the convolutions that they are in: as the one before, the middle and the one after."""
-    row, col, its = tl.arange(0, R)[:, None], tl.arange(0, W)[None, :], 1 + KEPT * LAYERS + 20 + OF_PRIOR
-    total = tl.zeros([R, W], tl.float32)
-    for c in tl.static_range(W // C):
-        for j in tl.static_range(3):
-            there = row + 1 - j
-            ok = (row >= FIRST) & (row < L) & (there >= FIRST) & (there < L)
-            total += tl.load(base + (its + 3 * c + j) * (R * W) + there * W + col, mask=ok, other=0.0)
-    return total
-
-
-@triton.jit
-def between_kernel(
-    table, scratch, LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr
-):  # fmt: skip
-    """The prior's dense layer between its convolutions, activated: C columns."""
-    base, c, its = own(scratch, LAYERS, R, W, C), tl.program_id(1) * C, 1 + KEPT * LAYERS + 20
-    h = ahead(tl.load(tile(base, its + 1, R, W)), pointer(table, 15), c, 0, W, C, W, HOW)
-    a, slope = silu(h + row_of(pointer(table, 16) + c, C))
-    tl.store(part(base, its + 3, c, W, R, W, C), a)
-    tl.store(part(base, its + 4, c, W, R, W, C), slope)
-
-
-@triton.jit
-def between_back_kernel(
-    table, scratch, FIRST: tl.constexpr, L: tl.constexpr, LAYERS: tl.constexpr, R: tl.constexpr,
-    W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
-):  # fmt: skip
-    """The way back through it and the activation before it: C columns."""
-    base, c, its = own(scratch, LAYERS, R, W, C), tl.program_id(1) * C, 1 + KEPT * LAYERS + 20
-    d = joined(base, FIRST, L, LAYERS, R, W, C) * tl.load(tile(base, its + 4, R, W))
-    made = back(d, pointer(table, 15), 0, c, W, W, C, HOW) * tl.load(part(base, its + 2, c, W, R, W, C))
-    tl.store(part(base, its + 9, c, W, R, W, C), made)

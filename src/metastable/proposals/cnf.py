@@ -227,8 +227,8 @@ class InterpolantFlow(ContinuousFlow):
         code = self._code(given)
 
         def velocities(times: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
-            each = self.field.velocities(code, checked_times("times", times, self.mean))
-            return ((lambda x, v=v: (self.scale * v(self._white(x))).view(x.shape)) for v in each)
+            for v in self.field.velocities(code, checked_times("times", times, self.mean)):
+                yield lambda x, v=v: (self.scale * v(self._white(x))).view(x.shape)
 
         return velocities
 

@@ -1,7 +1,7 @@
 """Values of a `TokenBody` with their gradients in the events, by 36 Triton kernels in the place of some 260.
 
-A chain asks for a gradient at a time, of a few events, and what it waits for is the number of its kernels, not their
-work. Here a layer is two of them on the way ahead and two on the way back. Products are rounded as torch's are: by
+A chain asks for a gradient at a time, of a few events, and waits for the number of its kernels, not for their work.
+Here a layer is two of them on the way ahead and two on the way back. Products are rounded as torch's are: by
 default as in float32 (each number split in three of TF32), in TF32 where that is allowed. The order of sums is
 another than torch's, so values differ by rounding.
 """
@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.utils import parametrize
 
 from metastable.core.capture import aside
 from metastable.core.precision import products_said
 from metastable.core.triton import interpreted, triton_is_here
 
 SMALLEST, LARGEST = 16, 64
-"""Rows and columns that products of matrices take at least; tokens of an event and what stands beside it at most."""
+"""Rows and columns that products of matrices take at least; tokens of an event and those beside it at most."""
 WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
-"""Of tokens; columns of a product; of a program; programs that share the hidden units of an event, or its heads."""
+"""Of tokens; columns of a product; of a program; programs that share hidden units or heads of an event."""
 _TABLES: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Tensor]] = weakref.WeakKeyDictionary()
 _REFUSED: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
@@ -43,17 +44,20 @@ def why_not(body: Any, x: Tensor, beside: Tensor) -> str | None:
         return f"all must be float32 on {x.device}, and one is {odd[0].dtype} on {odd[0].device}"
     if not all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors):
         return "a weight does not lie in one piece"
-    rows = beside.shape[1] + x.shape[1] // body.step
-    head = body.width // body.blocks[0].attention.heads
-    heads = body.blocks[0].attention.heads
-    if heads > MOST or body.width not in WIDTHS or head not in (16, *WIDTHS) or rows > LARGEST or body.head.out_features != 1:
+    rows, heads, outputs = beside.shape[1] + x.shape[1] // body.step, body.heads, body.head.out_features
+    sizes = body.width in WIDTHS and body.width // heads >= SMALLEST and heads <= MOST and rows <= LARGEST
+    if not sizes or outputs != 1:
         return (
-            f"one output, widths of {WIDTHS}, heads of 16 or more and at most {LARGEST} tokens are fused, not "
-            f"{body.head.out_features}, {body.width}, {head} and {rows}"
+            f"widths of {WIDTHS} in up to {MOST} heads of {SMALLEST} or more, {LARGEST} tokens and one output are "
+            f"fused, not {body.width} in {heads} heads, {rows} and {outputs}"
         )
-    if any(m._forward_hooks or m._forward_pre_hooks or "parametrizations" in m._modules for m in body.modules()):
+    if any(m._forward_hooks or m._forward_pre_hooks for m in body.modules()) or _parametrised(body):
         return "a module has hooks or parametrised weights"
     return _REFUSED.get(body)
+
+
+def _parametrised(body: nn.Module) -> bool:
+    return any(parametrize.is_parametrized(m) for m in body.modules())
 
 
 def _tensors(body: Any) -> list[Tensor]:
@@ -69,9 +73,7 @@ def _tensors(body: Any) -> list[Tensor]:
         first += [t for conv, *two in rounds for m in (conv.dense, *two) for t in (m.weight, m.bias)]
     for block in body.blocks:
         own = (block.first, block.attention.ask, block.attention.offer, block.attention.out)
-        first += [
-            t for m in (*own, block.second, block.dense[0], block.dense[2]) for t in (m.weight, m.bias)
-        ]
+        first += [t for m in (*own, block.second, block.dense[0], block.dense[2]) for t in (m.weight, m.bias)]
     return first
 
 
@@ -104,12 +106,14 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str | None = None)
     energy, value, grad = x.new_empty(n), x.new_zeros(n), torch.empty_like(x)
     if not n:
         return energy, grad
-    module: Any = importlib.import_module("metastable.proposals.body_triton")
-    S, W, step, heads = beside.shape[1], body.width, body.step, body.blocks[0].attention.heads
+    module, side, tiles = (
+        importlib.import_module(f"{__package__}.{name}_triton") for name in ("body", "prior", "tiles")
+    )
+    S, W, step, heads = beside.shape[1], body.width, body.step, body.heads
     L, layers, first = S + x.shape[1] // step, len(body.blocks), S - body.past
     rows = max(SMALLEST, 1 << (L - 1).bit_length())
     parts, chunks, table = min(_parts(n, x.device), 4 * W // CHUNK), W // CHUNK, _table(body)
-    scratch = x.new_empty(n * module.tiles_of(layers, W, CHUNK) * rows * W)
+    scratch = x.new_empty(n * tiles.tiles_of(layers, W, CHUNK) * rows * W)
     all_of = {"LAYERS": layers, "R": rows, "W": W, "C": CHUNK, "num_warps": WARPS}
     exact = all_of | {"HOW": how or precision()}
     normed, ends = {"EPS": body.norm.eps}, {"FIRST": first, "L": L}
@@ -122,12 +126,12 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str | None = None)
         with aside(x.device, prior, lane=3) as join:
             if prior:
                 for turn in range(2):
-                    module.conv_kernel[n, chunks](table, scratch, turn, **normed, **ends, **exact)
+                    side.conv_kernel[n, chunks](table, scratch, turn, **normed, **ends, **exact)
                     if not turn:
-                        module.between_kernel[n, chunks](table, scratch, **exact)
-                module.conv_back_kernel[n, chunks](table, value, scratch, 1, **ends, **exact)
-                module.between_back_kernel[n, chunks](table, scratch, **ends, **exact)
-                module.conv_back_kernel[n, chunks](table, value, scratch, 0, **ends, **exact)
+                        side.between_kernel[n, chunks](table, scratch, **exact)
+                side.conv_back_kernel[n, chunks](table, value, scratch, 1, **ends, **exact)
+                side.between_back_kernel[n, chunks](table, scratch, **ends, **exact)
+                side.conv_back_kernel[n, chunks](table, value, scratch, 0, **ends, **exact)
         for layer in range(layers):
             module.attend_kernel[n, heads](table, scratch, layer, **head)
             module.dense_kernel[n, parts](table, scratch, layer, **hidden)
@@ -144,7 +148,9 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str | None = None)
 
 def _parts(n: int, device: torch.device) -> int:
     """Programs that share the hidden units of an event: as many as leave a processor for each."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+    processors = (
+        torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+    )
     return next((p for p in (MOST, MOST // 2) if n * p <= processors), MOST // 4)
 
 

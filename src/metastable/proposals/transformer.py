@@ -75,7 +75,7 @@ class TokenBody(nn.Module):
         require_count("layers", layers)
         require_choice("reads", reads, READS)
         count = steps_of(dim, step)
-        self.step, self.width = step, width
+        self.step, self.width, self.heads = step, width, heads
         self.past = past if reads == "path" else 0
         self.embed = lifted(step, width)
         self.register_buffer("place", places(after, count, width), persistent=False)

@@ -1,0 +1,131 @@
+"""Tiles of tokens and products of them, of which `body_triton` and `prior_triton` make kernels.
+
+Names: W width, R rows, S tokens beside the event, L all of them, FIRST the first that end and prior see, HEAD
+numbers of a head, C columns of a product, PARTS shares of hidden units, HOW the precision.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+GLOBALS, OF_LAYER = tl.constexpr(23), tl.constexpr(14)
+"""Entries of the table of pointers that come first, and those of each layer."""
+KEPT, OF_PRIOR = tl.constexpr(9), tl.constexpr(10)
+"""Tiles that each layer keeps for the way back: h, q, k, v, h between its parts, hidden units (4); the prior's."""
+GROUPS = tl.constexpr(8)
+
+
+@triton.constexpr_function
+def heads_at(LAYERS):
+    """Where the shares of heads begin, behind the tokens and what layers keep; at most 8."""
+    return 1 + 9 * LAYERS
+
+
+@triton.constexpr_function
+def hidden_at(LAYERS):
+    """Those of hidden units; at most 8."""
+    return heads_at(LAYERS) + 8
+
+
+@triton.constexpr_function
+def grads_at(LAYERS):
+    """Gradients: at the end, before and between the parts of a layer; then the last h."""
+    return hidden_at(LAYERS) + 8
+
+
+@triton.constexpr_function
+def prior_at(LAYERS):
+    """The prior's: white, activated and slopes of each convolution, those of the layer between, deviations, d."""
+    return grads_at(LAYERS) + 4
+
+
+@triton.constexpr_function
+def tiles_of(LAYERS, W, C):
+    """All tiles of an event; the last are what convolutions give back to three neighbours."""
+    return prior_at(LAYERS) + 10 + 3 * (W // C)
+
+
+@triton.jit
+def pointer(table, i):
+    """The i-th tensor."""
+    return tl.multiple_of(tl.load(table + i).to(tl.pointer_type(tl.float32)), 16)
+
+
+@triton.jit
+def own(scratch, LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
+    """Where the tiles of this program's event begin."""
+    return scratch + tl.program_id(0).to(tl.int64) * (tiles_of(LAYERS, W, C) * R * W)
+
+
+@triton.jit
+def tile(base, number, R: tl.constexpr, W: tl.constexpr):
+    """Where the numbers of a tile lie."""
+    return base + number * (R * W) + tl.arange(0, R)[:, None] * W + tl.arange(0, W)[None, :]
+
+
+@triton.jit
+def part(base, number, c, ROW: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
+    """Where those of columns c to c + C lie, in rows of ROW numbers."""
+    return base + number * (R * W) + tl.arange(0, R)[:, None] * ROW + c + tl.arange(0, C)[None, :]
+
+
+@triton.jit
+def summed(base, number, count: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
+    """The sum of some tiles."""
+    total = tl.load(tile(base, number, R, W))
+    for j in tl.static_range(1, count):
+        total += tl.load(tile(base, number + j, R, W))
+    return total
+
+
+@triton.jit
+def row_of(w, W: tl.constexpr):
+    """W numbers as a row."""
+    return tl.load(w + tl.arange(0, W))[None, :]
+
+
+@triton.jit
+def silu(z):
+    """The activation and its derivative."""
+    s = tl.sigmoid(z)
+    a = z * s
+    return a, s + a * (1 - s)
+
+
+@triton.jit
+def ahead(h, w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr, HOW: tl.constexpr):
+    """h·vᵀ for v = w[first : first + O, at : at + K]."""
+    o, k = first + tl.arange(0, O), at + tl.arange(0, K)
+    return tl.dot(h, tl.load(w + k[:, None] + o[None, :] * ROW), input_precision=HOW)
+
+
+@triton.jit
+def back(g, w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr, HOW: tl.constexpr):
+    """g·v for the same v: the way back."""
+    o, k = first + tl.arange(0, O), at + tl.arange(0, K)
+    return tl.dot(g, tl.load(w + o[:, None] * ROW + k[None, :]), input_precision=HOW)
+
+
+@triton.jit
+def whitened(h, EPS: tl.constexpr, W: tl.constexpr):
+    """Rows of mean 0 and variance 1, and one over their deviations."""
+    centred = h - (tl.sum(h, 1) / W)[:, None]
+    scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / W + EPS)
+    return centred * scale[:, None], scale
+
+
+@triton.jit
+def normed(h, w, b, EPS: tl.constexpr, W: tl.constexpr):
+    """A layer norm."""
+    white, _ = whitened(h, EPS, W)
+    return white * row_of(w, W) + row_of(b, W)
+
+
+@triton.jit
+def normed_back(d, h, w, EPS: tl.constexpr, W: tl.constexpr):
+    """The way back through `normed` at h."""
+    white, scale = whitened(h, EPS, W)
+    d = d * row_of(w, W)
+    along = tl.sum(d * white, 1) / W
+    return scale[:, None] * (d - (tl.sum(d, 1) / W)[:, None] - white * along[:, None])

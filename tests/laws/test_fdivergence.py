@@ -185,6 +185,33 @@ def test_normalised_exponents_have_the_same_largest_bound(f: Divergence, labels,
     assert torch.zeros(3, dtype=torch.float64).index_add(0, classes, pull).abs().max() < 1e-9
 
 
+@by_class
+@pytest.mark.parametrize("estimator", ["theorem3", "theorem1"])
+def test_samples_follow_the_energy_within_their_class(estimator, labels, finite: Finite):
+    """The gradient of the bound averaged over classes, through q(x | y); one covariance over all is another."""
+    own, f = Normalised(finite, labels), DIVERGENCES["js"]
+    scored, exponent = own.scored(), finite.H + finite.E
+    if estimator == "theorem3":
+        truth = f.slope(exponent).mean() - own.log_q.exp() @ f.conjugate(exponent)
+    else:
+        truth = -(own.log_q.exp() @ f.conjugate(exponent.detach()))
+
+    class Ratio(nn.Module):
+        def forward(self, x: Tensor, E: Tensor, *labels: Tensor) -> Tensor:
+            return torch.cat([finite.H, finite.H]) + (E if estimator == "theorem3" else E.detach())
+
+    context = Context(
+        lambda x: x, {"ratio": Ratio()}, scored.x, fit_gaussian(scored.x[:30, 0, None]), generator(0)
+    )
+    method = FDivergence(f="js", estimator=estimator)
+    loss, _ = method.loss(context, None, "energy", scored.x[:30], scored)
+    truth = gradient(truth, finite)
+    torch.testing.assert_close(gradient(loss, finite), truth, rtol=1e-9, atol=1e-11)
+    if labels is not None:
+        loss, _ = method.loss(context, None, "energy", scored.x[:30], scored._replace(labels=None))
+        assert (gradient(loss, finite) - truth).norm() > 0.01 * truth.norm()
+
+
 def test_a_class_without_negatives_is_normalised_by_all_of_them():
     x = torch.zeros(4, 1)
     scored = Scored(Negatives(x[:2]), x, torch.tensor([0.0, 0.0, 1.0, 3.0]), torch.tensor([5, 1, 1, 2]))

@@ -126,6 +126,7 @@ def test_what_cannot_be_fused_is_named(monkeypatch):
         body = TokenBody(*sizes)
         assert f"{body.width} in {body.heads} heads" in (why_not(body, x, beside) or "")
     assert "64 tokens" in (why_not(ok, x, torch.zeros(1, 61, 32)) or "")
+    assert "513 events" in (why_not(ok, torch.zeros(513, 8), beside) or "")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert "autocast" in (why_not(ok, x, beside) or "")
     hook = ok.norm.register_forward_hook(lambda *_: None)

@@ -112,6 +112,24 @@ class Scored(NamedTuple):
         return values[:data], values[data:]
 
 
+def own_class(scored: Scored) -> Tensor:
+    """Log-weights of negatives as each row sees them, `(B, N)`: those of its class, if there are any, or `(1, N)`."""
+    drawn, labels = scored.drawn, scored.labels
+    E = scored.split(scored.E)[1]
+    log_weight = torch.zeros_like(E) if drawn.log_weight is None else drawn.log_weight.to(E)
+    log_weight = log_weight[None]
+    if labels is not None:
+        same = labels[:, None] == scored.split(labels)[1]
+        same = same | ~same.any(1, keepdim=True)  # a class without a negative: all of them
+        log_weight = log_weight.masked_fill(~same, -torch.inf)
+    return torch.log_softmax(log_weight, 1)
+
+
+def own_mean(scored: Scored, E: Tensor) -> Tensor:
+    """E_q[E] over the negatives of each row's class, `(B,)`, or of all, `(1,)`."""
+    return (own_class(scored).exp() * scored.split(E)[1]).sum(1)
+
+
 def normalised(scored: Scored, exponent: Tensor, E: Tensor, energy_moves: bool) -> tuple[Tensor, Tensor]:
     """Exponents less log E_q[e^{H+E}], and energies less E_q[E]; q are negatives of the row's class, if it has any.
 
@@ -119,17 +137,8 @@ def normalised(scored: Scored, exponent: Tensor, E: Tensor, energy_moves: bool) 
     chains keep their labels. log E_q[e^{H+E}] = log ∫e^H − log Z, so that in E its gradient is E_q[∇E]. That is
     what it is given where E moves: differentiated at fixed samples it would be another. In H samples are fixed.
     """
-    x_model, E_model = scored.split(exponent)[1], scored.split(E)[1]
-    drawn, labels = scored.drawn, scored.labels
-    log_weight = torch.zeros_like(x_model) if drawn.log_weight is None else drawn.log_weight.to(x_model)
-    log_weight = log_weight[None]
-    if labels is not None:
-        same = labels[:, None] == scored.split(labels)[1]
-        same = same | ~same.any(1, keepdim=True)  # a class without a negative: all of them
-        log_weight = log_weight.masked_fill(~same, -torch.inf)
-    log_weight = torch.log_softmax(log_weight, 1)
-    mean = (log_weight.exp() * E_model).sum(1)
-    log_mean = torch.logsumexp(x_model + log_weight, 1)
+    mean = own_mean(scored, E)
+    log_mean = torch.logsumexp(scored.split(exponent)[1] + own_class(scored), 1)
     if energy_moves:
         log_mean = log_mean.detach() + mean - mean.detach()
     return exponent - log_mean, E - mean
@@ -300,7 +309,8 @@ class FDivergence(Objective[State]):
         E = scored.E if player == "energy" else scored.E.detach()
         labels = () if scored.labels is None else (scored.labels,)  # a ratio of one's own may take none
         exponent = context.players["ratio"](scored.x, E, *labels)
-        centred = E
+        # chains keep their labels, so that samples follow E within their class
+        centred = E if scored.labels is None else E - own_mean(scored, E)
         if self.normalise:
             exponent, centred = normalised(scored, exponent, E, player == "energy")
         whole, exponent = exponent, self._clipped(exponent)
@@ -312,7 +322,7 @@ class FDivergence(Objective[State]):
         E_data, E_model = scored.split(E)
         metrics = gap_metrics(E_data.mean(), mean(E_model))
         if self.estimator == "theorem1":
-            loss = theorem1(f.conjugate(x_model), E_model, mean)
+            loss = theorem1(f.conjugate(x_model), scored.split(centred)[1], mean)
         else:
             loss = theorem3(f, x_data, x_model, scored.split(centred)[1], mean)
         if self.source.energy_l2:

@@ -26,6 +26,8 @@ SMALLEST, LARGEST = 16, 64
 """Rows and columns that products of matrices take at least; tokens of an event and those beside it at most."""
 WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
 """Of tokens; columns of a product; of a program; programs that share hidden units or heads of an event."""
+EVENTS = 512
+"""From here on torch's kernels are as fast, and take less memory."""
 _TABLES: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Tensor]] = weakref.WeakKeyDictionary()
 _REFUSED: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
@@ -38,6 +40,8 @@ def why_not(body: Any, x: Tensor, beside: Tensor) -> str | None:
         return f"events are on {x.device.type!r}, and Triton runs on CUDA"
     if torch.is_autocast_enabled(x.device.type):
         return "products are rounded as autocast says"
+    if len(x) > EVENTS:
+        return f"{len(x)} events keep a GPU busy without it; up to {EVENTS} are fused"
     tensors = _tensors(body)
     odd = [t for t in (*tensors, x, beside) if t.dtype != torch.float32 or t.device != x.device]
     if odd:

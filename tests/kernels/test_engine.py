@@ -452,4 +452,8 @@ def test_short_chains_of_a_bound_energy_are_recorded_once_they_are_many():
     assert choose(ULA(0.1), target, x, 2).engine == "eager"  # another chain
     energy.train()
     assert {choose(ULA(0.1), target, x, 1).engine for _ in range(9)} == {"eager"}
-    assert {choose(ULA(0.1), energy_named("mlp").eval(), x, 1).engine for _ in range(9)} == {"eager"}
+    plain = energy_named("mlp").eval()
+    assert {choose(ULA(0.1), plain, x, 1).engine for _ in range(9)} == {"eager"}
+    walk = MetropolisHastings({"name": "random-walk", "scale": 0.5})  # which has no hash
+    target = bind(energy.eval(), torch.zeros(2, 1))
+    assert choose(walk, target, x, 2).engine == "eager"

@@ -79,7 +79,7 @@ def known_of(energy: Energy) -> Known:
     return _KNOWN[place]
 
 
-def worth(energy: Energy, chain: Hashable, gradients: int, least: int) -> bool:
+def worth(energy: Energy, kind: Callable[[], Hashable], gradients: int, least: int) -> bool:
     """Whether a chain of so many gradients is worth a recording, which costs as much as `least` of them.
 
     One that is shorter is, too, once so many were asked for in chains like it of an energy that is bound and does
@@ -90,7 +90,7 @@ def worth(energy: Energy, chain: Hashable, gradients: int, least: int) -> bool:
     if not isinstance(energy, Bound) or any(modes_of(energy)):
         return False
     try:
-        asked = known_of(energy).asked
+        asked, chain = known_of(energy).asked, kind()
     except UnwatchedError:
         return False
     while len(asked) >= KINDS and chain not in asked:
@@ -174,6 +174,7 @@ def loop_of(
     if loop is None:
         while len(known.loops) >= MOST:
             known.loops.pop(next(iter(known.loops)))  # the one not used for longest
+            known.asked.clear()  # too many kinds of short chains to record them all
         prove(kernel, energy, walk, h)
         loop = Loop(kernel, energy, walk, h, slopes, count, compiled)
         key = (watched(energy, device), *key[1:])  # a first call may have kept what it made

@@ -122,7 +122,8 @@ def why_not_captured(kernel: Kernel, energy: Energy, x: Tensor, steps: int, aske
     if is_recording() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return "the chain is recorded already, as a part of something larger"
     gradients = steps * max(1, kernel.gradients_per_step)
-    if asked == "auto" and not worth(energy, (kernel, x.shape, steps), gradients, LEAST):
+    kind = lambda: (reads(kernel, x.device, "kernel").key, x.shape, steps)  # noqa: E731
+    if asked == "auto" and not worth(energy, kind, gradients, LEAST):
         return f"a chain of {steps} steps is done before it is recorded; from {LEAST} gradients on"
     try:
         known_of(energy), watched(energy, x.device), reads(kernel, x.device, "kernel")

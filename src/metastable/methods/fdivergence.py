@@ -113,7 +113,7 @@ class Scored(NamedTuple):
 
 
 def own_class(scored: Scored) -> Tensor:
-    """Log-weights of negatives as each row sees them, `(B, N)`: those of its class, if there are any, or `(1, N)`."""
+    """Log-weights of negatives as each row sees them, `(B, N)`: those of its class, if any; else `(1, N)`."""
     drawn, labels = scored.drawn, scored.labels
     E = scored.split(scored.E)[1]
     log_weight = torch.zeros_like(E) if drawn.log_weight is None else drawn.log_weight.to(E)

@@ -206,7 +206,7 @@ def _key(target: Bound, flow: Any, y: Tensor, steps: int, asked: str) -> Any:
     plain = all(part is None or isinstance(part, Tensor) for part in target.parts())
     if not able or not own or not plain or is_recording() or any(map(_refused, (target, flow))):
         return None
-    if not worth(target, ("sde", y.shape, steps), steps, engine.LEAST):
+    if not worth(target, lambda: ("sde", y.shape, steps), steps, engine.LEAST):
         return None
     made, kernel, asking = _RECORDED.setdefault(target.energy, Recorded()), ULA(), target
     try:

@@ -1,24 +1,25 @@
 """Values of a `TokenBody` with their gradients in the events, by 36 Triton kernels in the place of some 260.
 
 A chain asks for a gradient at a time, of a few events, and waits for the number of its kernels, not for their work.
-Here a layer is two of them on the way ahead and two on the way back. Products are rounded as torch's are: by
-default as in float32 (each number split in three of TF32), in TF32 where that is allowed. The order of sums is
-another than torch's, so values differ by rounding.
+Here a layer is two of them on the way ahead and two on the way back. Products are as in float32 (each number split
+in three of TF32). The order of sums is another than torch's, so values differ by rounding.
 """
 
 from __future__ import annotations
 
 import importlib
+import subprocess
 import warnings
 import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn.utils import parametrize
+from torch.autograd import forward_ad
 
-from metastable.core.capture import aside
+from metastable.core.capture import aside, is_recording
+from metastable.core.errors import OutOfMemoryError
+from metastable.core.plain import plain_layers
 from metastable.core.precision import products_said
 from metastable.core.triton import interpreted, triton_is_here
 
@@ -28,8 +29,16 @@ WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
 """Of tokens; columns of a product; of a program; programs that share hidden units or heads of an event."""
 EVENTS = 512
 """From here on torch's kernels are as fast, and take less memory."""
-_TABLES: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Tensor]] = weakref.WeakKeyDictionary()
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+Tables = dict[tuple[int, ...], tuple[Tensor, bool]]
+_TABLES: weakref.WeakKeyDictionary[nn.Module, Tables] = weakref.WeakKeyDictionary()
+_RAN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _REFUSED: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+def transforms_are_active() -> bool:
+    """Whether a transform of `torch.func`, or a derivative forwards, goes on, which kernels know nothing of."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def why_not(body: Any, x: Tensor, beside: Tensor) -> str | None:
@@ -38,10 +47,40 @@ def why_not(body: Any, x: Tensor, beside: Tensor) -> str | None:
         return "Triton is not installed, or older than 3.5"
     if x.device.type != "cuda" and not interpreted():
         return f"events are on {x.device.type!r}, and Triton runs on CUDA"
-    if torch.is_autocast_enabled(x.device.type):
-        return "products are rounded as autocast says"
+    if torch.is_autocast_enabled(x.device.type) or _rounds():
+        return "products are rounded (autocast or TF32), and energies of two roundings make no weights"
     if len(x) > EVENTS:
         return f"{len(x)} events keep a GPU busy without it; up to {EVENTS} are fused"
+    return _why_not_modules(body) or _why_not_sizes(body, x, beside) or _REFUSED.get(body)
+
+
+def _rounds() -> bool:
+    """Whether torch's own products may be TF32."""
+    return (products_said() or torch.backends.cuda.matmul.fp32_precision) in ("high", "medium", "tf32")
+
+
+def _why_not_modules(body: nn.Module) -> str | None:
+    """What stands against the body's parts: kernels know those that it is made with, and nothing else."""
+    for name, m in body.named_modules():
+        if not _known(m):
+            return f"{name or 'it'} is a {type(m).__name__} that the kernels do not know"
+        if any(vars(m)[hooks] for hooks in HOOKS):
+            return f"{name or 'it'} has hooks, which would not be called"
+    norms = {m.eps for m in body.modules() if isinstance(m, nn.LayerNorm | nn.GroupNorm)}
+    return None if len(norms) == 1 else "norms have several eps"
+
+
+def _known(m: nn.Module) -> bool:
+    """Whether it is a module of ours, or one of torch's as `TokenBody` has them; a parametrised one is neither."""
+    if type(m) in (nn.Linear, nn.LayerNorm, nn.GroupNorm):
+        return m.bias is not None
+    return type(m) in (nn.Sequential, nn.ModuleList, nn.SiLU) or type(m).__module__.startswith(
+        __package__ or ""
+    )
+
+
+def _why_not_sizes(body: Any, x: Tensor, beside: Tensor) -> str | None:
+    """What stands against its numbers: their kind, place and shapes, and what tokens are made of."""
     tensors = _tensors(body)
     odd = [t for t in (*tensors, x, beside) if t.dtype != torch.float32 or t.device != x.device]
     if odd:
@@ -50,18 +89,27 @@ def why_not(body: Any, x: Tensor, beside: Tensor) -> str | None:
         return "a weight does not lie in one piece"
     rows, heads, outputs = beside.shape[1] + x.shape[1] // body.step, body.heads, body.head.out_features
     sizes = body.width in WIDTHS and body.width // heads >= SMALLEST and heads <= MOST and rows <= LARGEST
-    if not sizes or outputs != 1:
+    if not sizes or outputs != 1 or body.step > SMALLEST:
         return (
-            f"widths of {WIDTHS} in up to {MOST} heads of {SMALLEST} or more, {LARGEST} tokens and one output are "
-            f"fused, not {body.width} in {heads} heads, {rows} and {outputs}"
+            f"widths of {WIDTHS} in up to {MOST} heads of {SMALLEST} or more, {LARGEST} tokens of {SMALLEST} "
+            f"numbers and one output are fused, not {body.width} in {heads} heads, {rows} of {body.step} and "
+            f"{outputs}"
         )
-    if any(m._forward_hooks or m._forward_pre_hooks for m in body.modules()) or _parametrised(body):
-        return "a module has hooks or parametrised weights"
-    return _REFUSED.get(body)
+    return None if _made_of_weights(beside) else "tokens beside an event are made of what is differentiated"
 
 
-def _parametrised(body: nn.Module) -> bool:
-    return any(parametrize.is_parametrized(m) for m in body.modules())
+def _made_of_weights(made: Tensor) -> bool:
+    """Whether all that a tensor is differentiable in are parameters, whose gradients nobody asks for here."""
+    seen, left = set(), [made.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().endswith("AccumulateGrad") and not isinstance(node.variable, nn.Parameter):  # pyright: ignore
+            return False
+        left += [following for following, _ in node.next_functions]
+    return made.grad_fn is not None or not made.requires_grad
 
 
 def _tensors(body: Any) -> list[Tensor]:
@@ -82,29 +130,26 @@ def _tensors(body: Any) -> list[Tensor]:
 
 
 def _table(body: nn.Module) -> Tensor:
-    """Where these lie, on their device: made anew where one has moved."""
+    """Where these lie, on their device: made anew where one has moved; a recording goes on reading its own."""
     tensors = _tensors(body)
-    places = tuple(t.data_ptr() for t in tensors)
-    known = _TABLES.get(body)
-    if known is None or known[0] != places:
-        known = _TABLES[body] = places, torch.tensor(places, device=tensors[0].device)
-    return known[1]
+    places, known = tuple(t.data_ptr() for t in tensors), _TABLES.setdefault(body, {})
+    if places not in known:
+        for old in [old for old, (_, recorded) in known.items() if not recorded]:
+            del known[old]
+        known[places] = torch.tensor(places, device=tensors[0].device), False
+    table, recorded = known[places]
+    known[places] = table, recorded or is_recording()
+    return table
 
 
-def precision() -> str:
-    """Of products, as torch's own have it."""
-    said = products_said() or torch.backends.cuda.matmul.fp32_precision
-    return "tf32" if said in ("high", "medium", "tf32") else "tf32x3"
-
-
-def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str | None = None) -> tuple[Tensor, Tensor]:
+def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") -> tuple[Tensor, Tensor]:
     """The body's one output at events `(N, d)`, `(N,)`, and its gradient, `(N, d)`.
 
     Args:
         body: a `TokenBody` that `why_not` has nothing against.
         x: events; `N / M` in turn share their tokens.
         beside: tokens of contexts and times, `(M, S, width)`; those of the path last.
-        how: precision of products; `precision()` by default.
+        how: precision of products, by default as in float32.
     """
     x, beside, n = x.contiguous(), beside.contiguous(), len(x)
     energy, value, grad = x.new_empty(n), x.new_zeros(n), torch.empty_like(x)
@@ -119,7 +164,7 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str | None = None)
     parts, chunks, table = min(_parts(n, x.device), 4 * W // CHUNK), W // CHUNK, _table(body)
     scratch = x.new_empty(n * tiles.tiles_of(layers, W, CHUNK) * rows * W)
     all_of = {"LAYERS": layers, "R": rows, "W": W, "C": CHUNK, "num_warps": WARPS}
-    exact = all_of | {"HOW": how or precision()}
+    exact = all_of | {"HOW": how}
     normed, ends = {"EPS": body.norm.eps}, {"FIRST": first, "L": L}
     head = normed | {"PARTS": parts, "HEAD": W // heads, "L": L} | exact
     hidden = normed | {"PARTS": parts, "HEADS": heads} | exact
@@ -164,26 +209,38 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, beside: Tensor, body: Any) -> Tensor:
         energy, grad = value_and_grad(body, x, beside)
-        ctx.save_for_backward(grad)
+        ctx.body = body
+        ctx.save_for_backward(x, beside, grad)
         return energy
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
-        return d[:, None] * ctx.saved_tensors[0], None, None
+        x, beside, grad = ctx.saved_tensors
+        if torch.is_grad_enabled():  # it will be differentiated once more
+            with plain_layers():
+                made = ctx.body.beside(x, beside)
+            return torch.autograd.grad(made, x, d, create_graph=True)[0], None, None
+        return d[:, None] * grad, None, None
 
 
 def fused_value(body: Any, x: Tensor, beside: Tensor) -> Tensor | None:
     """The body's output `(N,)`, which can be differentiated in x alone; None where Triton fails, which is said."""
     try:
-        return _Fused.apply(x, beside, body)  # pyright: ignore
+        made = _Fused.apply(x, beside, body)
     except Exception as error:
-        if not type(error).__module__.startswith("triton"):
+        if not _tritons_own(error, body in _RAN):
             raise
         _REFUSED[body] = f"{type(error).__name__}, {str(error).splitlines()[0]}"
-        warnings.warn(
-            f"{type(body).__name__} cannot be run by one kernel: {_REFUSED[body]}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        said = f"{type(body).__name__} cannot be run by kernels of its own: {_REFUSED[body]}"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
         return None
+    _RAN.add(body)
+    return made  # pyright: ignore
+
+
+def _tritons_own(error: Exception, ran: bool) -> bool:
+    """Whether an error is Triton's, which may also miss a compiler or a folder the first time."""
+    if isinstance(error, OutOfMemoryError | torch.OutOfMemoryError):
+        return False
+    first = isinstance(error, OSError | subprocess.SubprocessError) or "compiler" in str(error)
+    return type(error).__module__.startswith("triton") or (first and not ran)

@@ -22,11 +22,12 @@ from torch.nn.functional import silu
 from metastable.core.errors import require, require_choice, require_count
 from metastable.core.precision import last_sum
 from metastable.core.random import seeded
+from metastable.core.triton import interpreted
 from metastable.core.types import in_events_alone
 
 from .encoders import Encoder
 from .fields import FOLDED, VectorField, Velocity
-from .fused_body import fused_value, why_not
+from .fused_body import fused_value, transforms_are_active, why_not
 from .interpolants import log_time
 from .tokens import Attention, Block, Conv, ConvPrior, lifted, places, with_tokens
 
@@ -87,9 +88,14 @@ class TokenBody(nn.Module):
 
     def forward(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor:
         """`(…, outputs)` of events `(…, dim)`; tokens of contexts, `(…, S·width)`, and of times broadcast."""
+        if not torch.compiler.is_compiling() and in_events_alone():  # no compiler asks what the context is
+            made = self._fused(x, code, clock)
+            if made is not None:
+                return made.view(*x.shape[:-1], 1)
+        return self._by_torch(x, code, clock)
+
+    def _by_torch(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor:
         lead = x.shape[:-1]
-        if in_events_alone() and (made := self._in_one_kernel(x, code, clock)) is not None:
-            return made.view(*lead, 1)
         beside = [
             part.expand(*lead, -1).reshape(-1, part.shape[-1]) for part in (code, clock) if part is not None
         ]
@@ -105,8 +111,10 @@ class TokenBody(nn.Module):
         made = made if self.prior is None else made + self.prior(path)
         return made.view(*lead, -1)
 
-    def _in_one_kernel(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor | None:
-        """The same where one kernel can do it, `(N,)`, with a gradient in the events alone; see `fused_body`."""
+    def _fused(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor | None:
+        """The same by a few kernels where that can be, `(N,)`, differentiable in the events alone: `fused_body`."""
+        if (x.device.type != "cuda" and not interpreted()) or transforms_are_active():
+            return None
         lead, parts = x.shape[:-1], [part for part in (code, clock) if part is not None]
         shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts), (1,) * len(lead))
         shape = shape if shape in ((1,) * len(lead), (*lead[:-1], 1)) else lead
@@ -116,6 +124,14 @@ class TokenBody(nn.Module):
             beside = torch.cat([beside[:, self.past :], beside[:, : self.past]], 1)
         rows = x.reshape(-1, x.shape[-1])
         return None if why_not(self, rows, beside) else fused_value(self, rows, beside)
+
+    def beside(self, rows: Tensor, beside: Tensor) -> Tensor:
+        """`(N,)` of events `(N, dim)` from all tokens beside them, `(M, S, width)`, those of the path last."""
+        S, each = beside.shape[1], len(rows) // len(beside)
+        tokens = torch.cat([beside[:, S - self.past :], beside[:, : S - self.past]], 1).repeat_interleave(
+            each, 0
+        )
+        return self._by_torch(rows, tokens.flatten(1) if S else None, None).squeeze(-1)
 
     def start_at_zero(self) -> None:
         """Zero for every input."""

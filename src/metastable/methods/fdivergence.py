@@ -116,8 +116,7 @@ def own_class(scored: Scored) -> Tensor:
     """Log-weights of negatives as each row sees them, `(B, N)`: those of its class, if any; else `(1, N)`."""
     drawn, labels = scored.drawn, scored.labels
     E = scored.split(scored.E)[1]
-    log_weight = torch.zeros_like(E) if drawn.log_weight is None else drawn.log_weight.to(E)
-    log_weight = log_weight[None]
+    log_weight = (torch.zeros_like(E) if drawn.log_weight is None else drawn.log_weight.to(E))[None]
     if labels is not None:
         same = labels[:, None] == scored.split(labels)[1]
         same = same | ~same.any(1, keepdim=True)  # a class without a negative: all of them

@@ -127,11 +127,9 @@ class TokenBody(nn.Module):
 
     def beside(self, rows: Tensor, beside: Tensor) -> Tensor:
         """`(N,)` of events `(N, dim)` from all tokens beside them, `(M, S, width)`, those of the path last."""
-        S, each = beside.shape[1], len(rows) // len(beside)
-        tokens = torch.cat([beside[:, S - self.past :], beside[:, : S - self.past]], 1).repeat_interleave(
-            each, 0
-        )
-        return self._by_torch(rows, tokens.flatten(1) if S else None, None).squeeze(-1)
+        each, others = len(rows) // len(beside), beside.shape[1] - self.past
+        tokens = torch.cat([beside[:, others:], beside[:, :others]], 1).repeat_interleave(each, 0)
+        return self._by_torch(rows, tokens.flatten(1) if tokens.numel() else None, None).squeeze(-1)
 
     def start_at_zero(self) -> None:
         """Zero for every input."""

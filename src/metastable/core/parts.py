@@ -28,9 +28,11 @@ def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, numbers: int = NUM
         return torch.cat([function(part).detach() for part in x.split(rows)])
 
 
-def energies_of(energy: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Energies of the rows in float64, `(N,)`."""
-    return in_parts(energy, x).double()
+def energies_of(energy: Callable[[Tensor], Tensor], x: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """Energies of the rows in float64, `(N,)`, or of those that are chosen by number, which are not copied."""
+    if chosen is None:
+        return in_parts(energy, x).double()
+    return in_parts(lambda rows: energy(x[rows]), chosen, max(1, NUMBERS // max(1, x[:1].numel()))).double()
 
 
 def column_moments(x: Tensor, columns: int = 256) -> tuple[Tensor, Tensor]:

@@ -238,7 +238,7 @@ def find_modes(data: Tensor, max_modes: int = 8, seed: int = 0, *, rows: int = 2
     data = torch.as_tensor(data)
     if data.dim() == 1:
         data = data[:, None]
-    if data.shape[0] < 20 or not bool(torch.isfinite(data).all()):
+    if data.shape[0] < 20 or not bool(in_parts(lambda rows: rows.isfinite().flatten(1).all(1), data).all()):
         raise InputError(f"data: must be at least 20 finite rows, got shape {tuple(data.shape)}")
     rng = generator(seed)
     chosen = torch.randperm(data.shape[0], generator=rng)[:rows]
@@ -269,8 +269,8 @@ def _dithered(sample: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _principal(x: Tensor, most: int) -> Tensor:
-    """Leading principal components, `(N, at most most)`, without those that are constant."""
-    x = x - x.mean(0)
+    """Leading principal components, `(N, at most most)`, without constant ones; `x` is centred in place."""
+    x -= x.mean(0)
     if min(x.shape) > 256:  # an exact decomposition of images would take seconds: subspace iteration
         start = torch.randn(x.shape[1], 4 * most, generator=generator(0), dtype=x.dtype)
         q = torch.linalg.qr(start).Q

@@ -18,7 +18,7 @@ from metastable.evaluation.log_partition import log_partition
 from metastable.runs.run import Run
 from metastable.walkers.importance import importance_log_partition, importance_walkers
 from metastable.walkers.space import space_of
-from metastable.walkers.starts import some_rows
+from metastable.walkers.starts import some_numbers, some_rows
 
 from .samples import FROM_ENERGY, SHOWN, kept_walkers, normalised
 from .section import COSTLY_ROWS, Judged, Measured
@@ -131,7 +131,8 @@ def _held_out(judged: Judged) -> dict[str, float]:
     if torch.equal(rows, train):
         return {}
     most = COSTLY_ROWS if judged.costly else LOOKED_AT
-    own, other = (energies_of(judged.run.learned_energy, some_rows(part, most)) for part in (train, rows))
+    energy = judged.run.learned_energy
+    own, other = (energies_of(energy, part, some_numbers(part, most)) for part in (train, rows))
     error = math.hypot(float(own.std()) / math.sqrt(len(own)), float(other.std()) / math.sqrt(len(other)))
     return {"held_out_energy_gap": float(other.mean() - own.mean()), "held_out_energy_gap_se": error}
 

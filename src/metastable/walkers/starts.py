@@ -60,8 +60,12 @@ def random_rows(total: int, n: int, rng: torch.Generator, device: torch.device) 
 
 def some_rows(rows: Tensor, most: int, seed: int = 0) -> Tensor:
     """All rows, in order, or `most` of them at random where there are more: the first ones may be of one class."""
-    chosen = random_rows(len(rows), min(most, len(rows)), generator(seed, rows.device), rows.device)
-    return rows[chosen]
+    return rows[some_numbers(rows, most, seed)]
+
+
+def some_numbers(rows: Tensor, most: int, seed: int = 0) -> Tensor:
+    """The numbers of these."""
+    return random_rows(len(rows), min(most, len(rows)), generator(seed, rows.device), rows.device)
 
 
 def from_data(data: Tensor, n: int, rng: torch.Generator) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from group import on
 from torch import nn
 
@@ -306,10 +307,11 @@ def test_processes_with_other_data_clocks_or_shares_are_refused():
 
 
 def dies_working() -> str:
-    """The first process ends while it alone works, and holds the store."""
+    """The first process ends while it alone works, and holds the store; all have joined by then."""
+    dist.barrier()
     try:
         with processes.together():
-            processes.by_first(lambda: os._exit(9))
+            processes.by_first(lambda: time.sleep(0.5) or os._exit(9))
     except ProcessError as error:
         return str(error)
     return ""

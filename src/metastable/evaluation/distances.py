@@ -38,8 +38,9 @@ def _rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             "x, y: must be two samples (N, *event) and (M, *event) of at least two rows, "
             f"got {tuple(x.shape)} and {tuple(y.shape)}"
         )
-    x, y = (z.detach().reshape(len(z), -1).double() for z in (x, y.to(x.device)))
-    return x - x.mean(0), y - x.mean(0)
+    x, y = (z.detach().reshape(len(z), -1) for z in (x, y.to(x.device)))
+    centre = x.double().mean(0)
+    return x - centre, y - centre  # each in float64, without a copy beside it
 
 
 def _probability(x: Tensor, log_weight: Tensor | None, name: str) -> Tensor:
@@ -95,8 +96,7 @@ def without_copies(walkers: Walkers, most: int, seed: Seed = 0) -> Walkers:
 
 def median_distance(x: Tensor, y: Tensor) -> float:
     """Median distance between rows of the pooled sample, from evenly spaced rows of each."""
-    x, y = _rows(x, y)
-    pooled = torch.cat([z[:: max(1, -(-len(z) // MEDIAN_ROWS))] for z in (x, y)])
+    pooled = torch.cat([z[:: max(1, -(-len(z) // MEDIAN_ROWS))] for z in _rows(x, y)])
     others = ~torch.eye(len(pooled), dtype=torch.bool, device=pooled.device)
     distance = torch.cdist(pooled, pooled)[others].median()
     return float(distance) if distance > 0 else 1.0

@@ -486,16 +486,24 @@ def test_without_the_simulator_push_t_trains_and_says_what_is_missing(tmp_path, 
 # ---- handwriting
 
 
-def test_a_mirror_image_keeps_its_ends_and_its_lengths():
-    path = torch.randn(9, 2, generator=torch.Generator().manual_seed(0)).cumsum(0)
-    image = lasa.mirrored(path)
-    assert torch.allclose(image[[0, -1]], path[[0, -1]], atol=1e-5)
-    assert torch.allclose(image.diff(dim=0).norm(dim=1), path.diff(dim=0).norm(dim=1), atol=1e-5)
-    assert torch.allclose(lasa.mirrored(image), path, atol=1e-5)
-    off = path - path[0]
-    along = off[-1] / off[-1].norm()
-    assert torch.allclose((image - path[0]) @ along, off @ along, atol=1e-5)
-    assert not torch.allclose(image[1:-1], path[1:-1], atol=1e-2)
+def test_mirror_images_keep_lengths_and_what_lies_on_their_common_line():
+    paths = torch.randn(4, 9, 2, generator=torch.Generator().manual_seed(0)).double().cumsum(1)
+    image = lasa.mirrored(paths)
+    assert torch.allclose(image[:, [0, -1]].mean(0), paths[:, [0, -1]].mean(0))
+    assert torch.allclose(image.diff(dim=1).norm(dim=-1), paths.diff(dim=1).norm(dim=-1))
+    off = paths - paths[:, 0].mean(0)
+    along = torch.nn.functional.normalize(off[:, -1].mean(0), dim=0)
+    assert torch.allclose((image - paths[:, 0].mean(0)) @ along, off @ along)
+    assert not torch.allclose(image, paths, atol=1e-2)
+
+
+def test_motions_with_their_mirror_images_are_their_own_mirror_image():
+    paths = torch.randn(4, 9, 2, generator=torch.Generator().manual_seed(0)).double().cumsum(1)
+    image = lasa.mirrored(paths)
+    both = torch.cat([paths, image])
+    assert torch.allclose(lasa.mirrored(both), torch.cat([image, paths]))
+    each_its_own = torch.cat([paths, *(lasa.mirrored(path[None]) for path in paths)])
+    assert not torch.allclose(lasa.mirrored(each_its_own), torch.cat([each_its_own[4:], paths]), atol=1e-2)
 
 
 def test_motions_survive_as_demonstrations():
@@ -531,6 +539,7 @@ def test_motions_that_are_not_as_asked_are_errors_and_no_reason_to_skip(tmp_path
 
 def test_both_ways_are_counted(tmp_path, monkeypatch):
     way = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]])
+    other = lasa.mirrored(way[None])[0]
 
     class Split:
         """Takes the motion's own way in a quarter of the rollouts."""
@@ -541,7 +550,7 @@ def test_both_ways_are_counted(tmp_path, monkeypatch):
         def select_action(self, observation):
             self.step += 1
             own = torch.arange(32) < 8
-            return torch.where(own[:, None], way[self.step], lasa.mirrored(way)[self.step])
+            return torch.where(own[:, None], way[self.step], other[self.step])
 
     monkeypatch.setattr(lasa, "learned", lambda *_: Split())
     rows, _ = lasa.two_ways(bench(lasa, tmp_path), "x", way.expand(2, -1, -1))

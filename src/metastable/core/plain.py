@@ -12,6 +12,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps what others have hung on it, which no kernel of ours calls."""
+
 
 @contextmanager
 def plain_layers() -> Iterator[None]:

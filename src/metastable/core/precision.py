@@ -101,6 +101,14 @@ def _said(ask: Callable[[], T]) -> T | None:
         return None
 
 
+def products_are_tf32() -> bool:
+    """Whether torch's own products may be TF32: `torch.set_float32_matmul_precision("high")` allows for it, and so
+    does `torch.backends.cuda.matmul.fp32_precision = "tf32"`.
+    """
+    said = products_said() or torch.backends.cuda.matmul.fp32_precision  # newer words, where it is those
+    return said in ("high", "medium", "tf32")
+
+
 def _rounds() -> bool:
     """Whether products of float32 are rounded; what torch's newer words say is left be."""
     return products_said() not in (None, "highest")

@@ -21,7 +21,7 @@ from torch.utils._triton import has_triton
 
 from metastable.core.capture import is_recording
 from metastable.core.errors import require_choice
-from metastable.core.precision import cast_once, products_said
+from metastable.core.precision import cast_once, products_are_tf32
 from metastable.core.protocols import perceptron_of
 from metastable.core.types import Energy, EnergyGrad, energy_and_grad
 
@@ -107,11 +107,8 @@ def why_not_fused(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: 
 
 
 def fused_precision() -> str:
-    """As torch's own products have it: `torch.set_float32_matmul_precision("high")` allows for TF32, and so
-    does `torch.backends.cuda.matmul.fp32_precision = "tf32"`.
-    """
-    said = products_said() or torch.backends.cuda.matmul.fp32_precision  # newer words, where it is those
-    return "tf32" if said in ("high", "medium", "tf32") else "float32"
+    """As torch's own products have it."""
+    return "tf32" if products_are_tf32() else "float32"
 
 
 def why_not_captured(kernel: Kernel, energy: Energy, x: Tensor, steps: int, asked: str) -> str | None:

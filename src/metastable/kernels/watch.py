@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from metastable.core.plain import HOOKS
+
 PLAIN = (
     type(None),
     bool,
@@ -32,7 +34,6 @@ PLAIN = (
 )
 SMALL = 4096
 """Numbers of a tensor elsewhere than on the device that are compared by value."""
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LIBRARIES = ("torch", "metastable", "math", "numpy", "functools")
 OWN = {"_parameters", "_buffers", "_modules", "training"}
 

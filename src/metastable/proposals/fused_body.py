@@ -19,8 +19,8 @@ from torch.autograd import forward_ad
 
 from metastable.core.capture import aside, is_recording
 from metastable.core.errors import OutOfMemoryError
-from metastable.core.plain import plain_layers
-from metastable.core.precision import products_said
+from metastable.core.plain import HOOKS, plain_layers
+from metastable.core.precision import products_are_tf32
 from metastable.core.triton import interpreted, triton_is_here
 
 SMALLEST, LARGEST = 16, 64
@@ -29,7 +29,6 @@ WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
 """Of tokens; columns of a product; of a program; programs that share hidden units or heads of an event."""
 EVENTS = 512
 """From here on torch's kernels are as fast, and take less memory."""
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Tables = dict[tuple[int, ...], tuple[Tensor, bool]]
 _TABLES: weakref.WeakKeyDictionary[nn.Module, Tables] = weakref.WeakKeyDictionary()
 _RAN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -47,16 +46,11 @@ def why_not(body: Any, x: Tensor, beside: Tensor) -> str | None:
         return "Triton is not installed, or older than 3.5"
     if x.device.type != "cuda" and not interpreted():
         return f"events are on {x.device.type!r}, and Triton runs on CUDA"
-    if torch.is_autocast_enabled(x.device.type) or _rounds():
+    if torch.is_autocast_enabled(x.device.type) or products_are_tf32():
         return "products are rounded (autocast or TF32), and energies of two roundings make no weights"
     if len(x) > EVENTS:
         return f"{len(x)} events keep a GPU busy without it; up to {EVENTS} are fused"
     return _why_not_modules(body) or _why_not_sizes(body, x, beside) or _REFUSED.get(body)
-
-
-def _rounds() -> bool:
-    """Whether torch's own products may be TF32."""
-    return (products_said() or torch.backends.cuda.matmul.fp32_precision) in ("high", "medium", "tf32")
 
 
 def _why_not_modules(body: nn.Module) -> str | None:

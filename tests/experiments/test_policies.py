@@ -332,6 +332,25 @@ def test_walks_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeyp
     assert not [path for path in (tmp_path / "cut" / "pieces").iterdir() if path.is_dir()]
 
 
+@pytest.mark.parametrize("room", [path_planning, push_t])
+def test_policies_act_in_the_precision_that_is_asked_for(room, tmp_path, monkeypatch):
+    seen = []
+
+    def act(*args, **options):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        raise Cut
+
+    monkeypatch.setattr(room, "rollout_pusht" if room is push_t else "rollout_paths", act)
+    for name in ("bf16-mixed", "32-true"):
+        own, pieces = bench(room, tmp_path, precision=name), room.Pieces(tmp_path / name, {})
+        walks = partial(path_planning.walked, worlds=PathWorlds.test(), arm="flow", kind="best")
+        rolls = partial(push_t.rolled, name="flow-best")
+        with pytest.raises(Cut):
+            (rolls if room is push_t else walks)(own, pieces, None)
+    assert seen == [True, False]
+    assert room.EXPERIMENT.scales["gpu"]["precision"] == "tf32"
+
+
 def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeypatch):
     def roll(policy, starts, *, rollouts, steps, seed, pictures):
         rng = np.random.default_rng(seed)

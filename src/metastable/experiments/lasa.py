@@ -210,7 +210,7 @@ EXPERIMENT = Experiment(
     paper="Khansari-Zadeh, Billard, IEEE Transactions on Robotics 2011 (the motions)",
     scales=by_scale(
         {
-            "options": {},
+            **{"options": {}, "precision": "32-true"},
             **{"networks": "dense", "pretrain": 0, "warmup": 50, "ema": 0.99, "rate": 2e-3, "chain": 0},
             **{"required": ("flow",), "seconds": None, "batch": 256, "reuse": 20, "pool": 2048},
         },

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import require_choice
+from metastable.core.precision import precision
 from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_episodes
 from metastable.data.demonstrations import Demonstrations
@@ -201,7 +202,8 @@ def walked(bench: Bench, pieces: Pieces, policy: Acting, worlds: PathWorlds, arm
 
     def walk(paths: range) -> dict[str, np.ndarray]:
         seed = derive(bench.seed, "walk", arm, paths.start) % 2**31
-        return {"paths": rollout_paths(policy, worlds, len(paths), seed).numpy()}
+        with precision(bench.precision, bench.device):
+            return {"paths": rollout_paths(policy, worlds, len(paths), seed).numpy()}
 
     return torch.from_numpy(pieces.blocks(f"{arm}-{kind}", bench.paths, bench.block, walk, axis=1)["paths"])
 
@@ -340,6 +342,7 @@ EXPERIMENT = Experiment(
     scales=by_scale(
         {"most_parameters": 510_000, "warmup": 100, "options": {}, "sizes": {}},
         rate=(3e-3, 1e-3, 1e-3),
+        precision=("32-true", "32-true", "tf32"),
         ema=(0.99, 0.999, 0.999),
         networks=("dense", "dense", "paper"),
         arms=(

@@ -42,7 +42,7 @@ MADE = "made-with.json"
 LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
     *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
-    "sight",
+    *("sight", "precision"),
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 DENSE = ("width", "layers", "chain", "units")
@@ -232,7 +232,7 @@ def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None)
     config = replace(task.config, **{"candidates": bench.candidates, **model.acting})
     lines = {"log_every": max(1, steps // LINES), "checkpoint_every": max(1, steps // CHECKPOINTS), "keep": 1}
     clock = {"max_seconds": bench.seconds, "follows": "seconds" if bench.seconds else "steps"}
-    budget = {"steps": steps, "device": bench.device, **clock, **lines}
+    budget = {"steps": steps, "device": bench.device, "precision": bench.precision, **clock, **lines}
     policy = fit_policy(
         task.shown,
         model.energy,

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, MissingDependencyError, require, require_choice
+from metastable.core.precision import precision
 from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_pusht
 from metastable.data.demonstrations import Demonstrations
@@ -121,7 +122,8 @@ def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str,
         seed = derive(bench.seed, "rollouts", rows.start) % 2**31
         own = starts[rows.start : rows.stop]
         options = {"rollouts": bench.rollouts, "steps": bench.horizon, "pictures": bench.pictures}
-        found = rollout_pusht(policy, own, seed=seed, **options)
+        with precision(bench.precision, bench.device):
+            found = rollout_pusht(policy, own, seed=seed, **options)
         costs = {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
         each = {key: np.full(len(rows), value) for key, value in costs.items()}
         return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **each}
@@ -312,6 +314,7 @@ EXPERIMENT = Experiment(
             "pictures": False,
         },
         rate=(3e-3, 1e-3, 1e-3),
+        precision=("32-true", "32-true", "tf32"),
         ema=(0.99, 0.999, 0.999),
         start_seed=(16, 17, 17),  # what smoke trains was chosen on its starts; nothing else looks at them
         networks=("dense", "dense", "paper"),

@@ -350,3 +350,76 @@ def test_rows_of_demonstrations_train():
     run = ms.fit("flow", data, "density", steps=3, evaluate=False, held_out=0.3, **options)
     assert run.config["context_shape"] == [2]
     assert run.config["trainer"]["given_noise"] == 1.0
+
+
+def test_a_number_that_never_changed_says_nothing_later():
+    scaling = Scaling.fit(Demonstrations.of(np.stack([np.full(4, 7.0), np.arange(4.0)], 1), np.arange(4.0)))
+    for kept in (scaling, Scaling.from_json(json.loads(json.dumps(scaling.as_json())))):
+        assert kept.pack({"state": torch.tensor([[[7.001, 0.0]], [[1e6, 3.0]]])}).tolist() == [
+            [0, -1],
+            [0, 1],
+        ]
+        assert kept.noise_mask(2) == (0.0, 1.0, 0.0, 1.0)
+
+
+def test_episodes_are_chosen_by_a_mask_or_by_number():
+    all_of_them = counted(2, 3, 4)
+    for chosen in ([2, 0], torch.tensor([2, 0]), [-1, 0]):
+        assert all_of_them.some(chosen).ends.tolist() == [4, 6]
+    masked, numbered = all_of_them.some(torch.tensor([True, False, True])), all_of_them.some([0, 2])
+    assert torch.equal(masked.actions, numbered.actions)
+    assert masked.ends.tolist() == numbered.ends.tolist() == [2, 6]
+    for bad in ([], [3], [-4]):
+        with pytest.raises(InputError, match="episodes: must be one or more from -3 to 2"):
+            all_of_them.some(bad)
+
+
+def test_arrays_in_another_order_join():
+    first = Demonstrations.of({"a": np.arange(3.0), "b": np.ones(3)}, np.arange(3.0))
+    second = Demonstrations.of({"b": np.ones(3), "a": np.arange(3.0)}, np.arange(3.0))
+    both = Demonstrations.joined([first, second])
+    assert both.observations["a"].flatten().tolist() == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("change", [lambda x: x.astype(int) * 10 - 5, lambda x: x > 100])
+def test_pictures_of_other_numbers_than_bytes_are_looked_at(change):
+    pictures = np.random.default_rng(0).integers(0, 256, (4, 3, 5, 5), dtype=np.uint8)
+    scaling = Scaling.fit(Demonstrations.of({"top": pictures[:, ::-1]}, np.arange(4.0)))
+    backwards = scaling.pack({"top": pictures[:, None, ::-1]})
+    assert torch.equal(backwards, scaling.pack({"top": pictures[:, None, ::-1].copy()}))
+    with pytest.raises(InputError, match=r"observation\.top: must be bytes, or numbers from 0 to 255"):
+        scaling.pack({"top": change(pictures)[:, None]})
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("index", [0, 1, 0], "index: must be another in every row"),
+        ("index", ["0", "1", "2"], "index: must be a whole number"),
+        ("episode_index", [0, None, 1], "episode_index: must be a whole number"),
+        ("episode_index", [0, 1, 0], "episode_index: must be one stretch"),
+    ],
+)
+def test_rows_of_lerobot_whose_order_is_unclear_are_refused(tmp_path, column, values, words):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets are read by pyarrow")
+    import pyarrow as pa
+
+    path = lerobot(tmp_path) / "data" / "chunk-000"
+    (path / "file-001.parquet").unlink()
+    columns = parquet.read_table(path / "file-000.parquet").to_pydict() | {"index": [0, 1, 2], column: values}
+    parquet.write_table(pa.table(columns), path / "file-000.parquet")
+    with pytest.raises(InputError, match=words):
+        load_lerobot(tmp_path)
+
+
+def test_numbers_of_lerobot_are_kept_as_fine_as_they_are(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets are read by pyarrow")
+    import pyarrow as pa
+
+    path = lerobot(tmp_path) / "data" / "chunk-000"
+    (path / "file-001.parquet").unlink()
+    columns = parquet.read_table(path / "file-000.parquet").to_pydict()
+    columns["observation.state"] = [[1.7e9 + i] for i in range(3)]
+    parquet.write_table(pa.table(columns), path / "file-000.parquet")
+    found = load_lerobot(tmp_path).observations["state"].flatten()
+    assert sorted((found - 1.7e9).tolist()) == [0, 1, 2]

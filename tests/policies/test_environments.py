@@ -1,12 +1,70 @@
 """Environments that are not there are named."""
 
-import pytest
+import sys
+from types import SimpleNamespace
 
-from metastable.core.errors import MissingDependencyError
-from metastable.policies import gym_environments
+import numpy as np
+import pytest
+import torch
+
+from metastable.core.errors import InputError, MissingDependencyError
+from metastable.policies import gym_environments, rollout
+from metastable.policies.environments import Environments
 
 
 def test_an_environment_of_a_package_that_is_not_there_is_named():
     pytest.importorskip("gymnasium", reason="environments are those of Gymnasium")
     with pytest.raises(MissingDependencyError, match=r"env: must be .* got 'nosuchmod:Env-v0': .*nosuchmod"):
         gym_environments("nosuchmod:Env-v0", [0])
+
+
+def test_an_environment_of_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
+    gymnasium = pytest.importorskip("gymnasium", reason="environments are those of Gymnasium")
+    text = (
+        "import gymnasium\ngymnasium.register('Near/Here-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    (tmp_path / "near_and_here.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    assert gym_environments("near_and_here:Near/Here-v0", [0]).each[0].spec.id == "Near/Here-v0"
+    assert sys.path == before
+    gymnasium.registry.pop("Near/Here-v0")
+
+
+class Strict:
+    """Takes actions of its box alone, and shows what it was built with."""
+
+    def __init__(self, seen, kind=np.float32):
+        self.seen, self.action_space = seen, SimpleNamespace(low=np.zeros(2, kind), high=np.full(2, 9, kind))
+
+    def reset(self, seed=None):
+        return self.seen, {}
+
+    def step(self, action):
+        assert action.dtype == self.action_space.low.dtype
+        self.taken = action
+        return self.seen, 0.0, False, False, {}
+
+
+class Aiming:
+    def reset(self, seed=None):
+        pass
+
+    def select_action(self, observation):
+        return torch.full((1, 2), 3.6)
+
+
+@pytest.mark.parametrize(("kind", "taken"), [(np.float32, np.float32(3.6)), (np.int64, 4)])
+def test_actions_are_of_the_kind_of_the_box(kind, taken):
+    worlds = Environments(lambda: Strict(np.zeros(3), kind), [0])
+    rollout(Aiming(), lambda starts: worlds, [0], steps=1)
+    assert worlds.each[0].taken.tolist() == [taken, taken]
+
+
+def test_pictures_may_have_their_channels_first_and_texts_are_left_alone():
+    seen = {"last": np.zeros((8, 6, 3), np.uint8), "first": np.zeros((3, 8, 6), np.uint8), "mission": "go"}
+    found = Environments(lambda: Strict(seen), [0, 1]).reset()
+    assert list(found) == ["last", "first"]
+    assert {tuple(value.shape) for value in found.values()} == {(2, 3, 8, 6)}
+    with pytest.raises(InputError, match="observations must be numbers, or numbers by name, got 'go'"):
+        Environments(lambda: Strict("go"), [0]).reset()

@@ -40,3 +40,13 @@ def test_pairs_share_what_starts_have_in_common():
         paired_difference([1.0, 2.0], [1.0])
     with pytest.raises(InputError, match="at least 2"):
         t_interval([1.0])
+
+
+def test_levels_and_hits_that_are_none_are_refused():
+    for level in (95, 0, 1, -1):
+        with pytest.raises(InputError, match="level: must be between 0 and 1"):
+            t_interval([1.0, 2.0], level)
+        with pytest.raises(InputError, match="level: must be between 0 and 1"):
+            clopper_pearson(3, 10, level)
+    with pytest.raises(InputError, match="hits: must be a whole number"):
+        clopper_pearson(3.5, 10)

@@ -625,3 +625,43 @@ def test_the_flow_of_a_policy_is_solved_in_as_many_steps_as_actions_need():
     assert draws < 1e-3
     assert nats < 0.1
     assert off_from(fine, flow.with_steps(8, 9))[0] > 1e-3  # the field is no straight line
+
+
+def test_what_was_seen_stays_as_it_was_where_an_array_is_used_again():
+    model = Scripted()
+    policy = Policy(model, SCALING, PolicyConfig(2, 4, 1, 3, warm=0))
+    buffer = np.zeros((1, 1), np.float32)
+    for value in (1.0, 2.0, 3.0):
+        buffer[:] = value
+        policy.select_action(buffer)
+    assert [c.tolist() for c in model.seen] == [[[1, 1]], [[1, 2]], [[2, 3]]]
+
+
+def test_windows_are_of_as_many_environments_each_time_until_reset():
+    policy = fit_policy(shown(), FLOW, "density", PolicyConfig(2, 4, 2, 1, 0, 0), steps=1)
+    seen = {"place": np.zeros((3, 2, 1)), "goal": np.zeros((3, 2, 1))}
+    policy.predict_action_chunk(seen)
+    with pytest.raises(
+        InputError, match=r"observation\.place: must be of the 3 environments since reset, got 2"
+    ):
+        policy.predict_action_chunk({key: value[:2] for key, value in seen.items()})
+    policy.reset()
+    for n in (2, 0):
+        with pytest.raises(InputError, match=rf"observation\.goal: must be of the 3 environments, got {n}"):
+            policy.predict_action_chunk(seen | {"goal": seen["goal"][:n]})
+    with pytest.raises(InputError, match="must hold numbers"):
+        policy.select_action({"place": None, "goal": None})
+    policy.config = replace(policy.config, prediction=3)
+    with pytest.raises(InputError, match=r"policy.prediction: must be those of the run .*, 4 numbers, got 3"):
+        policy.predict_action_chunk(seen)
+
+
+def test_an_energy_does_not_stand_on_a_flow_of_contexts_in_another_order():
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    seen = {"z": x[:, 0], "a": x[:, 1]}
+    first = Demonstrations.of(seen, x[:, :1], [20, 40], noisy=["z"])
+    second = Demonstrations.of(dict(reversed(seen.items())), x[:, :1], [20, 40], noisy=["z"])
+    config, options = PolicyConfig(1, 2, 1, 3, 0, 0), {"steps": 1, "batch_size": 8, "units": "none"}
+    flow = fit_policy(first, FLOW, "density", config, **options)
+    with pytest.raises(InputError, match="observations in the same order, z, a; give the same"):
+        fit_policy(second, {"name": "on-proposal"}, RANKED, config, on=flow, **options)

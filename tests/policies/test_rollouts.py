@@ -272,3 +272,24 @@ def test_how_a_run_acts_is_changed_of_it_alone(tmp_path, monkeypatch):
     found = CliRunner().invoke(app, [*command, "--rank", "network", "--candidates", "3"])
     assert found.exit_code == 0, found.output
     assert asked == {"energy": {"rank": "network", "candidates": 3}, "flow": {}}
+
+
+def test_rollouts_of_other_starts_or_fewer_steps_are_not_compared():
+    made = [
+        rollout(Pushing(), on_a_line, starts, steps=n)
+        for starts, n in (([0, 1], 4), ([0, 2], 4), ([0, 1], 3))
+    ]
+    assert made[0].ahead_of(made[0]).value == 0
+    with pytest.raises(InputError, match="same starts"):
+        made[0].ahead_of(made[1])
+    with pytest.raises(InputError, match="steps: must be at most what both have, 3, got 4"):
+        made[0].ahead_of(made[2])
+
+
+def test_a_reward_that_is_no_number_is_refused():
+    class Broken(Line):
+        def step(self, action):
+            return np.zeros(1), float("nan"), False, False, {}
+
+    with pytest.raises(InputError, match="broken: reward: must be finite, got nan"):
+        rollout(Pushing(), lambda starts: Environments(Broken, starts, "broken"), [0], steps=1)

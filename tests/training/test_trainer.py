@@ -314,3 +314,9 @@ def test_scores_of_rows_without_their_noise_are_not_compared_with_those_of_rows_
         new = Patience(DATA, 1.0, 50, 0.2)
         new.load(tree, noise)
         assert (new.scores, new.at, new.looked, new.spent) == (scores, 7, 7, False)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", {"shape": "cosine"}])
+def test_a_schedule_that_is_none_is_named(schedule):
+    with pytest.raises(ConfigError, match=r"trainer\.schedule: must be a Schedule, or a function"):
+        TrainerConfig(schedule=schedule)

@@ -57,6 +57,8 @@ def rollout(
         raise InputError(f"starts: a difference needs at least 2, got {starts}")
     if films and (out is None or env != PUSHT):
         raise InputError("films: are of pusht, and lie in a folder: give --out")
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(f"out: must be a folder, got the file {out}")
     policies = [load_policy(run, device=device, **changed)]
     policies += [load_policy(against, device=device)] if against else []  # as it was saved
     names = [str(r) for r in (run, against) if r is not None]

@@ -168,12 +168,28 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
             raise InputError(f"{folder}: observation.{name} is a video, which is not read; leave it out")
     columns = [named[name] for name in chosen]
     table = _lerobot_table(folder, [*columns, "action", "episode_index", "index"])
-    order = np.argsort(table["index"], kind="stable")
-    episode = np.asarray(table["episode_index"])[order]
-    ends = np.append(np.flatnonzero(np.diff(episode)) + 1, len(episode))
+    order, ends = _lerobot_order(folder, *(table[key] for key in ("index", "episode_index")))
     seen = {n: _lerobot_array(table[named[n]], order, features[named[n]]["dtype"], n) for n in chosen}
     actions = _lerobot_array(table["action"], order, "float32", "action")
     return Demonstrations.of(seen, actions, ends, folder.name)
+
+
+def _lerobot_order(folder: Path, index: list[Any], episode: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in the order of their index, which each has for itself, and where the episodes end."""
+    rows, whose = np.asarray(index), np.asarray(episode)
+    for name, values in {"index": rows, "episode_index": whose}.items():
+        require(values.dtype.kind in "iu", f"{folder}: {name}", "a whole number in every row", values.dtype)
+    order = np.argsort(rows, kind="stable")
+    require(len(np.unique(rows)) == len(rows), f"{folder}: index", "another in every row", f"{rows[:5]} …")
+    ends = np.append(np.flatnonzero(np.diff(whose[order])) + 1, len(rows))
+    apart = len(np.unique(whose)) == len(ends)
+    require(
+        apart,
+        f"{folder}: episode_index",
+        "one stretch of the index for each episode",
+        f"{len(ends)} stretches",
+    )
+    return order, ends
 
 
 def _lerobot_features(folder: Path) -> dict[str, Any]:
@@ -213,13 +229,17 @@ def _lerobot_table(folder: Path, columns: list[str]) -> dict[str, list[Any]]:
 
 def _lerobot_array(values: list[Any], order: np.ndarray, dtype: str, name: str) -> np.ndarray:
     rows = [values[i] for i in order]
+    held = [isinstance(row, dict) and isinstance(row.get("bytes"), bytes) for row in rows if dtype == "image"]
+    require(all(held), name, "pictures that lie in the table itself, with their bytes", "paths or nothing")
     try:
         if dtype == "image":  # {"bytes": …, "path": …}
             pictures = [np.asarray(Image.open(io.BytesIO(row["bytes"])).convert("RGB")) for row in rows]
             return np.stack(pictures).transpose(0, 3, 1, 2)
-        return np.asarray(rows, dtype=np.float32)
+        return np.asarray(rows, dtype=np.float64)  # what float32 would blur stays so
     except (ValueError, TypeError, OSError) as error:
-        raise InputError(f"{name}: must have one shape in every row: {error}") from error
+        raise InputError(
+            f"{name}: must be numbers of one shape, or pictures, in every row: {error}"
+        ) from error
 
 
 def _npz(path: Path) -> dict[str, np.ndarray]:

@@ -15,7 +15,6 @@ Sections 7.3 and 7.4.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,15 +28,10 @@ from ..core.labels import integers
 from ..core.random import derive, generator
 from .arrays import Dataset
 from .checks import check_data
+from .scaling import ACTION, Scaling, as_tensor
 
 STATE = "state"
 """Name of observations that are one array."""
-ACTION = "action"
-"""Name of the actions among the numbers that are scaled."""
-STILL = 1e-6
-"""Of an action that never changes, what stands for half its range."""
-NOTHING = 1e-30
-"""An action below this is as good as zero."""
 BLUR = 1e-4
 """Of the range of a number, far below the noise that trainings put on it."""
 CHANNELS = (1, 3, 4)
@@ -105,7 +99,9 @@ class Demonstrations:
         first = parts[0]
         for part in parts[1:]:
             rule = f"of the shapes of {first.name}, {first.shapes}"
-            same = part.shapes == first.shapes and part.noisy == first.noisy  # which pictures are not
+            same = part.shapes == first.shapes and set(part.noisy) == set(
+                first.noisy
+            )  # which pictures are not
             require(same, part.name, rule, part.shapes)
         seen = {key: torch.cat([part.observations[key] for part in parts]) for key in first.observations}
         ends = torch.cat([part.lengths for part in parts]).cumsum(0)
@@ -144,10 +140,14 @@ class Demonstrations:
         return sha.hexdigest()[:16]
 
     def some(self, episodes: Sequence[int] | Tensor) -> Demonstrations:
-        """Some of the episodes, in this order."""
-        starts, ends = self.starts.tolist(), self.ends.tolist()
-        steps = torch.cat([torch.arange(starts[e], ends[e]) for e in map(int, episodes)])
-        lengths = self.lengths[torch.as_tensor(episodes)]
+        """Some of the episodes, in this order, or those that a mask of all of them names."""
+        chosen = torch.as_tensor(episodes)
+        chosen = torch.arange(len(self))[chosen] if chosen.dtype == torch.bool else chosen.long()
+        rule = f"one or more from {-len(self)} to {len(self) - 1}"
+        inside = ((chosen >= -len(self)) & (chosen < len(self))).all()
+        require(bool(chosen.numel() and inside), "episodes", rule, chosen.tolist())
+        starts, ends, lengths = self.starts.tolist(), self.ends.tolist(), self.lengths[chosen]
+        steps = torch.cat([torch.arange(starts[e], ends[e]) for e in chosen.tolist()])
         seen = {key: value[steps] for key, value in self.observations.items()}
         return Demonstrations(seen, self.actions[steps], lengths.cumsum(0), self.name, self.noisy)
 
@@ -227,140 +227,6 @@ class Windows:
         return (self.step[rows][:, None] + offsets).clamp(first, last)
 
 
-@dataclass(frozen=True, eq=False)
-class Scaling:
-    """Numbers as a policy's model sees them: every one from −1 to 1 over the demonstrations, pictures too.
-
-    A number is x = middle + half·u, and σ_pert is in units of u. An observation that never changes has half = 1. An
-    action that never changes has a millionth of itself, so that what is drawn of it comes back as it was shown.
-
-    Attributes:
-        middle: by name of an observation, and `action`, of the shape of one of them: float32, or float64 where
-            float32 would blur what the demonstrations hold (`wide` in a file).
-        half: likewise.
-        pictures: names of observations that are bytes, with their shapes.
-        noisy: names of the observations that σ_pert may perturb.
-    """
-
-    middle: dict[str, Tensor]
-    half: dict[str, Tensor]
-    pictures: dict[str, tuple[int, ...]]
-    noisy: tuple[str, ...]
-
-    @classmethod
-    def fit(cls, demonstrations: Demonstrations) -> Scaling:
-        """The ranges of these demonstrations."""
-        seen = demonstrations.observations
-        numbers = {key: value for key, value in seen.items() if value.dtype != torch.uint8}
-        numbers[ACTION] = demonstrations.actions
-        low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
-        half = {key: (high[key] - low[key]) / 2 for key in numbers}
-        middle = {key: (high[key] + low[key]) / 2 for key in numbers}
-        still = {key: torch.ones_like(value) for key, value in middle.items()}
-        size = middle[
-            ACTION
-        ].abs()  # what is as small as nothing counts as zero, and its millionth is a number
-        still[ACTION] = STILL * torch.where(size < NOTHING, still[ACTION], size)
-        half = {key: torch.where(value > 0, value, still[key]) for key, value in half.items()}
-        pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
-        return cls(middle, half, pictures, demonstrations.noisy)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Observations in the order in which they are packed: numbers, then pictures."""
-        return (*(key for key in self.middle if key != ACTION), *self.pictures)
-
-    def pack(self, contexts: Mapping[str, Any]) -> Tensor:
-        """Contexts by name, `(B, N_ctx, …)` each, as one vector each, `(B, c)`."""
-        values = self.fitting(contexts, 2)
-        parts = {key: values[key].float() / 127.5 - 1 for key in self.pictures}
-        parts |= {key: self._in(key, values[key]) for key in self.names if key not in parts}
-        return torch.cat([parts[key].flatten(1) for key in self.names], 1)
-
-    def fitting(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
-        """Observations as tensors, `ahead` dimensions before those of each: finite, and of the shapes shown."""
-        values = self.known(observations)
-        for key, value in values.items():
-            shape, got = self.shape(key), tuple(value.shape[ahead:])
-            if value.dim() != ahead + len(shape) or got != shape:
-                raise InputError(
-                    f"observation.{key}: must have shape {shape}, as in the demonstrations, got {got}"
-                )
-            bad = int((~value.isfinite()).sum())
-            if bad:
-                raise InputError(
-                    f"observation.{key}: must be finite, got {bad} NaN or infinite of {value.numel()} values"
-                )
-            if key in self.pictures and value.is_floating_point() and value.numel():
-                low, high = value.aminmax()
-                if low < 0 or high > 255 or 0 < high <= 1:  # from 0 to 1 all would be black
-                    rule = "be bytes, or numbers from 0 to 255, as in the demonstrations"
-                    raise InputError(f"observation.{key}: must {rule}, got {low:.4g} to {high:.4g}")
-        return values
-
-    def known(self, observations: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Those of the observations that the demonstrations had, as tensors of several; others are left alone."""
-        if any(key not in observations for key in self.names):
-            raise InputError(
-                f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
-                f"{', '.join(map(str, observations)) or 'nothing'}"
-            )
-        try:
-            values = {key: torch.as_tensor(observations[key]) for key in self.names}
-        except (TypeError, ValueError) as error:
-            raise InputError(f"observation: must hold numbers: {error}") from error
-        for key, value in values.items():
-            shape = self.shape(key)
-            if tuple(value.shape) == shape:
-                rule = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]"
-                raise InputError(f"observation.{key}: must {rule}, got {shape}")
-        return values
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Of one observation of this name."""
-        return self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
-
-    def noise_mask(self, context: int) -> tuple[float, ...]:
-        """1 for every number of a packed context that σ_pert may perturb, else 0."""
-        shapes = {key: tuple(value.shape) for key, value in self.middle.items()} | self.pictures
-        numbers = {key: context * math.prod(shapes[key]) for key in self.names}
-        return tuple(float(key in self.noisy) for key in self.names for _ in range(numbers[key]))
-
-    def scale_actions(self, actions: Tensor) -> Tensor:
-        """Actions `(…, A)` from −1 to 1."""
-        return self._in(ACTION, actions)
-
-    def to_actions(self, u: Tensor) -> Tensor:
-        """The inverse of `scale_actions`."""
-        u = u.to(torch.promote_types(u.dtype, self.middle[ACTION].dtype))
-        return u * self.half[ACTION].to(u) + self.middle[ACTION].to(u)
-
-    def _in(self, key: str, values: Tensor) -> Tensor:
-        values = values.to(self.middle[key].dtype)
-        return ((values - self.middle[key].to(values)) / self.half[key].to(values)).float()
-
-    def as_json(self) -> dict[str, Any]:
-        """The numbers, as a policy's file keeps them."""
-        parts = {name: {k: v.tolist() for k, v in vars(self)[name].items()} for name in ("middle", "half")}
-        pictures = {k: list(v) for k, v in self.pictures.items()}
-        wide = [k for k, v in self.middle.items() if v.dtype == torch.float64]
-        said = {**parts, "pictures": pictures, "noisy": list(self.noisy)}
-        return {**said, "wide": wide} if wide else said
-
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> Scaling:
-        """The inverse of `as_json`."""
-        wide = {k: torch.float64 for k in kept.get("wide", ())}
-        middle, half = (
-            {k: torch.tensor(v, dtype=wide.get(k, torch.float32)) for k, v in kept[name].items()}
-            for name in ("middle", "half")
-        )
-        shapes = [{k: tuple(v.shape) for k, v in part.items()} for part in (middle, half)]
-        alike = shapes[0] == shapes[1] and ACTION in middle
-        require(alike, "scaling.half", f"of the shapes of middle, {ACTION} among them", shapes[1])
-        return cls(middle, half, {k: tuple(v) for k, v in kept["pictures"].items()}, tuple(kept["noisy"]))
-
-
 def _observed(value: Any, steps: int, name: str) -> Tensor:
     """Numbers, finite and floating, or pictures as bytes: one for each step."""
     array = value if isinstance(value, Tensor) else np.asarray(value)
@@ -375,7 +241,7 @@ def _observed(value: Any, steps: int, name: str) -> Tensor:
             f"{name}: pictures must be (T, C, H, W), got {tuple(array.shape)}, whose channels are last; give "
             "numpy.moveaxis(pictures, 3, 1)"
         )
-    return torch.as_tensor(array)
+    return as_tensor(array)
 
 
 def _numbers(value: Any, name: str) -> Tensor:

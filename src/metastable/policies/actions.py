@@ -203,7 +203,9 @@ class RunActions:
     def _settled(self) -> Tensor:
         if self.covariance is None:
             raise InputError(
-                "policy: chains and frozen actions need the actions' covariance; call settle(contexts)"
+                "policy: chains and frozen actions need the actions' covariance, which one that was fitted with "
+                "steps=0 has not: fit it with steps above 0, whose number can be changed later, or call "
+                "settle(contexts)"
             )
         return self.covariance
 

@@ -28,9 +28,10 @@ def flow_of(model: ActionModel, own: Scaling, scaling: Scaling) -> tuple[nn.Modu
         raise InputError(f"on: must be the policy of a run of {' or '.join(LEARNED)}")
     if model.units is not None:
         raise InputError("on: must be trained in the demonstrations' own units; give fit_policy units='none'")
-    if own.as_json() != scaling.as_json():
+    if own.as_json() != scaling.as_json() or own.names != scaling.names:
         raise InputError(
-            "on: must be trained on demonstrations of the same ranges, by which numbers are scaled; give the same"
+            "on: must be trained on demonstrations of the same ranges, by which numbers are scaled, with "
+            f"observations in the same order, {', '.join(own.names)}; give the same"
         )
     learned: Any = model.model.energy
     return learned.proposal, dict(model.run.config["energy"])

@@ -8,6 +8,7 @@ first and position then, without a step of the physics: demonstrations replay to
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
@@ -16,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import InputError, MissingDependencyError, need, require_count
+from metastable.core.errors import InputError, MissingDependencyError, need, require, require_count
 from metastable.core.random import derive
 from metastable.data.demonstration_files import pusht_observation
-from metastable.data.demonstrations import STATE
+from metastable.data.demonstrations import CHANNELS, STATE
 
 PUSHT, LEAST = "gym_pusht/PushT-v0", (0, 1, 8)
 FULL = 0.95
@@ -77,7 +78,9 @@ class Environments:
     def step(self, actions: Tensor) -> dict[str, Tensor]:
         """One step of those that have not ended; the others stay as they are."""
         for i in np.flatnonzero(~self.done):
-            self.raw[i], reward, ended, cut, info = self.each[i].step(actions[i].double().numpy())
+            action = self.given(actions[i], self.each[i])
+            self.raw[i], reward, ended, cut, info = self.each[i].step(action)
+            require(bool(np.isfinite(reward)), f"{self.name}: reward", "finite", reward)
             self.progress[i] = self.progress_of(float(self.progress[i]), float(reward), info)
             self.done[i] = bool(ended or cut)
         return self.observations()
@@ -85,8 +88,18 @@ class Environments:
     def observations(self) -> dict[str, Tensor]:
         """What is seen, by name, `(B, …)`; pictures are brought to `(B, C, H, W)`."""
         if isinstance(self.raw[0], dict):
-            return {key: _stacked([raw[key] for raw in self.raw]) for key in self.raw[0]}
-        return {STATE: _stacked(self.raw)}
+            found = {key: _stacked([raw[key] for raw in self.raw]) for key in self.raw[0]}
+            return {key: value for key, value in found.items() if value is not None}  # texts are none of ours
+        rows = _stacked(self.raw)
+        if rows is None:
+            raise InputError(
+                f"{self.name}: observations must be numbers, or numbers by name, got {self.raw[0]!r}"
+            )
+        return {STATE: rows}
+
+    def given(self, action: Tensor, env: Any) -> np.ndarray:
+        """An action as an environment takes it, in the kind of number of its box."""
+        return action.numpy().astype(np.asarray(env.action_space.low).dtype)
 
     def begin(self, env: Any, start: Any) -> Any:
         """One environment at its start: the first observation."""
@@ -121,6 +134,10 @@ class PushT(Environments):
         super().__init__(lambda: gymnasium.make(PUSHT, **options).unwrapped, list(states), "Push-T")
         self.easel = PushTEasel() if pictures else None
         self.seen = np.zeros((len(states), 3, SIDE, SIDE) if pictures else 0, dtype=np.uint8)
+
+    def given(self, action: Tensor, env: Any) -> np.ndarray:
+        """In float64, as the simulator reckons."""
+        return action.double().numpy()
 
     def begin(self, env: Any, start: Any) -> Any:
         """The state itself: nothing moves before the first action."""
@@ -203,17 +220,23 @@ def pusht_starts(n: int = 32, seed: int = 0) -> np.ndarray:
 
 
 def gym_environments(name: str, starts: Sequence[int], **options: Any) -> Environments:
-    """Environments of Gymnasium by their name, from seeds."""
-    gymnasium = need("gymnasium", EXTRA, f"the environment {name!r}")
+    """Environments of Gymnasium by their name, from seeds.
+
+    MODULE:NAME imports a module, which may lie in the working directory, that registers the name.
+    """
+    gymnasium, here = need("gymnasium", EXTRA, f"the environment {name!r}"), os.getcwd()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    sys.path.insert(0, here)
     try:
         return Environments(lambda: gymnasium.make(name, **options), starts, name)
     except gymnasium.error.Error as error:
         raise InputError(f"env: {error}") from error
     except ModuleNotFoundError as error:  # MODULE:NAME says which package has it
         raise MissingDependencyError(
-            f"env: must be of an installed package, got {name!r}: {error}; install the package that has it"
+            f"env: must be of an installed package, or of a module in {here}, got {name!r}: {error}"
         ) from error
+    finally:
+        sys.path.remove(here)
 
 
 def _pusht_package() -> Any:
@@ -233,6 +256,15 @@ def _pusht_package() -> Any:
     return gymnasium
 
 
-def _stacked(values: list[Any]) -> Tensor:
-    rows = torch.as_tensor(np.stack([np.asarray(value) for value in values]))
-    return rows.movedim(-1, 1) if rows.dtype == torch.uint8 and rows.dim() == 4 else rows
+def _stacked(values: list[Any]) -> Tensor | None:
+    """Observations of several as one tensor, channels of pictures first; None of what is no array of numbers."""
+    try:
+        rows = np.stack([np.asarray(value) for value in values])
+    except ValueError:  # of several shapes
+        return None
+    last = (
+        rows.dtype == np.uint8
+        and rows.ndim == 4
+        and not (rows.shape[1] in CHANNELS and rows.shape[3] not in CHANNELS)
+    )
+    return torch.as_tensor(np.moveaxis(rows, -1, 1) if last else rows) if rows.dtype.kind in "biuf" else None

@@ -72,10 +72,15 @@ def films(policy: Acting, worlds: Environments, steps: int = 300, seed: int = 0)
 
 
 def film_pusht(
-    policy: Acting, start: Sequence[float], steps: int = 300, seed: int = 0, size: int = 192
+    policy: Acting,
+    start: Sequence[float],
+    steps: int = 300,
+    seed: int = 0,
+    size: int = 192,
+    pictures: bool = False,
 ) -> Film:
-    """`film` of Push-T from a state."""
-    return films_pusht(policy, [start], steps, seed, size)[0]
+    """`film` of Push-T from a state; `pictures` as of `PushT`."""
+    return films_pusht(policy, [start], steps, seed, size, pictures)[0]
 
 
 def films_pusht(

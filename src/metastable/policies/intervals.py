@@ -29,7 +29,9 @@ def clopper_pearson(hits: int, trials: int, level: float = 0.95) -> Interval:
     >>> print(clopper_pearson(0, 10))
     0.000 (0.000 … 0.308)
     """
-    require(0 <= hits <= trials and trials > 0, "hits", f"from 0 to trials = {trials}, of at least 1", hits)
+    whole = 0 <= hits <= trials and trials > 0 and hits == int(hits)
+    require(whole, "hits", f"a whole number from 0 to trials = {trials}, of at least 1", hits)
+    require(0 < level < 1, "level", "between 0 and 1, such as 0.95", level)
     from scipy.special import betaincinv
 
     tail = (1 - level) / 2
@@ -49,6 +51,7 @@ def t_interval(values: Any, level: float = 0.95) -> Interval:
     x = torch.as_tensor(values, dtype=torch.float64).flatten()
     if len(x) < 2:
         raise InputError(f"values: an interval needs at least 2 independent values, got {len(x)}")
+    require(0 < level < 1, "level", "between 0 and 1, such as 0.95", level)
     half = student_t_quantile(0.5 + level / 2, len(x) - 1) * float(x.std()) / len(x) ** 0.5
     return Interval(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half)
 

@@ -141,9 +141,7 @@ class Policy:
         self, model: ActionModel, scaling: Scaling, config: PolicyConfig | None = None, seed: int = 0
     ):
         self.model, self.scaling, self.config = model, scaling, config or PolicyConfig()
-        self.proposal: dict[str, Any] | None = (
-            None  # what that of the run was built from, where it was learned before
-        )
+        self.proposal: dict[str, Any] | None = None  # the table of one that was learned before
         self.records = True  # until something could not be recorded
         self.reset(seed)
 
@@ -163,7 +161,7 @@ class Policy:
         """
         now = self.scaling.known(self._named(observation))
         self._check_number(now)
-        self.seen.append(self.scaling.fitting(now))
+        self.seen.append({key: value.clone() for key, value in self.scaling.fitting(now).items()})
         if not self.planned:
             window = [self.seen[0]] * (self.config.context - len(self.seen)) + list(self.seen)
             contexts = {key: torch.stack([step[key] for step in window], 1) for key in now}
@@ -187,6 +185,8 @@ class Policy:
             self.records = False
             warnings.warn(f"policy: it acts without recordings: {error}", RuntimeWarning, stacklevel=2)
             chosen = self._chosen(given, seed, rest)
+        known, D = "those of the run that it was trained as", config.prediction * self.actions
+        require(chosen.shape[1] == D, "policy.prediction", f"{known}, {chosen.shape[1]} numbers", D)
         actions = self.scaling.to_actions(chosen.unflatten(1, (config.prediction, self.actions)).cpu())
         require_finite(actions, "the policy's actions")
         self.last, self.calls = chosen, self.calls + 1
@@ -235,13 +235,15 @@ class Policy:
             n, steps = self.config.context, value.shape[1] if value.dim() > 1 else 0
             rule = f"windows of policy.context = {n} steps, (B, {n}, {str(self.scaling.shape(key))[1:]}"
             require(steps == n, f"observation.{key}", rule, steps)
-        return self.scaling.fitting(named, 2)
+        found = self.scaling.fitting(named, 2)
+        self._check_number(found)
+        return found
 
     def _check_number(self, now: Mapping[str, Tensor]) -> None:
         """Every observation has as many rows as there are environments."""
-        before = self.seen[-1] if self.seen else now
+        before = {"": self.last} if self.last is not None else self.seen[-1] if self.seen else now
         environments = max((len(value) for value in before.values() if value.dim()), default=1)
-        rule = f"the {environments} environments{' since reset' if self.seen else ''}"
+        rule = f"the {environments} environments{'' if before is now else ' since reset'}"
         for key, value in now.items():
             if value.dim() == 0 or len(value) != environments or not environments:
                 got = len(value) if value.dim() else "a number"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import InputError, require_count
+from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
 from metastable.runs.folder import write_json
 
@@ -48,6 +48,7 @@ class Rollouts:
         clipped: share of actions that lay outside of the environment's box, and were brought to its edge.
         seconds: of all of it.
         acting: seconds spent in the policy.
+        starts: where episodes began, so that others are not taken for the same; None where it is not known.
     """
 
     progress: Tensor
@@ -57,6 +58,7 @@ class Rollouts:
     clipped: float = 0.0
     seconds: float = 0.0
     acting: float = 0.0
+    starts: np.ndarray | None = None
 
     def best(self, steps: int) -> Tensor:
         """The score within `steps`, `(starts, rollouts)`: the most of min(coverage/0.95, 1), or all rewards."""
@@ -103,7 +105,15 @@ class Rollouts:
                 f"other: must be {len(self.progress)} starts of {self.name}, got {len(other.progress)} of "
                 f"{other.name}"
             )
+        if (
+            self.starts is not None
+            and other.starts is not None
+            and not np.array_equal(self.starts, other.starts)
+        ):
+            raise InputError("other: must begin at the same starts, got others")
         steps = self.horizons[-1] if steps is None else steps
+        made = min(self.progress.shape[-1], other.progress.shape[-1])
+        require(steps <= made, "steps", f"at most what both have, {made}", steps)
         return paired_difference(self.best(steps).mean(1), other.best(steps).mean(1), level)
 
     def write(self, folder: str | Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
@@ -175,7 +185,8 @@ def rollout(
     shape, share = (len(starts), rollouts), clipped / max(int(taken.sum()), 1)
     times = {"seconds": perf_counter() - begun, "acting": thinking}
     lengths = torch.from_numpy(taken).view(shape)
-    return Rollouts(progress.view(*shape, steps), lengths, worlds.measure, worlds.name, share, **times)
+    known = (progress.view(*shape, steps), lengths, worlds.measure, worlds.name, share)
+    return Rollouts(*known, **times, starts=np.asarray(starts))
 
 
 def rollout_pusht(policy: Acting, starts: Any, *, pictures: bool = False, **options: Any) -> Rollouts:
@@ -196,4 +207,4 @@ def fitting_actions(actions: Tensor, low: Tensor, worlds: Environments) -> Tenso
         )
     if not bool(actions.isfinite().all()):
         raise InputError(f"{worlds.name}: the policy gave an action that is not finite")
-    return actions.to(low)
+    return (actions if low.is_floating_point() else actions.round()).to(low)

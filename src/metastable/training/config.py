@@ -277,9 +277,10 @@ class TrainerConfig:
         for name, made in own.items():
             rule = "Adam(…), SGD(…) or a function that makes one (the rate alone: fit(learning_rate=…))"
             require(made is None or callable(made), f"trainer.{name}", rule, made)
-        for name, made in self.schedules.items():
-            ok = callable(made) or isinstance(made, Schedule)
-            require(ok, f"trainer.schedules.{name}", "a Schedule, or a function that makes one", made)
+        for name, made in {"": self.schedule, **self.schedules}.items():
+            ok = callable(made) or isinstance(made, Schedule) or (made is None and not name)
+            field = f"trainer.schedules.{name}" if name else "trainer.schedule"
+            require(ok, field, "a Schedule, or a function that makes one", made)
         self._require_clock()
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
         require_choice("trainer.engine", self.engine, ENGINES)

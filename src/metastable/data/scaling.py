@@ -1,0 +1,164 @@
+"""Numbers of demonstrations as a policy's model sees them, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, require
+
+if TYPE_CHECKING:
+    from .demonstrations import Demonstrations
+
+ACTION = "action"
+"""Name of the actions among the numbers that are scaled."""
+STILL = 1e-6
+"""Of an action that never changes, what stands for half its range."""
+NOTHING = 1e-30
+"""An action below this is as good as zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Numbers as a policy's model sees them: every one from −1 to 1 over the demonstrations, pictures too.
+
+    A number is x = middle + half·u, and σ_pert is in units of u. An observation that never changes has half = 0 and
+    is u = 0 whatever is seen of it later, since nobody was shown what follows from it. An action that never changes
+    has a millionth of itself, so that what is drawn of it comes back as it was shown.
+
+    Attributes:
+        middle: by name of an observation, and `action`, of the shape of one of them: float32, or float64 where
+            float32 would blur what the demonstrations hold (`wide` in a file).
+        half: likewise.
+        pictures: names of observations that are bytes, with their shapes.
+        noisy: names of the observations that σ_pert may perturb.
+    """
+
+    middle: dict[str, Tensor]
+    half: dict[str, Tensor]
+    pictures: dict[str, tuple[int, ...]]
+    noisy: tuple[str, ...]
+
+    @classmethod
+    def fit(cls, demonstrations: Demonstrations) -> Scaling:
+        """The ranges of these demonstrations."""
+        seen = demonstrations.observations
+        numbers = {key: value for key, value in seen.items() if value.dtype != torch.uint8}
+        numbers[ACTION] = demonstrations.actions
+        low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
+        half = {key: (high[key] - low[key]) / 2 for key in numbers}
+        middle = {key: (high[key] + low[key]) / 2 for key in numbers}
+        size = middle[ACTION].abs()  # as small as nothing is zero, so that its millionth is a number
+        still = STILL * torch.where(size < NOTHING, torch.ones_like(size), size)
+        half[ACTION] = torch.where(half[ACTION] > 0, half[ACTION], still)
+        pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
+        return cls(middle, half, pictures, demonstrations.noisy)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Observations in the order in which they are packed: numbers, then pictures."""
+        return (*(key for key in self.middle if key != ACTION), *self.pictures)
+
+    def pack(self, contexts: Mapping[str, Any]) -> Tensor:
+        """Contexts by name, `(B, N_ctx, …)` each, as one vector each, `(B, c)`."""
+        values = self.fitting(contexts, 2)
+        parts = {key: values[key].float() / 127.5 - 1 for key in self.pictures}
+        parts |= {key: self._in(key, values[key]) for key in self.names if key not in parts}
+        return torch.cat([parts[key].flatten(1) for key in self.names], 1)
+
+    def fitting(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
+        """Observations as tensors, `ahead` dimensions before those of each: finite, and of the shapes shown."""
+        values = self.known(observations)
+        for key, value in values.items():
+            shape, got = self.shape(key), tuple(value.shape[ahead:])
+            if value.dim() != ahead + len(shape) or got != shape:
+                raise InputError(
+                    f"observation.{key}: must have shape {shape}, as in the demonstrations, got {got}"
+                )
+            bad = int((~value.isfinite()).sum())
+            if bad:
+                raise InputError(
+                    f"observation.{key}: must be finite, got {bad} NaN or infinite of {value.numel()} values"
+                )
+            if key in self.pictures and value.dtype != torch.uint8 and value.numel():
+                low, high = value.float().aminmax()
+                if low < 0 or high > 255 or 0 < high <= 1:  # from 0 to 1 all would be black
+                    rule = "be bytes, or numbers from 0 to 255, as in the demonstrations"
+                    raise InputError(f"observation.{key}: must {rule}, got {low:.4g} to {high:.4g}")
+        return values
+
+    def known(self, observations: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Those of the observations that the demonstrations had, as tensors of several; others are left alone."""
+        if any(key not in observations for key in self.names):
+            raise InputError(
+                f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
+                f"{', '.join(map(str, observations)) or 'nothing'}"
+            )
+        try:
+            values = {key: as_tensor(observations[key]) for key in self.names}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"observation: must hold numbers: {error}") from error
+        for key, value in values.items():
+            shape = self.shape(key)
+            if tuple(value.shape) == shape:
+                rule = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]"
+                raise InputError(f"observation.{key}: must {rule}, got {shape}")
+        return values
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Of one observation of this name."""
+        return self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
+
+    def noise_mask(self, context: int) -> tuple[float, ...]:
+        """1 for every number of a packed context that changes and that σ_pert may perturb, else 0."""
+        each = {key: (half > 0).flatten().tolist() for key, half in self.half.items()}
+        each |= {key: [False] * math.prod(shape) for key, shape in self.pictures.items()}
+        return tuple(
+            float(key in self.noisy and moves) for key in self.names for moves in context * each[key]
+        )
+
+    def scale_actions(self, actions: Tensor) -> Tensor:
+        """Actions `(…, A)` from −1 to 1."""
+        return self._in(ACTION, actions)
+
+    def to_actions(self, u: Tensor) -> Tensor:
+        """The inverse of `scale_actions`."""
+        u = u.to(torch.promote_types(u.dtype, self.middle[ACTION].dtype))
+        return u * self.half[ACTION].to(u) + self.middle[ACTION].to(u)
+
+    def _in(self, key: str, values: Tensor) -> Tensor:
+        values = values.to(self.middle[key].dtype)
+        half = self.half[key].to(values)
+        return torch.where(half > 0, (values - self.middle[key].to(values)) / half, 0.0).float()
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers, as a policy's file keeps them."""
+        parts = {name: {k: v.tolist() for k, v in vars(self)[name].items()} for name in ("middle", "half")}
+        pictures = {k: list(v) for k, v in self.pictures.items()}
+        wide = [k for k, v in self.middle.items() if v.dtype == torch.float64]
+        said = {**parts, "pictures": pictures, "noisy": list(self.noisy)}
+        return {**said, "wide": wide} if wide else said
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Scaling:
+        """The inverse of `as_json`."""
+        wide = {k: torch.float64 for k in kept.get("wide", ())}
+        middle, half = (
+            {k: torch.tensor(v, dtype=wide.get(k, torch.float32)) for k, v in kept[name].items()}
+            for name in ("middle", "half")
+        )
+        shapes = [{k: tuple(v.shape) for k, v in part.items()} for part in (middle, half)]
+        alike = shapes[0] == shapes[1] and ACTION in middle
+        require(alike, "scaling.half", f"of the shapes of middle, {ACTION} among them", shapes[1])
+        return cls(middle, half, {k: tuple(v) for k, v in kept["pictures"].items()}, tuple(kept["noisy"]))
+
+
+def as_tensor(value: Any) -> Tensor:
+    """As a tensor; views of arrays that run backwards are copied."""
+    return torch.as_tensor(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value)

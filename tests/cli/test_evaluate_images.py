@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import drawn
+from PIL import Image
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError
@@ -128,6 +129,32 @@ def test_statistics_weights_and_bytes_may_be_given(metastable, files, tmp_path):
     assert "kid" not in found
     forgotten = metastable(*command)
     assert "has weights beside it that are not used" in forgotten.output
+
+
+def test_bright_pictures_stay_on_their_scale(metastable, files, tmp_path):
+    pixels = np.random.default_rng(0).integers(150, 250, (60, 6, 6), dtype=np.uint8)
+    (tmp_path / "bright").mkdir()
+    for i, picture in enumerate(pixels):
+        Image.fromarray(picture).save(tmp_path / "bright" / f"{i:02}.png")
+    np.save(tmp_path / "x.npy", pixels[:, None] / 127.5 - 1)
+    bright, out = f"images:{tmp_path / 'bright'}", tmp_path / "e.json"
+    command = ("evaluate", "--inception", files / "flat.pt", "--out", out)
+    for samples in (bright, tmp_path / "x.npy"):
+        result = metastable(*command, "--samples", samples, "--reference", bright)
+        assert result.exit_code == 0, result.output
+        found = json.loads(out.read_text())["images"]
+        assert found["frechet_distance"]["value"] == pytest.approx(0, abs=1e-6)
+        assert found["precision"]["value"] == pytest.approx(1)
+    assert "x.npy goes from 0 to 1 and was read on [−1, 1]" in result.output
+    x = open_network(files / "flat.pt")(as_pictures(torch.from_numpy(pixels[:, None]), "x")).values
+    statistics_of(x).save(tmp_path / "own.npz")
+    metastable(*command, "--samples", bright, "--fid-statistics", tmp_path / "own.npz")
+    found = json.loads(out.read_text())["images"]
+    assert found["frechet_distance"]["value"] == pytest.approx(0, abs=1e-6)
+    with np.load(files / "other.npz") as stored:
+        np.save(tmp_path / "y.npy", (stored["x"] + 1) / 2)
+    result = metastable(*command, "--samples", tmp_path / "y.npy", "--reference", files / "other.npz")
+    assert json.loads(out.read_text())["images"]["frechet_distance"]["value"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_run_is_judged_as_pictures_on_its_page_too(metastable, picture_run, files):

@@ -50,6 +50,7 @@ def restore(
     from metastable.core.errors import require, require_count
     from metastable.core.random import derive, generator, normal_like
     from metastable.data import load_array
+    from metastable.data.images import image_source
     from metastable.runs.restoring import events_of, missing_of, read_mask
 
     from .bars import work_bar
@@ -67,7 +68,8 @@ def restore(
     elif add_noise or noise == 0:  # what the mask hides is there to be compared with
         known = pictures
     hidden = None if mask is None else read_mask(mask)
-    look_at_scale(found, pictures[~missing_of(hidden, pictures)], 0.0 if add_noise else noise)
+    known_scale = image_source(images) is not None
+    look_at_scale(found, pictures[~missing_of(hidden, pictures)], 0.0 if add_noise else noise, known_scale)
     if add_noise:
         rng = generator(derive(seed, "add noise"), pictures.device)
         pictures = pictures + noise * normal_like(pictures, rng)
@@ -119,13 +121,14 @@ def gained(left: float) -> str:
     return f"{share:.{1 if 0.995 <= share < 1 else 0}%} {'less' if left <= 1 else 'more'}"
 
 
-def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0) -> None:
+def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0, known: bool = False) -> None:
     """Values far from a run's pictures on [−1, 1] are refused; from 0 to 1, or a little outside, they are told.
 
     Args:
         run: the run.
         seen: values of pictures that no mask hides.
         noise: that is on them: they may lie four standard deviations of it further out.
+        known: whether they are of a set that is on [−1, 1], also where none of them is darker than grey.
     """
     from metastable.core.errors import InputError
     from metastable.data.images import image_source
@@ -145,7 +148,7 @@ def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0) -> None:
         )
     if noise == 0 and scale in (None, (0.0, 255.0)):
         say(f"warning: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
-    if scale == (0.0, 1.0):
+    if scale == (0.0, 1.0) and not known:
         say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 
 

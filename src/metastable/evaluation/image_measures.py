@@ -87,6 +87,7 @@ class ImageQuestion:
         samples_from: in words, where they came from.
         own: whether they are a model's own, so that the data's scale is theirs however far they lie outside.
         progress: is told of every batch of images.
+        scale: of the samples where there are no `data`; None tells it by their values.
     """
 
     samples: Walkers
@@ -100,6 +101,7 @@ class ImageQuestion:
     samples_from: str = ""
     progress: Progress | None = None
     own: bool = False
+    scale: tuple[float, float] | None = None
 
 
 def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -110,7 +112,7 @@ def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any],
     walkers, data, held_out = asked.samples, asked.data, asked.held_out
     if asked.most is not None:
         walkers = without_copies(walkers, asked.most, derive(seed, "images"))
-    scale = scale_of(walkers.x, beyond=SLIGHTLY) if data is None else data.scale
+    scale = data.scale if data is not None else asked.scale or scale_of(walkers.x, beyond=SLIGHTLY)
     shown = as_pictures(walkers.x, "samples", scale, anywhere=asked.own)
     for pictures in (data, held_out):
         if pictures is not None and pictures.event_shape != shown.event_shape:

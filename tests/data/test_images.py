@@ -590,6 +590,19 @@ def test_a_folder_of_grey_pictures_by_class(tmp_path):
         load_array(f"images:{tmp_path}?n=1")
 
 
+def test_labels_are_numbered_by_the_names_of_others(tmp_path):
+    for i in range(6):
+        save(tmp_path / ("ant" if i % 2 else "bee") / f"{i}.png", DIGITS[i])
+        save(tmp_path / "bees" / "bee" / f"{i}.png", DIGITS[i])
+    bees = load_array(f"images:{tmp_path / 'bees'}")
+    there = bees.numbered(("ant", "bee"))
+    assert there.labels is not None
+    assert (there.labels.tolist(), there.classes) == ([1] * 6, ("ant", "bee"))
+    assert bees.numbered(()) is bees
+    with pytest.raises(InputError, match="data: classes must be among ant, cow, got bee"):
+        bees.numbered(("ant", "cow"))
+
+
 def test_a_folder_of_colours_without_classes(tmp_path):
     pixels = RNG.integers(0, 256, (3, 8, 10, 3), dtype=np.uint8)
     for i, picture in enumerate(pixels):

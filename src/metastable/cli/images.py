@@ -194,6 +194,7 @@ def labelled_of(reference: Dataset | None, fresh: Dataset | None, noise: float, 
         )
     if fresh is None or fresh.labels is None:
         reference, fresh = reference.split(0.1)
+    fresh = fresh.numbered(reference.classes)
     assert reference.labels is not None
     assert fresh.labels is not None
     test = fresh.x, fresh.labels

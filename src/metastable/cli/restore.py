@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from metastable.data import Dataset
     from metastable.evaluation.restoration import Restored
     from metastable.runs.run import Run
 
@@ -79,7 +80,7 @@ def restore(
     say(f"{said}, of which {restored.info['acceptance']:.0%} were accepted")
     errors = None
     if known is not None:
-        guesses = mean_of_class(found, None if loaded.labels is None else loaded.labels[:n])
+        guesses = mean_of_class(found, loaded, n)
         errors = restored.errors(known, **guesses)
         parts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in errors.items())
         say(f"mean squared error of what was not known: {', '.join(parts)} (variance is between draws)")
@@ -91,8 +92,8 @@ def restore(
         say(f"wrote {path}")
 
 
-def mean_of_class(run: Run, labels: Tensor | None) -> dict[str, Tensor]:
-    """The mean training picture of each one's class, as `class_mean`; nothing where classes are not known."""
+def mean_of_class(run: Run, loaded: Dataset, n: int) -> dict[str, Tensor]:
+    """The mean training picture of the class of each of `n`, as `class_mean`; nothing where that is not known."""
     import torch
 
     from metastable.core.errors import InputError
@@ -101,11 +102,13 @@ def mean_of_class(run: Run, labels: Tensor | None) -> dict[str, Tensor]:
     from .runs import training_set
 
     try:
-        train = None if labels is None else training_set(run)
-    except InputError:  # rows of an array in memory, or of a file that is gone
+        train = None if loaded.labels is None else training_set(run)
+        labels = None if train is None else loaded.numbered(train.classes, "images").labels
+    except InputError:  # rows of an array in memory, or of a file that is gone; or other classes
         return {}
     if train is None or train.labels is None or labels is None:
         return {}
+    labels = labels[:n]
     if not bool(torch.isin(labels, train.labels).all()):
         return {}
     return {"class_mean": class_means(train.x, train.labels, labels)}

@@ -43,6 +43,7 @@ FACTS = (
     "event_shape",
     "context_shape",
     "classes",
+    "class_names",
     "class_rows",
     "coordinates",
     "columns",

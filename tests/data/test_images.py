@@ -698,6 +698,12 @@ def test_an_image_set_trains_and_its_run_remembers_it(mnist):
     assert run.status == "finished"
 
 
+def test_channels_that_are_last_are_noted_before_training(tmp_path):
+    np.save(tmp_path / "x.npy", RNG.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8))
+    job = resolve({"data": str(tmp_path / "x.npy"), "method": "cd"})
+    assert "data: shape (40, 16, 16, 3) looks like (N, H, W, C)" in job.notes[0]
+
+
 def test_pixels_that_never_change_are_noted_before_training(tmp_path):
     images = DIGITS.copy()
     images[:, :4] = 0

@@ -334,6 +334,7 @@ def test_pictures_are_bytes_and_scales_are_told_by_their_values():
         (torch.full((2, 1, 4, 4), math.nan), None, "must be finite, got 2 of 2 pictures"),
         (torch.zeros(2, 2, 4, 4), None, r"must be pictures \(N, C, H, W\) with C = 1 \(grey\) or 3"),
         (torch.zeros(2, 7), None, "must be pictures"),
+        (torch.zeros(2, 8, 8, 3), None, r"got \(2, 8, 8, 3\), which looks like \(N, H, W, C\)"),
     ],
 )
 def test_what_is_no_picture_is_refused(x, scale, words):

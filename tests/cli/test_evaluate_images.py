@@ -288,3 +288,32 @@ def test_a_run_without_samples_is_to_be_told_how_many(picture_run, monkeypatch):
     run.walkers = None
     with pytest.raises(InputError, match="images: this run kept no samples; say how many"):
         run_question(run, *rows_for(run, None), ImageOptions(class_shares=True), 0, None)
+
+
+def test_log_weights_that_are_none_are_named(refused, files, tmp_path):
+    (tmp_path / "junk.npy").write_bytes(b"junk")
+    np.save(tmp_path / "words.npy", np.array(["a"] * 60))
+    np.save(tmp_path / "short.npy", np.zeros(3))
+    np.savez(tmp_path / "two.npz", a=np.zeros(60), b=np.zeros(60))
+    np.save(tmp_path / "nan.npy", np.full(60, np.nan))
+    command = ("evaluate", "--samples", files / "other.npz", "--reference", files / "train.npz")
+    for name, words in (
+        ("none.npy", "log_weight: no such file: "),
+        ("junk.npy", "junk.npy is not a readable .npy file"),
+        ("words.npy", "log_weight: must be 60 numbers, one for each of --samples, got <U1 of shape (60,)"),
+        ("short.npy", "log_weight: must be 60 numbers, one for each of --samples, got float64 of shape (3,)"),
+        ("two.npz", "log_weight: must be 60 numbers, one for each of --samples, got several arrays"),
+        ("nan.npy", "log_weight: must have a finite largest value"),
+    ):
+        assert words in refused(*command, "--log-weight", tmp_path / name)
+
+
+def test_one_sample_with_all_the_weight_is_no_pair(metastable, files, tmp_path):
+    np.save(tmp_path / "one.npy", np.where(np.arange(60) == 7, 0.0, -np.inf))
+    command = ("evaluate", "--samples", files / "other.npz", "--reference", files / "train.npz")
+    command += ("--inception", files / "flat.pt", "--out", tmp_path / "e.json")
+    result = metastable(*command, "--log-weight", tmp_path / "one.npy")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "e.json").read_text())["images"]
+    assert not {"kid", "precision", "recall"} & found.keys()
+    assert any("the samples are worth 1.0 images" in note for note in found["notes"])

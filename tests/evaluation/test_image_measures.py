@@ -212,6 +212,13 @@ def test_precision_and_recall_of_sets_that_are_equal_apart_or_half_there():
         precision_recall(data[:3], data)
 
 
+def test_recall_of_a_single_sample_with_weight_is_refused():
+    log_weight = torch.full((40,), -torch.inf, dtype=torch.float64)
+    log_weight[3] = 0.0
+    with pytest.raises(InputError, match="need two samples with weight or more, got 1"):
+        precision_recall(normal(40, 2), normal(50, 2, seed=1), log_weight)
+
+
 def test_the_error_of_precision_is_that_of_a_share():
     data = normal(400, 2)
     samples = torch.cat([data[:100], data[100:200] + 1000])

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.core.array_files import open_arrays
 from metastable.core.errors import InputError, require, require_count
 from metastable.core.types import Walkers
+from metastable.core.weights import require_weight
 from metastable.data import Dataset
 from metastable.data.image_files import data_folder
 from metastable.data.images import image_source
@@ -167,9 +169,21 @@ def read_samples(asked: ImageOptions, reference: Dataset | None) -> Walkers:
                 f"warning: {asked.samples} has weights beside it that are not used: give them with --log-weight"
             )
         return Walkers.equal(x)
-    weights = torch.from_numpy(np.load(asked.log_weight, allow_pickle=False)).double()
-    require(weights.shape == x.shape[:1], "log_weight", f"{len(x)} log-weights", tuple(weights.shape))
-    return Walkers(x, weights)
+    return Walkers(x, read_log_weight(asked.log_weight, len(x)))
+
+
+def read_log_weight(path: Path, n: int) -> Tensor:
+    """`n` log-weights of a .npy file, float64."""
+    if not path.is_file():
+        raise InputError(f"log_weight: no such file: {path}")
+    try:
+        found = open_arrays(path)
+    except Exception as error:  # zipfile and the header parser have errors of their own
+        raise InputError(f"log_weight: {path} is not a readable .npy file ({error})") from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu" or found.shape != (n,):
+        got = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
+        raise InputError(f"log_weight: must be {n} numbers, one for each of --samples, got {got}")
+    return require_weight(torch.from_numpy(found.astype(np.float64)))
 
 
 def on_scale_of(reference: Dataset, samples: Dataset) -> Tensor:

@@ -27,6 +27,8 @@ from .image_features import FeatureNetwork, Features, Pictures, Progress, as_pic
 
 PAIRS = 10_000
 """Images of either kind behind KID, precision and recall, whose cost grows with the square."""
+LEAST_PAIRED = 2.0
+"""Images that samples must be worth to be compared by pairs."""
 COMPARED = 1000
 """Samples whose nearest images are looked for."""
 SLIGHTLY = 0.1
@@ -230,18 +232,8 @@ def feature_measures(
     measured, notes = frechet_beside_floor(network, samples, reference, fresh, worth, seed)
     found, copied = found | measured, {}
     if data is not None:
-        rows, pairs = data.some.to(device), without_copies(samples, PAIRS, derive(seed, "pairs"))
-        few, settings = (
-            pairs.x.to(device),
-            {"log_weight": pairs.log_weight.cpu(), "seed": seed, "worth": worth},
-        )
-        values = [kid(few, rows, **settings), *precision_recall(few, rows, **settings)]
-        floors = (
-            [kid(fresh, rows, seed=seed), *precision_recall(fresh, rows, seed=seed)] if len(fresh) > 3 else []
-        )
-        for i, (name, value) in enumerate(zip(("kid", "precision", "recall"), values, strict=True)):
-            floor = floors[i].as_json() if floors else None
-            found[name] = value.as_json() | {"reference_images": len(rows), "floor": floor}
+        measured, more = pairs_beside_floors(samples, data.some.to(device), fresh, worth, seed)
+        found, notes = found | measured, notes + more
         if held_out is not None:
             some = _some(len(samples), seed)
             near = copying(
@@ -275,6 +267,27 @@ def frechet_beside_floor(
     key = "fid" if network.is_inception else "frechet_distance"
     known = behind if math.isfinite(behind) else None
     return {key: value.as_json() | {"reference_images": known, "floor": floor}}, []
+
+
+def pairs_beside_floors(
+    samples: Walkers, rows: Tensor, fresh: Tensor, worth: float, seed: int
+) -> tuple[dict[str, Any], list[str]]:
+    """KID, precision and recall, of pairs of images, or why there are none."""
+    if worth < LEAST_PAIRED:
+        return {}, [
+            f"no KID, precision and recall: by their weights the samples are worth {worth:.1f} images"
+        ]
+    pairs = without_copies(samples, PAIRS, derive(seed, "pairs"))
+    few, log_weight = pairs.x.to(rows.device), pairs.log_weight.cpu()
+    settings: dict[str, Any] = {"log_weight": log_weight, "seed": seed, "worth": worth}
+    values, floors = [kid(few, rows, **settings), *precision_recall(few, rows, **settings)], []
+    if len(fresh) > 3:
+        floors = [kid(fresh, rows, seed=seed), *precision_recall(fresh, rows, seed=seed)]
+    return {
+        name: value.as_json()
+        | {"reference_images": len(rows), "floor": floors[i].as_json() if floors else None}
+        for i, (name, value) in enumerate(zip(("kid", "precision", "recall"), values, strict=True))
+    }, []
 
 
 def nearest_images(

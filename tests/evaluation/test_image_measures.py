@@ -145,6 +145,16 @@ def test_statistics_are_kept_in_files_and_read_as_other_tools_write_them(tmp_pat
     np.savez(tmp_path / "bad.npz", mean=np.zeros(3), covariance_upper=np.zeros(5))
     with pytest.raises(InputError, match=r"fid_statistics: .*must hold mean \(D,\) and covariance"):
         Statistics.load(tmp_path / "bad.npz")
+    np.savez(tmp_path / "nan.npz", mu=np.zeros(2), sigma=np.array([[1, np.nan], [np.nan, 1]]))
+    with pytest.raises(
+        InputError, match=r"covariance in .*nan.npz must be finite, got 2 NaN or infinite of 4"
+    ):
+        Statistics.load(tmp_path / "nan.npz")
+    np.savez(tmp_path / "words.npz", mu=np.array(["a"]), sigma=np.eye(1))
+    with pytest.raises(InputError, match=r"words.npz is not a readable"):
+        Statistics.load(tmp_path / "words.npz")
+    statistics_of(normal(1, 4)).save(tmp_path / "one.npz")
+    assert Statistics.load(tmp_path / "one.npz").images == 1
     (tmp_path / "no.npz").write_text("no")
     with pytest.raises(InputError, match="not a readable"):
         Statistics.load(tmp_path / "no.npz")

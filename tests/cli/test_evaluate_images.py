@@ -317,3 +317,13 @@ def test_one_sample_with_all_the_weight_is_no_pair(metastable, files, tmp_path):
     found = json.loads((tmp_path / "e.json").read_text())["images"]
     assert not {"kid", "precision", "recall"} & found.keys()
     assert any("the samples are worth 1.0 images" in note for note in found["notes"])
+
+
+def test_features_that_cannot_be_kept_are_made_all_the_same(metastable, files, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("METASTABLE_DATA", str(tmp_path / "file"))
+    command = ("evaluate", "--samples", files / "other.npz", "--reference", files / "train.npz")
+    result = metastable(*command, "--inception", files / "flat.pt")
+    assert result.exit_code == 0, result.output
+    assert "Fréchet distance by flat.pt" in result.output
+    assert "train.npz are not kept for the next time (" in " ".join(result.output.split())

@@ -201,6 +201,18 @@ def describe(
     return Described(torch.from_numpy(np.load(rows, mmap_mode="c")), Statistics.load(kept))
 
 
+def described(asked: ImageQuestion, pictures: Pictures | None, notes: list[str]) -> Described | None:
+    """Features of data; where they cannot be kept that is noted, and they are made all the same."""
+    assert asked.network is not None
+    if pictures is None:
+        return None
+    try:
+        return describe(asked.network, pictures, asked.cache, asked.progress)
+    except OSError as error:
+        notes.append(f"features of {pictures.name} are not kept for the next time ({error})")
+        return describe(asked.network, pictures, None, asked.progress)
+
+
 def feature_measures(
     asked: ImageQuestion, features: Features, samples: Walkers, worth: float, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
@@ -216,8 +228,9 @@ def feature_measures(
     network = asked.network
     assert network is not None
     device, log_weight = network.device, samples.log_weight.cpu()
+    notes: list[str] = []
     data, held_out = (
-        None if pictures is None else describe(network, pictures, asked.cache, asked.progress)
+        described(asked, pictures, notes)
         for pictures in (
             # statistics that are known leave only pairs to be looked at
             asked.data if asked.data is None or asked.statistics is None else asked.data.some(PAIRS),
@@ -229,8 +242,8 @@ def feature_measures(
     found: dict[str, Any] = {"network": kind | {"classes": network.classes}}
     reference = asked.statistics or (None if data is None else data.statistics)
     assert reference is not None
-    measured, notes = frechet_beside_floor(network, samples, reference, fresh, worth, seed)
-    found, copied = found | measured, {}
+    measured, more = frechet_beside_floor(network, samples, reference, fresh, worth, seed)
+    found, copied, notes = found | measured, {}, notes + more
     if data is not None:
         measured, more = pairs_beside_floors(samples, data.some.to(device), fresh, worth, seed)
         found, notes = found | measured, notes + more

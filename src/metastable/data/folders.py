@@ -80,8 +80,8 @@ def _facts(path: Path) -> tuple[tuple[int, int], str]:
     """(width, height) when it is upright, and mode, from the header alone; that of a grey palette is `L`."""
     try:
         with Image.open(path) as picture:
-            exif = Image.Image.getexif(picture)  # that of PNG files would decode them
-            size = picture.size[::-1] if exif.get(ExifTags.Base.Orientation, 1) in SIDEWAYS else picture.size
+            exif, (width, height) = Image.Image.getexif(picture), picture.size  # PNG's own would decode it
+            size = (height, width) if exif.get(ExifTags.Base.Orientation) in SIDEWAYS else (width, height)
             return size, "L" if picture.mode == "P" and _is_grey(picture) else picture.mode
     except Image.DecompressionBombError as error:
         raise InputError(f"{path}: claims more pixels than a picture has ({error})") from error

@@ -101,12 +101,7 @@ def frechet(
 
 
 def kid(
-    x: Tensor,
-    y: Tensor,
-    log_weight: Tensor | None = None,
-    *,
-    seed: int = 0,
-    worth: float = math.inf,
+    x: Tensor, y: Tensor, log_weight: Tensor | None = None, *, seed: int = 0, worth: float = math.inf
 ) -> Measure:
     """Kernel inception distance, E k(X, X′) + E k(Y, Y′) − 2 E k(X, Y) with k(x, y) = (x·y/D + 1)³, unbiased.
 

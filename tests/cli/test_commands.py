@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from metastable._version import __version__
+from metastable.cli.guard import explain
 
 COMMANDS = ("train", "sample", "evaluate", "score", "compare", "reproduce", "bench", "report")
 
@@ -220,3 +221,9 @@ def test_bench_runs_the_suites_that_are_asked_for(metastable, monkeypatch):
 def test_fewer_films_than_none_are_refused_before_anything_is_rolled_out(refused, run_folder):
     said = refused("rollout", run_folder, "--films", -1, "--out", "films")
     assert "films: must be an integer of at least 0, got -1" in said
+
+
+def test_a_file_that_is_not_there_needs_no_space(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        (tmp_path / "none.npy").read_bytes()
+    assert explain(caught.value) == (f"{tmp_path / 'none.npy'}: no such file or folder", 2)

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from conftest import drawn
+from PIL import Image
 
 JEM = (
     *("--method", "jem", "--set", "energy.name=joint-mlp", "--set", "energy.hidden=[16]"),
@@ -221,3 +222,33 @@ def test_chains_that_ran_away_are_of_no_class():
     numbers, arrays = sampled(run, x, [], 0)
     assert not np.isfinite(arrays["class_samples"]).any()
     assert numbers["agreement"] == 0
+
+
+def test_classes_of_another_folder_are_matched_by_name(metastable, refused, tmp_path):
+    rng = np.random.default_rng(0)
+    for folder, names in (("both", "ab"), ("second", "b"), ("odd", "bc")):
+        for name in names:
+            (tmp_path / folder / name).mkdir(parents=True)
+            for i in range(40):
+                pixels = rng.integers(0, 60, (8, 8), dtype=np.uint8) + (180 if name == "b" else 0)
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / folder / name / f"{i}.png")
+    both, second, odd = (f"images:{tmp_path / name}" for name in ("both", "second", "odd"))
+    run, out = tmp_path / "run", tmp_path / "e.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metastable.summary.likelihood.affordable", lambda *_: False)
+        noise = ("--set", "trainer.data_noise=0.1")
+        result = metastable(
+            "train", "--data", both, *JEM, *noise, "--steps", 40, "--no-progress", "--out", run
+        )
+        assert result.exit_code == 0, result.output
+        result = metastable("evaluate", run, "--data", second, "--class-shares", "--out", out)
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert found["classifier"]["accuracy"] > 0.9
+    assert found["images"]["class_shares"]["accuracy"] > 0.9
+    assert "data: classes must be among a, b, got c" in refused("evaluate", run, "--data", odd)
+    words = ("--images", second, "--mask", "left", "--n", 4, "--steps", 2, "--out", tmp_path / "out")
+    result = metastable("restore", run, *words)
+    assert result.exit_code == 0, result.output
+    errors = json.loads((tmp_path / "out" / "restored.json").read_text())["mean_squared_error"]
+    assert errors["class_mean"] < 0.1  # of class a it would be 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import drawn
+from PIL import Image
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError
@@ -128,6 +129,32 @@ def test_statistics_weights_and_bytes_may_be_given(metastable, files, tmp_path):
     assert "kid" not in found
     forgotten = metastable(*command)
     assert "has weights beside it that are not used" in forgotten.output
+
+
+def test_bright_pictures_stay_on_their_scale(metastable, files, tmp_path):
+    pixels = np.random.default_rng(0).integers(150, 250, (60, 6, 6), dtype=np.uint8)
+    (tmp_path / "bright").mkdir()
+    for i, picture in enumerate(pixels):
+        Image.fromarray(picture).save(tmp_path / "bright" / f"{i:02}.png")
+    np.save(tmp_path / "x.npy", pixels[:, None] / 127.5 - 1)
+    bright, out = f"images:{tmp_path / 'bright'}", tmp_path / "e.json"
+    command = ("evaluate", "--inception", files / "flat.pt", "--out", out)
+    for samples in (bright, tmp_path / "x.npy"):
+        result = metastable(*command, "--samples", samples, "--reference", bright)
+        assert result.exit_code == 0, result.output
+        found = json.loads(out.read_text())["images"]
+        assert found["frechet_distance"]["value"] == pytest.approx(0, abs=1e-6)
+        assert found["precision"]["value"] == pytest.approx(1)
+    assert "x.npy goes from 0 to 1 and was read on [−1, 1]" in result.output
+    x = open_network(files / "flat.pt")(as_pictures(torch.from_numpy(pixels[:, None]), "x")).values
+    statistics_of(x).save(tmp_path / "own.npz")
+    metastable(*command, "--samples", bright, "--fid-statistics", tmp_path / "own.npz")
+    found = json.loads(out.read_text())["images"]
+    assert found["frechet_distance"]["value"] == pytest.approx(0, abs=1e-6)
+    with np.load(files / "other.npz") as stored:
+        np.save(tmp_path / "y.npy", (stored["x"] + 1) / 2)
+    result = metastable(*command, "--samples", tmp_path / "y.npy", "--reference", files / "other.npz")
+    assert json.loads(out.read_text())["images"]["frechet_distance"]["value"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_run_is_judged_as_pictures_on_its_page_too(metastable, picture_run, files):
@@ -261,3 +288,42 @@ def test_a_run_without_samples_is_to_be_told_how_many(picture_run, monkeypatch):
     run.walkers = None
     with pytest.raises(InputError, match="images: this run kept no samples; say how many"):
         run_question(run, *rows_for(run, None), ImageOptions(class_shares=True), 0, None)
+
+
+def test_log_weights_that_are_none_are_named(refused, files, tmp_path):
+    (tmp_path / "junk.npy").write_bytes(b"junk")
+    np.save(tmp_path / "words.npy", np.array(["a"] * 60))
+    np.save(tmp_path / "short.npy", np.zeros(3))
+    np.savez(tmp_path / "two.npz", a=np.zeros(60), b=np.zeros(60))
+    np.save(tmp_path / "nan.npy", np.full(60, np.nan))
+    command = ("evaluate", "--samples", files / "other.npz", "--reference", files / "train.npz")
+    for name, words in (
+        ("none.npy", "log_weight: no such file: "),
+        ("junk.npy", "junk.npy is not a readable .npy file"),
+        ("words.npy", "log_weight: must be 60 numbers, one for each of --samples, got <U1 of shape (60,)"),
+        ("short.npy", "log_weight: must be 60 numbers, one for each of --samples, got float64 of shape (3,)"),
+        ("two.npz", "log_weight: must be 60 numbers, one for each of --samples, got several arrays"),
+        ("nan.npy", "log_weight: must have a finite largest value"),
+    ):
+        assert words in refused(*command, "--log-weight", tmp_path / name)
+
+
+def test_one_sample_with_all_the_weight_is_no_pair(metastable, files, tmp_path):
+    np.save(tmp_path / "one.npy", np.where(np.arange(60) == 7, 0.0, -np.inf))
+    command = ("evaluate", "--samples", files / "other.npz", "--reference", files / "train.npz")
+    command += ("--inception", files / "flat.pt", "--out", tmp_path / "e.json")
+    result = metastable(*command, "--log-weight", tmp_path / "one.npy")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "e.json").read_text())["images"]
+    assert not {"kid", "precision", "recall"} & found.keys()
+    assert any("the samples are worth 1.0 images" in note for note in found["notes"])
+
+
+def test_features_that_cannot_be_kept_are_made_all_the_same(metastable, files, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("METASTABLE_DATA", str(tmp_path / "file"))
+    command = ("evaluate", "--samples", files / "other.npz", "--reference", files / "train.npz")
+    result = metastable(*command, "--inception", files / "flat.pt")
+    assert result.exit_code == 0, result.output
+    assert "Fréchet distance by flat.pt" in result.output
+    assert "train.npz are not kept for the next time (" in " ".join(result.output.split())

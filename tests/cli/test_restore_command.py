@@ -121,6 +121,14 @@ def test_pictures_beyond_the_scale_of_a_set_of_images_are_told(capsys, end, nois
     assert bool(heard) == bool(said)
 
 
+def test_bright_pictures_of_a_set_are_not_taken_for_others_from_0_to_1(capsys):
+    run: Any = SimpleNamespace(config={"data": {"source": "images:somewhere"}})
+    look_at_scale(run, torch.linspace(0.2, 0.9, 8), known=True)
+    assert not capsys.readouterr().out
+    look_at_scale(run, torch.linspace(0.2, 0.9, 8))
+    assert "go from 0 to 1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_pictures_far_beyond_it_are_refused_whatever_their_noise(noise):
     run: Any = SimpleNamespace(config={"data": {"source": "mnist:somewhere"}})
@@ -141,7 +149,7 @@ def test_pictures_of_another_size_are_told_how_to_shrink(pictures):
 
 def test_values_that_a_mask_hides_may_lie_anywhere(metastable, tmp_path, monkeypatch):
     seen: list[Any] = []
-    monkeypatch.setattr("metastable.cli.restore.look_at_scale", lambda run, x, noise: seen.append(x))
+    monkeypatch.setattr("metastable.cli.restore.look_at_scale", lambda run, x, *_: seen.append(x))
     x = np.full((2, 1, SIDE, SIDE), 0.5, np.float32)
     x[..., : SIDE // 2] = -999
     np.save(tmp_path / "x.npy", x)

@@ -590,6 +590,19 @@ def test_a_folder_of_grey_pictures_by_class(tmp_path):
         load_array(f"images:{tmp_path}?n=1")
 
 
+def test_labels_are_numbered_by_the_names_of_others(tmp_path):
+    for i in range(6):
+        save(tmp_path / ("ant" if i % 2 else "bee") / f"{i}.png", DIGITS[i])
+        save(tmp_path / "bees" / "bee" / f"{i}.png", DIGITS[i])
+    bees = load_array(f"images:{tmp_path / 'bees'}")
+    there = bees.numbered(("ant", "bee"))
+    assert there.labels is not None
+    assert (there.labels.tolist(), there.classes) == ([1] * 6, ("ant", "bee"))
+    assert bees.numbered(()) is bees
+    with pytest.raises(InputError, match="data: classes must be among ant, cow, got bee"):
+        bees.numbered(("ant", "cow"))
+
+
 def test_a_folder_of_colours_without_classes(tmp_path):
     pixels = RNG.integers(0, 256, (3, 8, 10, 3), dtype=np.uint8)
     for i, picture in enumerate(pixels):
@@ -599,6 +612,44 @@ def test_a_folder_of_colours_without_classes(tmp_path):
     torch.testing.assert_close(data.x.double(), scaled(pixels).permute(0, 3, 1, 2), rtol=0, atol=1e-6)
     with pytest.raises(InputError, match="they are not square"):
         load_images("images", tmp_path, size=4)
+
+
+def test_grey_palettes_and_opaque_alpha_are_grey_pictures(tmp_path):
+    grey = Image.fromarray(DIGITS[0])
+    opaque = Image.merge("LA", (grey, Image.new("L", grey.size, 255)))
+    for name, picture in (("0", grey), ("1", grey.convert("P")), ("2", opaque)):
+        picture.save(tmp_path / f"{name}.png")
+    data = load_images("images", tmp_path)
+    assert data.event_shape == (1, 28, 28)
+    assert bool((data.x == data.x[:1]).all())
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
+def test_transparent_pictures_are_named(tmp_path, mode):
+    save(tmp_path / "0.png", DIGITS[0])
+    picture = Image.fromarray(np.where(DIGITS[0] < 200, 0, 255).astype(np.uint8)).convert(mode)
+    if "A" in mode:
+        picture.putpixel((3, 4), (9,) * (len(mode) - 1) + (0,))
+        picture.save(tmp_path / "1.png")
+        hidden = 1
+    else:
+        picture.save(tmp_path / "1.png", transparency=0)
+        hidden = int((np.asarray(picture) == 0).sum())
+    with pytest.raises(InputError, match=rf"1.png: must be opaque, got {hidden} transparent pixels"):
+        load_images("images", tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["png", "webp"])
+def test_pictures_are_turned_as_their_exif_data_say(tmp_path, ending):
+    upright = Image.fromarray(DIGITS[0, :20])
+    upright.save(tmp_path / f"0.{ending}", lossless=True)
+    lying = upright.transpose(Image.Transpose.ROTATE_90)
+    exif = lying.getexif()
+    exif[0x0112] = 6  # a quarter turn clockwise
+    lying.save(tmp_path / f"1.{ending}", exif=exif, lossless=True)
+    data = load_images("images", tmp_path)
+    assert data.event_shape[1:] == (20, 28)
+    assert torch.equal(data.x[0], data.x[1])
 
 
 def test_a_picture_of_another_size_is_named(tmp_path):
@@ -645,6 +696,12 @@ def test_an_image_set_trains_and_its_run_remembers_it(mnist):
     assert run.config["event_shape"] == [1, 8, 8]
     assert run.config["data"]["rows"] == 12
     assert run.status == "finished"
+
+
+def test_channels_that_are_last_are_noted_before_training(tmp_path):
+    np.save(tmp_path / "x.npy", RNG.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8))
+    job = resolve({"data": str(tmp_path / "x.npy"), "method": "cd"})
+    assert "data: shape (40, 16, 16, 3) looks like (N, H, W, C)" in job.notes[0]
 
 
 def test_pixels_that_never_change_are_noted_before_training(tmp_path):

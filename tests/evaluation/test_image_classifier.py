@@ -38,6 +38,12 @@ def test_digits_are_told_apart_and_the_accuracy_is_that_of_unseen_ones(digits):
     assert math.isnan(again.accuracy)
 
 
+def test_few_images_are_passed_over_more_often(digits):
+    x, labels = digits
+    found = train_classifier(x[:150], labels[:150], (x[1400:], labels[1400:]), width=4)
+    assert found.accuracy > 0.6  # a fifth after four passes
+
+
 def test_noise_is_in_training_and_in_the_accuracy(digits):
     x, labels = digits
     test = (x[1400:], labels[1400:])

@@ -145,6 +145,16 @@ def test_statistics_are_kept_in_files_and_read_as_other_tools_write_them(tmp_pat
     np.savez(tmp_path / "bad.npz", mean=np.zeros(3), covariance_upper=np.zeros(5))
     with pytest.raises(InputError, match=r"fid_statistics: .*must hold mean \(D,\) and covariance"):
         Statistics.load(tmp_path / "bad.npz")
+    np.savez(tmp_path / "nan.npz", mu=np.zeros(2), sigma=np.array([[1, np.nan], [np.nan, 1]]))
+    with pytest.raises(
+        InputError, match=r"covariance in .*nan.npz must be finite, got 2 NaN or infinite of 4"
+    ):
+        Statistics.load(tmp_path / "nan.npz")
+    np.savez(tmp_path / "words.npz", mu=np.array(["a"]), sigma=np.eye(1))
+    with pytest.raises(InputError, match=r"words.npz is not a readable"):
+        Statistics.load(tmp_path / "words.npz")
+    statistics_of(normal(1, 4)).save(tmp_path / "one.npz")
+    assert Statistics.load(tmp_path / "one.npz").images == 1
     (tmp_path / "no.npz").write_text("no")
     with pytest.raises(InputError, match="not a readable"):
         Statistics.load(tmp_path / "no.npz")
@@ -210,6 +220,13 @@ def test_precision_and_recall_of_sets_that_are_equal_apart_or_half_there():
     assert few.recall.value == pytest.approx(1)  # widths 3.6, 3.6, 7 and 8.5
     with pytest.raises(InputError, match="need 4 images or more, got 3"):
         precision_recall(data[:3], data)
+
+
+def test_recall_of_a_single_sample_with_weight_is_refused():
+    log_weight = torch.full((40,), -torch.inf, dtype=torch.float64)
+    log_weight[3] = 0.0
+    with pytest.raises(InputError, match="need two samples with weight or more, got 1"):
+        precision_recall(normal(40, 2), normal(50, 2, seed=1), log_weight)
 
 
 def test_the_error_of_precision_is_that_of_a_share():
@@ -334,6 +351,7 @@ def test_pictures_are_bytes_and_scales_are_told_by_their_values():
         (torch.full((2, 1, 4, 4), math.nan), None, "must be finite, got 2 of 2 pictures"),
         (torch.zeros(2, 2, 4, 4), None, r"must be pictures \(N, C, H, W\) with C = 1 \(grey\) or 3"),
         (torch.zeros(2, 7), None, "must be pictures"),
+        (torch.zeros(2, 8, 8, 3), None, r"got \(2, 8, 8, 3\), which looks like \(N, H, W, C\)"),
     ],
 )
 def test_what_is_no_picture_is_refused(x, scale, words):

@@ -84,6 +84,8 @@ def explain(error: Exception) -> tuple[str, int] | None:
     full = any(text in words for text in ("out of memory", "can't allocate memory", "not enough memory"))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and full):  # torch's is, on the CPU
         return f"out of memory ({error}); use fewer walkers, a smaller batch or a smaller energy", REFUSED
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"{error.filename}: no such file or folder", REFUSED
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; choose another place, or free some space", REFUSED
     if isinstance(error, OSError):

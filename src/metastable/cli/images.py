@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from metastable.core.array_files import open_arrays
 from metastable.core.errors import InputError, require, require_count
 from metastable.core.types import Walkers
+from metastable.core.weights import require_weight
 from metastable.data import Dataset
 from metastable.data.image_files import data_folder
 from metastable.data.images import image_source
 from metastable.evaluation.frechet import Statistics
 from metastable.evaluation.image_features import (
+    FAR_SHARE,
     Pictures,
     Progress,
     as_pictures,
@@ -37,6 +41,8 @@ from .settings import data_of
 
 NETWORK_VARIABLE = "METASTABLE_INCEPTION"
 """Names the network where images are asked about and no option does."""
+SET_SCALE = (-1.0, 1.0)
+"""Of image sets and folders of pictures, whatever their values and the noise in their settings."""
 
 
 @dataclass(frozen=True)
@@ -144,30 +150,54 @@ def question_of(
         asked.images,
         origin,
         progress,
+        scale=SET_SCALE if image_source(asked.samples or "") else None,
     )
 
 
 def pictures_of(dataset: Dataset) -> Pictures:
-    """Rows of a set as pictures. Image sets are on [−1, 1] whatever noise their settings add."""
-    return as_pictures(dataset.x, dataset.name, (-1.0, 1.0) if image_source(dataset.name) else None)
+    """Rows of a set as pictures."""
+    return as_pictures(dataset.x, dataset.name, SET_SCALE if image_source(dataset.name) else None)
 
 
 def read_samples(asked: ImageOptions, reference: Dataset | None) -> Walkers:
     """Images of `--samples` with the weights of `--log-weight`, on the scale of the reference."""
     dataset, _ = data_of({}, asked.samples)
-    x, scale = dataset.x, scale_of(dataset.x, beyond=SLIGHTLY)
-    if reference is not None and scale is not None:
-        low, high = pictures_of(reference).scale
-        x = (x - scale[0]) * ((high - low) / (scale[1] - scale[0])) + low
+    x = dataset.x if reference is None else on_scale_of(reference, dataset)
     if asked.log_weight is None:
         if Path(str(asked.samples)).with_suffix(".log_weight.npy").is_file():
             say(
                 f"warning: {asked.samples} has weights beside it that are not used: give them with --log-weight"
             )
         return Walkers.equal(x)
-    weights = torch.from_numpy(np.load(asked.log_weight, allow_pickle=False)).double()
-    require(weights.shape == x.shape[:1], "log_weight", f"{len(x)} log-weights", tuple(weights.shape))
-    return Walkers(x, weights)
+    return Walkers(x, read_log_weight(asked.log_weight, len(x)))
+
+
+def read_log_weight(path: Path, n: int) -> Tensor:
+    """`n` log-weights of a .npy file, float64."""
+    if not path.is_file():
+        raise InputError(f"log_weight: no such file: {path}")
+    try:
+        found = open_arrays(path)
+    except Exception as error:  # zipfile and the header parser have errors of their own
+        raise InputError(f"log_weight: {path} is not a readable .npy file ({error})") from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu" or found.shape != (n,):
+        got = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
+        raise InputError(f"log_weight: must be {n} numbers, one for each of --samples, got {got}")
+    return require_weight(torch.from_numpy(found.astype(np.float64)))
+
+
+def on_scale_of(reference: Dataset, samples: Dataset) -> Tensor:
+    """Samples on the scale of the reference. That of an array is told by its values, and by the reference's.
+
+    Values from 0 to 1 lie on [−1, 1], too: they are left there where the reference has nothing darker either.
+    """
+    x, (low, high) = samples.x, pictures_of(reference).scale
+    scale = SET_SCALE if image_source(samples.name) else scale_of(x, beyond=SLIGHTLY)
+    if scale == (0.0, 1.0) and (low, high) == SET_SCALE:
+        bright = float((reference.x < 0).double().mean()) <= FAR_SHARE
+        scale = SET_SCALE if bright else scale
+        say(f"note: {samples.name} goes from 0 to 1 and was read on {'[−1, 1]' if bright else '[0, 1]'}")
+    return x if scale is None else (x - scale[0]) * ((high - low) / (scale[1] - scale[0])) + low
 
 
 def labelled_of(reference: Dataset | None, fresh: Dataset | None, noise: float, device: str) -> Labelled:
@@ -178,6 +208,7 @@ def labelled_of(reference: Dataset | None, fresh: Dataset | None, noise: float, 
         )
     if fresh is None or fresh.labels is None:
         reference, fresh = reference.split(0.1)
+    fresh = fresh.numbered(reference.classes)
     assert reference.labels is not None
     assert fresh.labels is not None
     test = fresh.x, fresh.labels

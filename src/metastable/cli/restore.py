@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from metastable.data import Dataset
     from metastable.evaluation.restoration import Restored
     from metastable.runs.run import Run
 
@@ -50,6 +51,7 @@ def restore(
     from metastable.core.errors import require, require_count
     from metastable.core.random import derive, generator, normal_like
     from metastable.data import load_array
+    from metastable.data.images import image_source
     from metastable.runs.restoring import events_of, missing_of, read_mask
 
     from .bars import work_bar
@@ -67,7 +69,8 @@ def restore(
     elif add_noise or noise == 0:  # what the mask hides is there to be compared with
         known = pictures
     hidden = None if mask is None else read_mask(mask)
-    look_at_scale(found, pictures[~missing_of(hidden, pictures)], 0.0 if add_noise else noise)
+    known_scale = image_source(images) is not None
+    look_at_scale(found, pictures[~missing_of(hidden, pictures)], 0.0 if add_noise else noise, known_scale)
     if add_noise:
         rng = generator(derive(seed, "add noise"), pictures.device)
         pictures = pictures + noise * normal_like(pictures, rng)
@@ -77,7 +80,7 @@ def restore(
     say(f"{said}, of which {restored.info['acceptance']:.0%} were accepted")
     errors = None
     if known is not None:
-        guesses = mean_of_class(found, None if loaded.labels is None else loaded.labels[:n])
+        guesses = mean_of_class(found, loaded, n)
         errors = restored.errors(known, **guesses)
         parts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in errors.items())
         say(f"mean squared error of what was not known: {', '.join(parts)} (variance is between draws)")
@@ -89,8 +92,8 @@ def restore(
         say(f"wrote {path}")
 
 
-def mean_of_class(run: Run, labels: Tensor | None) -> dict[str, Tensor]:
-    """The mean training picture of each one's class, as `class_mean`; nothing where classes are not known."""
+def mean_of_class(run: Run, loaded: Dataset, n: int) -> dict[str, Tensor]:
+    """The mean training picture of the class of each of `n`, as `class_mean`; nothing where that is not known."""
     import torch
 
     from metastable.core.errors import InputError
@@ -99,11 +102,13 @@ def mean_of_class(run: Run, labels: Tensor | None) -> dict[str, Tensor]:
     from .runs import training_set
 
     try:
-        train = None if labels is None else training_set(run)
-    except InputError:  # rows of an array in memory, or of a file that is gone
+        train = None if loaded.labels is None else training_set(run)
+        labels = None if train is None else loaded.numbered(train.classes, "images").labels
+    except InputError:  # rows of an array in memory, or of a file that is gone; or other classes
         return {}
     if train is None or train.labels is None or labels is None:
         return {}
+    labels = labels[:n]
     if not bool(torch.isin(labels, train.labels).all()):
         return {}
     return {"class_mean": class_means(train.x, train.labels, labels)}
@@ -119,13 +124,14 @@ def gained(left: float) -> str:
     return f"{share:.{1 if 0.995 <= share < 1 else 0}%} {'less' if left <= 1 else 'more'}"
 
 
-def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0) -> None:
+def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0, known: bool = False) -> None:
     """Values far from a run's pictures on [−1, 1] are refused; from 0 to 1, or a little outside, they are told.
 
     Args:
         run: the run.
         seen: values of pictures that no mask hides.
         noise: that is on them: they may lie four standard deviations of it further out.
+        known: whether they are of a set that is on [−1, 1], also where none of them is darker than grey.
     """
     from metastable.core.errors import InputError
     from metastable.data.images import image_source
@@ -145,7 +151,7 @@ def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0) -> None:
         )
     if noise == 0 and scale in (None, (0.0, 255.0)):
         say(f"warning: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
-    if scale == (0.0, 1.0):
+    if scale == (0.0, 1.0) and not known:
         say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 
 

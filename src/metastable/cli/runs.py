@@ -113,11 +113,15 @@ def own_steps(method: Any) -> int | None:
 
 
 def rows_for(run: Run, source: str | None, option: str = "data") -> tuple[Dataset, str]:
-    """Rows to score a run on: those given by an option, else the rows that its training held out."""
+    """Rows to score a run on: those given by an option, else the rows that its training held out.
+
+    Labels of `data` are numbered by the names that the run keeps of its classes; outliers have none of them.
+    """
     if source is not None:
         dataset, _ = data_of({}, source)
         _check_shape(dataset, run, option)
-        return dataset, source
+        names = run.config.get("class_names", ()) if option == "data" else ()
+        return dataset.numbered(names, option), source
     dataset, notes = data_of(run.config)
     if notes:
         raise InputError(f"{notes[0]}; give --data")

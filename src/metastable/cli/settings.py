@@ -21,6 +21,7 @@ from typing import Any
 from metastable._version import __version__
 from metastable.core.configure import build, build_tagged, describe
 from metastable.core.errors import ConfigError, InputError, nearest, refuse_newer, require, short
+from metastable.core.pixels import order_hint
 from metastable.core.protocols import reference_of
 from metastable.core.units import require_kind
 from metastable.data import Dataset, load_array
@@ -43,6 +44,7 @@ FACTS = (
     "event_shape",
     "context_shape",
     "classes",
+    "class_names",
     "class_rows",
     "coordinates",
     "columns",
@@ -225,6 +227,8 @@ def resolve(settings: Mapping[str, Any]) -> Job:
     trainer = trainer.resolved(round((1 - held_out) * len(dataset)), dataset.x[0].numel(), mixture)
     last = trainer.data_noise if trainer.data_noise_final is None else trainer.data_noise_final
     least, field = min((trainer.data_noise, "trainer.data_noise"), (last, "trainer.data_noise_final"))
+    if order := order_hint(dataset.event_shape):
+        notes += (f"data: shape {tuple(dataset.x.shape)} {order}",)
     notes += _still_pixels(dataset, energy, least)
     if not dequantise:
         noisy = trainer.data_noise or last

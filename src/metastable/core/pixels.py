@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_map
 
 SCALES = ((-1.0, 1.0), (0.0, 255.0), (0.0, 1.0))
 """Where the bytes 0 and 255 may lie."""
+CHANNELS = (1, 3, 4)
+"""Of pictures in files."""
 BLOCK = 4096
 """Rows that are converted at once, which bounds the memory beyond the result."""
 READS = (
@@ -24,6 +26,17 @@ READS = (
     torch.ops.aten.select.int,
 )
 """What takes some of the numbers and changes none."""
+
+
+def order_hint(event_shape: Sequence[int]) -> str:
+    """What to do about pictures whose channels are last, in words; empty for those of any other shape.
+
+    >>> order_hint((16, 16, 3)), order_hint((3, 16, 16)), order_hint((8, 4, 4))
+    ('looks like (N, H, W, C), and pictures are (N, C, H, W): numpy.moveaxis(x, 3, 1) makes it so', '', '')
+    """
+    if len(event_shape) != 3 or event_shape[2] not in CHANNELS or min(event_shape[:2]) <= max(CHANNELS):
+        return ""
+    return "looks like (N, H, W, C), and pictures are (N, C, H, W): numpy.moveaxis(x, 3, 1) makes it so"
 
 
 class Pixels(Tensor):

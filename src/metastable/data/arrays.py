@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -94,6 +94,20 @@ class Dataset:
         """The same rows with these labels or contexts beside them."""
         labels = self.labels if labels is None else labels
         return self._with(self.x, self.name, labels, self.given if given is None else given, self.groups)
+
+    def numbered(self, classes: Sequence[str], field: str = "data") -> Dataset:
+        """The same rows with labels that are places in `classes`; as they are where either has no names of classes.
+
+        A class that some row has and `classes` does not is refused by its name.
+        """
+        if self.labels is None or not classes or self.classes in ((), tuple(classes)):
+            return self
+        used = [self.classes[label] for label in self.labels.unique().tolist()]
+        if unknown := [name for name in used if name not in classes]:
+            raise InputError(f"{field}: classes must be among {', '.join(classes)}, got {', '.join(unknown)}")
+        places = [classes.index(name) if name in classes else -1 for name in self.classes]
+        labels = torch.tensor(places, device=self.labels.device)[self.labels]
+        return replace(self, classes=tuple(classes)).beside(labels=labels)
 
     @property
     def event_shape(self) -> tuple[int, ...]:

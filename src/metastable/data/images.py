@@ -242,12 +242,6 @@ _RULES = {
 }
 
 
-# ---- finding the files
-
-
-# ---- reading them
-
-
 # ---- choosing rows
 
 

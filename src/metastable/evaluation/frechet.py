@@ -66,7 +66,8 @@ class Statistics:
         """From an .npz file with `mean` and `covariance`, or `mu` and `sigma`; `images` may lie beside them."""
         try:
             with np.load(Path(path).expanduser(), allow_pickle=False) as file:
-                stored = {own: file[n] for own, names in NAMES.items() for n in names if n in file.files}
+                there = {own: n for own, names in NAMES.items() for n in names if n in file.files}
+                stored = {own: np.asarray(file[n], np.float64) for own, n in there.items()}
                 images = float(file["images"]) if "images" in file.files else math.nan
         except Exception as error:  # zipfile and the header parser have errors of their own
             raise InputError(f"fid_statistics: {path} is not a readable .npz file ({error})") from error
@@ -81,8 +82,13 @@ class Statistics:
                 f"fid_statistics: {path} must hold mean (D,) and covariance (D, D), or mu and sigma, "
                 f"got {', '.join(stored)} of the shapes {', '.join(str(np.shape(v)) for v in stored.values())}"
             )
-        both = (torch.from_numpy(np.asarray(values, np.float64)) for values in (mean, covariance))
-        return cls(*both, images=images)
+        for name, values in {"mean": mean, "covariance": covariance}.items():
+            wrong = 0 if images < 2 else int((~np.isfinite(values)).sum())  # one image has no covariance
+            if wrong:
+                raise InputError(
+                    f"fid_statistics: {name} in {path} must be finite, got {wrong} NaN or infinite of {values.size}"
+                )
+        return cls(torch.from_numpy(mean), torch.from_numpy(covariance), images=images)
 
 
 def statistics_of(

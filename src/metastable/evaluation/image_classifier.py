@@ -25,6 +25,8 @@ Logits = Callable[[Tensor], Tensor]
 Noise = float | tuple[float, float]
 BATCH = 256
 PEAK_RATE = 4e-3
+EPOCHS, UPDATES = 4, 250
+"""Passes over a large set; a small one has as many as give so many updates."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def train_classifier(
     test: tuple[Tensor, Tensor] | None = None,
     *,
     noise: Noise = 0.0,
-    epochs: int = 4,
+    epochs: int | None = None,
     width: int = 16,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -103,7 +105,7 @@ def train_classifier(
         noise: standard deviation of normal noise on the images, as in the training of the model whose samples it
             is to judge; or the least and the most, and each image has its own in between. The accuracy is at this
             noise.
-        epochs: passes over the images.
+        epochs: passes over the images; None has four, or as many as make 250 updates of 256 images.
         width: channels of the first convolution.
         seed: of the network, the order, the shifts and the noise.
         device: where to train; by default where `x` lies.
@@ -116,7 +118,6 @@ def train_classifier(
         ", and another that is no less" if isinstance(noise, tuple) else ""
     )
     require(0 <= least <= most < math.inf, "noise", rule, noise)
-    require_count("epochs", epochs)
     require_count("width", width)
     device = x.device if device is None else torch.device(device)
     classes = int(max(labels.max(), labels.max() if test is None else test[1].max())) + 1
@@ -124,6 +125,8 @@ def train_classifier(
         network = small_network(tuple(x.shape[1:]), classes, width).to(device)
     rng = generator(derive(seed, "classifier-batches"))
     batches = -(-len(x) // BATCH)
+    epochs = max(EPOCHS, -(-UPDATES // batches)) if epochs is None else epochs
+    require_count("epochs", epochs)
     optimiser = torch.optim.Adam(network.parameters(), PEAK_RATE, betas=(0.9, 0.99))
     rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK_RATE, total_steps=max(2, epochs * batches))
     for _ in range(epochs):

@@ -101,12 +101,7 @@ def frechet(
 
 
 def kid(
-    x: Tensor,
-    y: Tensor,
-    log_weight: Tensor | None = None,
-    *,
-    seed: int = 0,
-    worth: float = math.inf,
+    x: Tensor, y: Tensor, log_weight: Tensor | None = None, *, seed: int = 0, worth: float = math.inf
 ) -> Measure:
     """Kernel inception distance, E k(X, X′) + E k(Y, Y′) − 2 E k(X, Y) with k(x, y) = (x·y/D + 1)³, unbiased.
 
@@ -191,6 +186,8 @@ def precision_recall(
         samples, torch.zeros(len(samples)) if log_weight is None else log_weight.to(samples.device)
     )
     drawn = without_copies(drawn, max(round(drawn.ess), 2 * neighbours), derive(seed, "balls")).x
+    if len(drawn) < 2:
+        raise InputError("log_weight: precision and recall need two samples with weight or more, got 1")
     inside = within_balls(samples, data, radii(data, neighbours)).cpu().double()
     found = within_balls(data, drawn, radii(drawn, neighbours)).cpu().double()
     precision, recall = measured(inside @ p, p, worth), measured(found @ q, q)

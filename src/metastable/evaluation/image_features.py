@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.parts import in_parts
+from ..core.pixels import order_hint
 from ..core.random import derive, generator
 
 SIDE = 299
@@ -98,8 +99,9 @@ def as_pictures(
     """
     x = x.detach()[:, None] if x.dim() == 3 else x.detach()
     if x.dim() != 4 or x.shape[1] not in (1, 3):
+        hint = f", which {order}" if (order := order_hint(x.shape[1:])) else ""
         raise InputError(
-            f"{name}: must be pictures (N, C, H, W) with C = 1 (grey) or 3 (colour), got {tuple(x.shape)}"
+            f"{name}: must be pictures (N, C, H, W) with C = 1 (grey) or 3 (colour), got {tuple(x.shape)}{hint}"
         )
     wrong = int((~x.flatten(1).isfinite().all(1)).sum())
     if wrong:

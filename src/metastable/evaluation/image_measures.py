@@ -27,6 +27,8 @@ from .image_features import FeatureNetwork, Features, Pictures, Progress, as_pic
 
 PAIRS = 10_000
 """Images of either kind behind KID, precision and recall, whose cost grows with the square."""
+LEAST_PAIRED = 2.0
+"""Images that samples must be worth to be compared by pairs."""
 COMPARED = 1000
 """Samples whose nearest images are looked for."""
 SLIGHTLY = 0.1
@@ -87,6 +89,7 @@ class ImageQuestion:
         samples_from: in words, where they came from.
         own: whether they are a model's own, so that the data's scale is theirs however far they lie outside.
         progress: is told of every batch of images.
+        scale: of the samples where there are no `data`; None tells it by their values.
     """
 
     samples: Walkers
@@ -100,6 +103,7 @@ class ImageQuestion:
     samples_from: str = ""
     progress: Progress | None = None
     own: bool = False
+    scale: tuple[float, float] | None = None
 
 
 def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -110,7 +114,7 @@ def image_measures(asked: ImageQuestion, seed: int = 0) -> tuple[dict[str, Any],
     walkers, data, held_out = asked.samples, asked.data, asked.held_out
     if asked.most is not None:
         walkers = without_copies(walkers, asked.most, derive(seed, "images"))
-    scale = scale_of(walkers.x, beyond=SLIGHTLY) if data is None else data.scale
+    scale = data.scale if data is not None else asked.scale or scale_of(walkers.x, beyond=SLIGHTLY)
     shown = as_pictures(walkers.x, "samples", scale, anywhere=asked.own)
     for pictures in (data, held_out):
         if pictures is not None and pictures.event_shape != shown.event_shape:
@@ -197,6 +201,18 @@ def describe(
     return Described(torch.from_numpy(np.load(rows, mmap_mode="c")), Statistics.load(kept))
 
 
+def described(asked: ImageQuestion, pictures: Pictures | None, notes: list[str]) -> Described | None:
+    """Features of data; where they cannot be kept that is noted, and they are made all the same."""
+    assert asked.network is not None
+    if pictures is None:
+        return None
+    try:
+        return describe(asked.network, pictures, asked.cache, asked.progress)
+    except OSError as error:
+        notes.append(f"features of {pictures.name} are not kept for the next time ({error})")
+        return describe(asked.network, pictures, None, asked.progress)
+
+
 def feature_measures(
     asked: ImageQuestion, features: Features, samples: Walkers, worth: float, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
@@ -212,8 +228,9 @@ def feature_measures(
     network = asked.network
     assert network is not None
     device, log_weight = network.device, samples.log_weight.cpu()
+    notes: list[str] = []
     data, held_out = (
-        None if pictures is None else describe(network, pictures, asked.cache, asked.progress)
+        described(asked, pictures, notes)
         for pictures in (
             # statistics that are known leave only pairs to be looked at
             asked.data if asked.data is None or asked.statistics is None else asked.data.some(PAIRS),
@@ -225,21 +242,11 @@ def feature_measures(
     found: dict[str, Any] = {"network": kind | {"classes": network.classes}}
     reference = asked.statistics or (None if data is None else data.statistics)
     assert reference is not None
-    measured, notes = frechet_beside_floor(network, samples, reference, fresh, worth, seed)
-    found, copied = found | measured, {}
+    measured, more = frechet_beside_floor(network, samples, reference, fresh, worth, seed)
+    found, copied, notes = found | measured, {}, notes + more
     if data is not None:
-        rows, pairs = data.some.to(device), without_copies(samples, PAIRS, derive(seed, "pairs"))
-        few, settings = (
-            pairs.x.to(device),
-            {"log_weight": pairs.log_weight.cpu(), "seed": seed, "worth": worth},
-        )
-        values = [kid(few, rows, **settings), *precision_recall(few, rows, **settings)]
-        floors = (
-            [kid(fresh, rows, seed=seed), *precision_recall(fresh, rows, seed=seed)] if len(fresh) > 3 else []
-        )
-        for i, (name, value) in enumerate(zip(("kid", "precision", "recall"), values, strict=True)):
-            floor = floors[i].as_json() if floors else None
-            found[name] = value.as_json() | {"reference_images": len(rows), "floor": floor}
+        measured, more = pairs_beside_floors(samples, data.some.to(device), fresh, worth, seed)
+        found, notes = found | measured, notes + more
         if held_out is not None:
             some = _some(len(samples), seed)
             near = copying(
@@ -273,6 +280,27 @@ def frechet_beside_floor(
     key = "fid" if network.is_inception else "frechet_distance"
     known = behind if math.isfinite(behind) else None
     return {key: value.as_json() | {"reference_images": known, "floor": floor}}, []
+
+
+def pairs_beside_floors(
+    samples: Walkers, rows: Tensor, fresh: Tensor, worth: float, seed: int
+) -> tuple[dict[str, Any], list[str]]:
+    """KID, precision and recall, of pairs of images, or why there are none."""
+    if worth < LEAST_PAIRED:
+        return {}, [
+            f"no KID, precision and recall: by their weights the samples are worth {worth:.1f} images"
+        ]
+    pairs = without_copies(samples, PAIRS, derive(seed, "pairs"))
+    few, log_weight = pairs.x.to(rows.device), pairs.log_weight.cpu()
+    settings: dict[str, Any] = {"log_weight": log_weight, "seed": seed, "worth": worth}
+    values, floors = [kid(few, rows, **settings), *precision_recall(few, rows, **settings)], []
+    if len(fresh) > 3:
+        floors = [kid(fresh, rows, seed=seed), *precision_recall(fresh, rows, seed=seed)]
+    return {
+        name: value.as_json()
+        | {"reference_images": len(rows), "floor": floors[i].as_json() if floors else None}
+        for i, (name, value) in enumerate(zip(("kid", "precision", "recall"), values, strict=True))
+    }, []
 
 
 def nearest_images(

@@ -259,6 +259,7 @@ CONFIG = {
     "event_shape": SHAPE,
     "context_shape": SHAPE,
     "classes": ("a count of at least 1", lambda v: _is_count(v) and 1 <= v < MOST_NUMBERS),
+    "class_names": ("a list of names", lambda v: isinstance(v, list) and all(map(TEXT[1], v))),
     "class_rows": ("a list of counts", lambda v: isinstance(v, list) and all(map(_is_count, v))),
     "data": TABLE,
     "energy": NAMED,

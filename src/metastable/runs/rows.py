@@ -222,7 +222,8 @@ def beside_settings(rows: Batch, dataset: Dataset) -> dict[str, Any]:
     """What a run's settings keep of labels or contexts, so that its modules can be built again."""
     if rows.kind is Beside.LABELS:
         assert rows.given is not None
-        return {"classes": classes_of(dataset), "class_rows": rows_by_class(rows.given)}
+        names = {"class_names": list(dataset.classes)} if dataset.classes else {}
+        return {"classes": classes_of(dataset), **names, "class_rows": rows_by_class(rows.given)}
     return {} if rows.context_shape is None else {"context_shape": list(rows.context_shape)}
 
 

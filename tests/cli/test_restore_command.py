@@ -64,6 +64,14 @@ def test_noise_that_is_added_is_taken_off(metastable, pictures, tmp_path):
     assert errors["mean"] < 0.85 * errors["given"]  # the reference says 1.44/(1.44 + 0.36) of it
 
 
+def test_without_chains_no_acceptance_is_told(metastable, pictures, tmp_path):
+    words = ("--images", pictures / "x.npy", "--noise", 0.1, "--n", 2, "--draws", 2, "--out", tmp_path)
+    result = metastable("restore", pictures / "run", *words)
+    assert result.exit_code == 0, result.output
+    assert "2 draws each, and no chains: everything is held" in result.output
+    assert "acceptance" not in json.loads((tmp_path / "restored.json").read_text())
+
+
 def test_noise_without_a_truth_has_no_error(metastable, pictures, tmp_path):
     words = ("--images", pictures / "x.npy", "--noise", 0.6, "--n", 2, "--draws", 1, "--steps", 2)
     result = metastable("restore", pictures / "run", *words, "--out", tmp_path)

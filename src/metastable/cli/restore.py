@@ -73,8 +73,11 @@ def restore(
         pictures = pictures + noise * normal_like(pictures, rng)
     with work_bar("restoring"):
         restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
-    said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws of {steps} steps each"
-    say(f"{said}, of which {restored.info['acceptance']:.0%} were accepted")
+    said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws"
+    ran = "each, and no chains: everything is held"
+    if "acceptance" in restored.info:
+        ran = f"of {steps} steps each, of which {restored.info['acceptance']:.0%} were accepted"
+    say(f"{said} {ran}")
     errors = None
     if known is not None:
         guesses = mean_of_class(found, None if loaded.labels is None else loaded.labels[:n])

@@ -117,6 +117,16 @@ def test_a_mask_of_words_is_refused(refused, pictures, tmp_path):
     )
 
 
+@pytest.mark.parametrize("kind", ["words", "objects", "cut"])
+def test_a_mask_that_cannot_be_read_is_refused(refused, pictures, tmp_path, kind):
+    file = tmp_path / "bad.npy"
+    np.save(file, np.eye(SIDE, dtype=object if kind == "objects" else float), allow_pickle=True)
+    held = file.read_bytes()
+    file.write_bytes({"words": b"no array", "objects": held, "cut": held[:-9]}[kind])
+    words = ("--images", pictures / "x.npy", "--mask", file)
+    assert f"error: mask: {file}: " in refused("restore", pictures / "run", *words)
+
+
 @pytest.mark.parametrize(
     ("end", "noise", "said"),
     [(1.5, 0.0, "go from -1.5 to 1.5"), (3.0, 0.5, ""), (1.0, 0.0, ""), (None, 0.0, "go from 0 to 2")],

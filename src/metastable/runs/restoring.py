@@ -11,6 +11,7 @@ from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require, require_count
 from metastable.core.random import derive, generator
+from metastable.data.files import read_arrays
 from metastable.evaluation.image_features import are_bytes
 from metastable.evaluation.restoration import PARTS, Restored, mask_named, restore
 from metastable.walkers.space import space_of
@@ -126,6 +127,9 @@ def read_mask(source: str) -> Any:
     if source in PARTS:
         return source
     if path.suffix == ".npy" and path.is_file():
-        return np.load(path, allow_pickle=False)
+        try:
+            return read_arrays(path)["x"]
+        except InputError as error:
+            raise InputError(f"mask: {error}") from error
     names = ", ".join(PARTS)
     raise InputError(f"mask: must be one of {names}, or a .npy file that is there, got {source!r}")

@@ -72,9 +72,10 @@ def test_without_chains_no_acceptance_is_told(metastable, pictures, tmp_path):
     assert "acceptance" not in json.loads((tmp_path / "restored.json").read_text())
 
 
-def test_noise_without_a_truth_has_no_error(metastable, pictures, tmp_path):
+@pytest.mark.parametrize("mask", [(), ("--mask", "left")])
+def test_noise_without_a_truth_has_no_error(metastable, pictures, tmp_path, mask):
     words = ("--images", pictures / "x.npy", "--noise", 0.6, "--n", 2, "--draws", 1, "--steps", 2)
-    result = metastable("restore", pictures / "run", *words, "--out", tmp_path)
+    result = metastable("restore", pictures / "run", *words, *mask, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "restored.json").read_text())["mean_squared_error"] is None
 
@@ -98,6 +99,7 @@ def test_a_mask_from_a_file_is_of_all_channels(metastable, pictures, tmp_path):
     [
         (("--mask", "middle"), "mask: must be one of left"),
         (("--mask", "none.npy"), "mask: must be one of left"),
+        (("--mask", "left", "--noise", -1), "noise: must be a finite number of at least 0, got -1"),
         ((), "mask: hides nothing, and noise is 0"),
         (
             ("--mask", "left", "--truth", "toy:circles"),
@@ -115,6 +117,23 @@ def test_a_mask_of_words_is_refused(refused, pictures, tmp_path):
     assert "mask: must be numbers, 1 where one is missing and 0 where not, got" in refused(
         "restore", pictures / "run", *words
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "level", "said"),
+    [
+        (1, 1.0, "truth: must be 2 pictures or more, one for each of those to restore, got 1"),
+        (2, 255.0, "truth: must be on the scale of the run's pictures"),
+    ],
+)
+def test_a_truth_that_does_not_fit_is_refused_before_chains_run(
+    refused, pictures, tmp_path, monkeypatch, rows, level, said
+):
+    monkeypatch.setattr("metastable.runs.run.Run.restore", lambda *_, **__: pytest.fail("chains ran"))
+    truth = (level * np.random.default_rng(0).uniform(0, 1, (rows, 1, SIDE, SIDE))).round()
+    np.save(tmp_path / "truth.npy", truth)
+    words = ("--images", pictures / "x.npy", "--mask", "left", "--n", 2, "--truth", tmp_path / "truth.npy")
+    assert said in refused("restore", pictures / "run", *words)
 
 
 @pytest.mark.parametrize("kind", ["words", "objects", "cut"])
@@ -145,6 +164,8 @@ def test_pictures_far_beyond_it_are_refused_whatever_their_noise(noise):
     far = 5 * torch.randn(4000, generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match=r"images: values must lie on \[−1, 1\]"):
         look_at_scale(run, far, noise)
+    with pytest.raises(InputError, match=r"truth: values must lie on \[−1, 1\] .* scale them$"):
+        look_at_scale(run, far, noise, "truth")
     reach = 2 + 4 * noise
     look_at_scale(run, torch.cat([torch.linspace(-reach, reach, 995), far.new_full((5,), 40.0)]), noise)
 

@@ -65,7 +65,7 @@ def restored(
     )
 
 
-def require_scale(model: Model, seen: Tensor) -> None:
+def require_scale(model: Model, seen: Tensor, field: str = "images") -> None:
     """Pictures must be on the scale of the run's own: bytes for a model of bytes, and for no other."""
     if len(model.event_shape or ()) not in (2, 3) or model.walkers is None or not len(seen):
         return
@@ -76,7 +76,7 @@ def require_scale(model: Model, seen: Tensor) -> None:
     )  # bytes nevertheless; a model of 0 to 16 has integers of its own
     if are_bytes(own) != (are_bytes(seen) or dark):
         raise InputError(
-            f"images: must be on the scale of the run's pictures, whose samples go from {float(own.min()):.4g} to "
+            f"{field}: must be on the scale of the run's pictures, whose samples go from {float(own.min()):.4g} to "
             f"{float(own.max()):.4g}, got {float(seen.min()):.4g} to {float(seen.max()):.4g}"
         )
 

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import metastable as ms
 from metastable.cli.restore import look_at_scale
 from metastable.core.errors import InputError
 from metastable.core.types import Walkers
+from metastable.data import load_array
 from metastable.runs.model import Model
 from metastable.runs.restoring import events_of, require_scale
+from metastable.runs.run import Run
 
 SIDE = 8
 
@@ -168,6 +171,25 @@ def test_pictures_far_beyond_it_are_refused_whatever_their_noise(noise):
         look_at_scale(run, far, noise, "truth")
     reach = 2 + 4 * noise
     look_at_scale(run, torch.cat([torch.linspace(-reach, reach, 995), far.new_full((5,), 40.0)]), noise)
+
+
+def test_pictures_come_from_all_that_data_come_from(pictures):
+    run = ms.load_run(pictures / "run")
+    loaded = load_array(pictures / "x.npy")
+    expected = run.restore(loaded.x, "left", draws=2, steps=2).draws
+    for same in (str(pictures / "x.npy"), pictures / "x.npy", loaded, loaded.x.tolist()):
+        assert torch.equal(run.restore(same, "left", draws=2, steps=2).draws, expected)
+    assert torch.equal(run.denoised(loaded), run.denoised(loaded.x))
+    with pytest.raises(InputError, match="images: must hold numbers, got dtype object"):
+        run.restore(None, "left")
+
+
+def test_a_folder_of_pictures_is_restored(tmp_path):
+    run = Run(lambda x: x.flatten(1).square().sum(1), "cd", [], None, None, config={"event_shape": [3, 4, 4]})
+    for k in range(2):
+        Image.new("RGB", (4, 4), (40 * k, 90, 200)).save(tmp_path / f"{k}.png")
+    found = run.restore(f"images:{tmp_path}", "left", draws=2, steps=2)
+    assert torch.equal(found.given[..., 2:], load_array(f"images:{tmp_path}").x[..., 2:])
 
 
 def test_pictures_of_another_size_are_told_how_to_shrink(pictures):

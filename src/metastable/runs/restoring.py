@@ -11,6 +11,8 @@ from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require, require_count
 from metastable.core.random import derive, generator
+from metastable.data import Dataset, load_array
+from metastable.data.checks import as_tensor
 from metastable.data.files import read_arrays
 from metastable.evaluation.image_features import are_bytes
 from metastable.evaluation.restoration import PARTS, Restored, mask_named, restore
@@ -82,8 +84,10 @@ def require_scale(model: Model, seen: Tensor, field: str = "images") -> None:
 
 
 def events_of(model: Model, images: Any, field: str = "images") -> Tensor:
-    """Events `(B, *event)` in the data's units; one event alone will do."""
-    x, shape = torch.as_tensor(images), model.event_shape
+    """Events `(B, *event)` in the data's units, from all that data come from; one event alone will do."""
+    if isinstance(images, (str, Path)):
+        images = load_array(images, least=1)
+    x, shape = as_tensor(images.x if isinstance(images, Dataset) else images, field), model.event_shape
     if shape is None:
         shape = tuple(x.shape[1:])
     x = x[None] if tuple(x.shape) == shape else x

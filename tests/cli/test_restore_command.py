@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import metastable as ms
 from metastable.cli.restore import look_at_scale
 from metastable.core.errors import InputError
 from metastable.core.types import Walkers
+from metastable.data import load_array
 from metastable.runs.model import Model
 from metastable.runs.restoring import events_of, require_scale
+from metastable.runs.run import Run
 
 SIDE = 8
 
@@ -64,9 +67,18 @@ def test_noise_that_is_added_is_taken_off(metastable, pictures, tmp_path):
     assert errors["mean"] < 0.85 * errors["given"]  # the reference says 1.44/(1.44 + 0.36) of it
 
 
-def test_noise_without_a_truth_has_no_error(metastable, pictures, tmp_path):
+def test_without_chains_no_acceptance_is_told(metastable, pictures, tmp_path):
+    words = ("--images", pictures / "x.npy", "--noise", 0.1, "--n", 2, "--draws", 2, "--out", tmp_path)
+    result = metastable("restore", pictures / "run", *words)
+    assert result.exit_code == 0, result.output
+    assert "2 draws each, and no chains: everything is held" in result.output
+    assert "acceptance" not in json.loads((tmp_path / "restored.json").read_text())
+
+
+@pytest.mark.parametrize("mask", [(), ("--mask", "left")])
+def test_noise_without_a_truth_has_no_error(metastable, pictures, tmp_path, mask):
     words = ("--images", pictures / "x.npy", "--noise", 0.6, "--n", 2, "--draws", 1, "--steps", 2)
-    result = metastable("restore", pictures / "run", *words, "--out", tmp_path)
+    result = metastable("restore", pictures / "run", *words, *mask, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "restored.json").read_text())["mean_squared_error"] is None
 
@@ -90,6 +102,7 @@ def test_a_mask_from_a_file_is_of_all_channels(metastable, pictures, tmp_path):
     [
         (("--mask", "middle"), "mask: must be one of left"),
         (("--mask", "none.npy"), "mask: must be one of left"),
+        (("--mask", "left", "--noise", -1), "noise: must be a finite number of at least 0, got -1"),
         ((), "mask: hides nothing, and noise is 0"),
         (
             ("--mask", "left", "--truth", "toy:circles"),
@@ -107,6 +120,33 @@ def test_a_mask_of_words_is_refused(refused, pictures, tmp_path):
     assert "mask: must be numbers, 1 where one is missing and 0 where not, got" in refused(
         "restore", pictures / "run", *words
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "level", "said"),
+    [
+        (1, 1.0, "truth: must be 2 pictures or more, one for each of those to restore, got 1"),
+        (2, 255.0, "truth: must be on the scale of the run's pictures"),
+    ],
+)
+def test_a_truth_that_does_not_fit_is_refused_before_chains_run(
+    refused, pictures, tmp_path, monkeypatch, rows, level, said
+):
+    monkeypatch.setattr("metastable.runs.run.Run.restore", lambda *_, **__: pytest.fail("chains ran"))
+    truth = (level * np.random.default_rng(0).uniform(0, 1, (rows, 1, SIDE, SIDE))).round()
+    np.save(tmp_path / "truth.npy", truth)
+    words = ("--images", pictures / "x.npy", "--mask", "left", "--n", 2, "--truth", tmp_path / "truth.npy")
+    assert said in refused("restore", pictures / "run", *words)
+
+
+@pytest.mark.parametrize("kind", ["words", "objects", "cut"])
+def test_a_mask_that_cannot_be_read_is_refused(refused, pictures, tmp_path, kind):
+    file = tmp_path / "bad.npy"
+    np.save(file, np.eye(SIDE, dtype=object if kind == "objects" else float), allow_pickle=True)
+    held = file.read_bytes()
+    file.write_bytes({"words": b"no array", "objects": held, "cut": held[:-9]}[kind])
+    words = ("--images", pictures / "x.npy", "--mask", file)
+    assert f"error: mask: {file}: " in refused("restore", pictures / "run", *words)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +175,29 @@ def test_pictures_far_beyond_it_are_refused_whatever_their_noise(noise):
     far = 5 * torch.randn(4000, generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match=r"images: values must lie on \[−1, 1\]"):
         look_at_scale(run, far, noise)
+    with pytest.raises(InputError, match=r"truth: values must lie on \[−1, 1\] .* scale them$"):
+        look_at_scale(run, far, noise, "truth")
     reach = 2 + 4 * noise
     look_at_scale(run, torch.cat([torch.linspace(-reach, reach, 995), far.new_full((5,), 40.0)]), noise)
+
+
+def test_pictures_come_from_all_that_data_come_from(pictures):
+    run = ms.load_run(pictures / "run")
+    loaded = load_array(pictures / "x.npy")
+    expected = run.restore(loaded.x, "left", draws=2, steps=2).draws
+    for same in (str(pictures / "x.npy"), pictures / "x.npy", loaded, loaded.x.tolist()):
+        assert torch.equal(run.restore(same, "left", draws=2, steps=2).draws, expected)
+    assert torch.equal(run.denoised(loaded), run.denoised(loaded.x))
+    with pytest.raises(InputError, match="images: must hold numbers, got dtype object"):
+        run.restore(None, "left")
+
+
+def test_a_folder_of_pictures_is_restored(tmp_path):
+    run = Run(lambda x: x.flatten(1).square().sum(1), "cd", [], None, None, config={"event_shape": [3, 4, 4]})
+    for k in range(2):
+        Image.new("RGB", (4, 4), (40 * k, 90, 200)).save(tmp_path / f"{k}.png")
+    found = run.restore(f"images:{tmp_path}", "left", draws=2, steps=2)
+    assert torch.equal(found.given[..., 2:], load_array(f"images:{tmp_path}").x[..., 2:])
 
 
 def test_pictures_of_another_size_are_told_how_to_shrink(pictures):

@@ -158,6 +158,27 @@ def test_bad_arrays_are_refused(words, refused, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_two_rows_of_which_one_is_held_out_are_refused(refused, metastable, tmp_path, more):
+    path = write(tmp_path / "x.npy", np.eye(2))
+    words = (
+        "train",
+        "--data",
+        path,
+        "--steps",
+        2,
+        "--method",
+        "pcd",
+        "--energy",
+        "mlp",
+        "--out",
+        tmp_path / "r",
+    )
+    line = refused(*words, *more)
+    assert "data: must leave 2 rows to train on, got 1 of 2; --held-out 0 trains on them all" in line
+    assert metastable(*words, "--held-out", 0, "--dry-run").exit_code == 0
+
+
 def test_bad_files_are_refused(refused, tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n3,four\n")

@@ -82,6 +82,10 @@ def test_training_takes_it_and_refuses_what_is_no_picture() -> None:
     assert run.config["method"]["augment"] == ["flip", "colour"]
     with pytest.raises(ConfigError, match=r"trainer.augment.0: unknown value .turn. .known: blur"):
         ms.fit("conv", x, "pcd", 3, augment=("turn",))
+    with pytest.raises(ConfigError, match=r"trainer.augment: must be names among flip, .*, got None"):
+        ms.fit("conv", x, "pcd", 3, augment=None)
+    with pytest.raises(ConfigError, match=r"pcd.augment: must be names among flip, .*, got 3"):
+        ms.methods.PersistentCD(augment=3)
     with pytest.raises(UnsupportedError, match=r"trainer.augment: is for pictures .*\(2,\)"):
         ms.fit("mlp", torch.randn(20, 2), "pcd", 3, augment=("flip",))
     with pytest.raises(UnsupportedError, match=r"trainer.augment: .*units='none'"):

@@ -128,6 +128,40 @@ def test_noise_below_that_of_the_model_is_taken_off_not_added_to(noise):
     assert off < 1.25 * least
 
 
+def test_chains_of_many_held_numbers_move_from_the_first_step_on():
+    shape, rng = (3, 16, 16), torch.Generator().manual_seed(0)
+    x = torch.randn(202, *shape, generator=rng)
+    walkers, given = Walkers.equal(x[2:]), x[:2]
+    energy = Gaussian(torch.zeros(768), torch.eye(768))
+    config = {"event_shape": list(shape), "trainer": {}}
+    run = Run(lambda x: energy(x.flatten(1)), "pcd", [], walkers, None, config=config)
+    found = run.restore(given, "left", draws=16, steps=50)
+    assert 0.4 < found.info["acceptance"] < 0.8  # the target is 0.574
+    hidden = found.draws[..., :8].flatten(1)
+    # given what was seen, numbers are independent and standard normal
+    assert abs(float(hidden.mean())) < 4.5 / math.sqrt(hidden.numel())
+    assert abs(float(hidden.var()) - 1) < 4.5 * math.sqrt(2 / hidden.numel())
+    again = run.restore(given, "left", draws=16, steps=50)
+    assert torch.equal(again.draws, found.draws)
+
+
+def test_where_everything_is_held_no_chain_runs():
+    found = gaussian_run(0.8).restore(torch.zeros(2, 3), None, noise=0.3, draws=4, steps=5)
+    assert found.info == {}
+    assert bool((found.spread > 0).all())
+
+
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_run_without_walkers_fills_in_all_or_almost_all(seen):
+    run = gaussian_run()
+    alone = Run(run.energy, "cd", [], None, None, config=run.config)
+    y, missing = torch.tensor([2.0, math.nan, math.nan]), torch.arange(3) >= seen
+    x = alone.restore(y, missing, draws=1500, steps=200).draws[0]
+    mean, covariance = posterior(y, missing, 0.0)
+    se = covariance.diag().clamp(min=0).sqrt() / math.sqrt(len(x))
+    assert bool(((x.mean(0) - mean).abs() <= 4.5 * se + 1e-6).all()), (x.mean(0), mean, se)
+
+
 def test_every_event_has_its_own_mask_and_its_own_chains():
     run = gaussian_run()
     y = torch.tensor([[2.0, -1.0, 0.0], [0.0, -3.0, 1.0]])

@@ -59,13 +59,14 @@ def restore(
     from .runs import open_run
 
     require_count("n", n)
+    require(0 <= noise < float("inf"), "noise", "a finite number of at least 0", noise)
     require(noise > 0 or not add_noise, "noise", "above 0 with --add-noise", noise)
     found = open_run(run, device, energy)
     loaded = load_array(images, least=1)
     pictures = events_of(found.model, loaded.x[:n])
     known: Tensor | None = None
     if truth is not None:
-        known = events_of(found.model, load_array(truth, least=1).x[: len(pictures)], "truth")
+        known = truth_of(found, truth, len(pictures))
     elif add_noise or noise == 0:  # what the mask hides is there to be compared with
         known = pictures
     hidden = None if mask is None else read_mask(mask)
@@ -76,8 +77,7 @@ def restore(
         pictures = pictures + noise * normal_like(pictures, rng)
     with work_bar("restoring"):
         restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
-    said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws of {steps} steps each"
-    say(f"{said}, of which {restored.info['acceptance']:.0%} were accepted")
+    say(f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws {ran(restored, steps)}")
     errors = None
     if known is not None:
         guesses = mean_of_class(found, loaded, n)
@@ -90,6 +90,27 @@ def restore(
             )
     for path in write(out, restored, known, errors):
         say(f"wrote {path}")
+
+
+def ran(restored: Restored, steps: int) -> str:
+    """What chains did, in words."""
+    if "acceptance" not in restored.info:
+        return "each, and no chains: everything is held"
+    return f"of {steps} steps each, of which {restored.info['acceptance']:.0%} were accepted"
+
+
+def truth_of(run: Run, source: str, n: int) -> Tensor:
+    """What `n` pictures were before, on the scale of the run's own."""
+    from metastable.core.errors import require
+    from metastable.data import load_array
+    from metastable.data.images import image_source
+    from metastable.runs.restoring import events_of, require_scale
+
+    known = events_of(run.model, load_array(source, least=1).x[:n], "truth")
+    require(len(known) == n, "truth", f"{n} pictures or more, one for each of those to restore", len(known))
+    look_at_scale(run, known, known=image_source(source) is not None, field="truth")
+    require_scale(run.model, known, "truth")
+    return known
 
 
 def mean_of_class(run: Run, loaded: Dataset, n: int) -> dict[str, Tensor]:
@@ -124,7 +145,9 @@ def gained(left: float) -> str:
     return f"{share:.{1 if 0.995 <= share < 1 else 0}%} {'less' if left <= 1 else 'more'}"
 
 
-def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0, known: bool = False) -> None:
+def look_at_scale(
+    run: Run, seen: Tensor, noise: float = 0.0, known: bool = False, field: str = "images"
+) -> None:
     """Values far from a run's pictures on [−1, 1] are refused; from 0 to 1, or a little outside, they are told.
 
     Args:
@@ -132,6 +155,7 @@ def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0, known: bool = Fals
         seen: values of pictures that no mask hides.
         noise: that is on them: they may lie four standard deviations of it further out.
         known: whether they are of a set that is on [−1, 1], also where none of them is darker than grey.
+        field: what they are, for messages.
     """
     from metastable.core.errors import InputError
     from metastable.data.images import image_source
@@ -144,15 +168,17 @@ def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0, known: bool = Fals
         return
     scale, (low, high) = scale_of(seen), seen.aminmax()
     reach = 2 + 4 * noise  # the end of [−1, 1], half its length, and the noise
+    said = ", or say with --noise what noise is on them" if field == "images" else ""
     if float((seen.abs() > reach).double().mean()) > FAR_SHARE:
         raise InputError(
-            f"images: values must lie on [−1, 1] as the run's pictures do, got {low:.4g} … {high:.4g}, more than "
-            f"{FAR_SHARE:.0%} of them beyond ±{reach:g}; scale them, or say with --noise what noise is on them"
+            f"{field}: values must lie on [−1, 1] as the run's pictures do, got {low:.4g} … {high:.4g}, more than "
+            f"{FAR_SHARE:.0%} of them beyond ±{reach:g}; scale them{said}"
         )
     if noise == 0 and scale in (None, (0.0, 255.0)):
-        say(f"warning: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
+        say(f"warning: {field}: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
     if scale == (0.0, 1.0) and not known:
-        say("warning: these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
+        means = "these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there"
+        say(f"warning: {field}: {means}")
 
 
 def write(

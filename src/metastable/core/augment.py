@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .errors import UnsupportedError, require_choice
+from .errors import UnsupportedError, require, require_choice
 from .random import uniform_rows
 from .types import per_row
 
@@ -70,6 +70,7 @@ CHANGES: dict[str, Change] = {"flip": flip, "crop": crop, "rescale": rescale, "c
 
 def require_changes(field: str, names: Sequence[str]) -> tuple[str, ...]:
     """Names of changes, as a word with commas too, or an error that names the one which is none."""
+    require(isinstance(names, Sequence), field, f"names among {', '.join(CHANGES)}, or ()", names)
     names = tuple(names.split(",")) if isinstance(names, str) else tuple(names)
     for i, name in enumerate(names):
         require_choice(f"{field}.{i}", name, CHANGES)

@@ -61,7 +61,7 @@ def check_data(
     """
     asked = torch.float32 if dtype is None else dtype
     require(asked.is_floating_point, "dtype", "a floating dtype such as torch.float32", dtype)
-    values = _tensor(x, name)
+    values = as_tensor(x, name)
     if values.dim() == 1:
         values = values[:, None]
     check_shape(values, name, least)
@@ -90,7 +90,7 @@ def _needed_dtype(values: Tensor) -> torch.dtype:
     return torch.float64 if bool(coarse.any() | too_large) else torch.float32
 
 
-def _tensor(x: Any, name: str) -> Tensor:
+def as_tensor(x: Any, name: str) -> Tensor:
     """A dense real tensor of the numbers in `x`."""
     if not isinstance(x, Tensor):
         return _from_numpy(x, name)

@@ -71,7 +71,7 @@ class Restored:
         given: what was given, `(B, *event)`; a missing number is what its chain's noise would begin at.
         missing: which numbers were not seen, bool `(B, *event)`.
         noise: standard deviation of the noise on those that were.
-        info: of the chains: `acceptance` and `step_sizes`.
+        info: of the chains: `acceptance` and `step_sizes`; nothing where all was held and none ran.
     """
 
     draws: Tensor
@@ -155,24 +155,30 @@ def restore(
     seen = begin + max(data_noise**2 - noise**2, 0.0) ** 0.5 * normal_like(begin, rng)
     starts = begin if walkers is None else _nearest(given, missing, walkers, draws, scale, rng)
     model = Observed(energy, seen, hidden, scale, variance).to(given.device)
-    z = ((starts - seen) * hidden / scale).to(given.dtype)
-    sizes = find_step_range(MALA(FIRST_STEP), model, z, rng)
-    state, acceptance = wander(model, MALA().init(model, z), sizes, steps, rng)
-    x = model.events(state.x)
+    aside = torch.zeros_like(begin) if variance else normal_like(begin, rng)  # z of the held follow N(0, 1)
+    z = torch.where(hidden, (starts - seen) / scale, aside).to(given.dtype)
+    info: dict[str, Any] = {}
+    if variance or bool(hidden.any()):
+        sizes = find_step_range(MALA(FIRST_STEP), model, z, rng)
+        state, acceptance = wander(model, MALA().init(model, z), sizes, steps, rng)
+        z, info = state.x, {"acceptance": acceptance, "step_sizes": tuple(sizes)}
+    x = model.events(z)
     clean = tweedie(energy, x, data_noise) if data_noise else x
     if noise <= data_noise:  # what was seen has less noise than x has, none at all where σ = 0
         share = (noise / data_noise) ** 2 if data_noise else 0.0
         clean = torch.where(hidden, clean, begin - share * (x - clean))
-    info = {"acceptance": acceptance, "step_sizes": tuple(sizes)}
     return Restored(clean.unflatten(0, (-1, draws)), given, missing, noise, info)
 
 
 def _filled(given: Tensor, missing: Tensor, walkers: Walkers | None, rng: torch.Generator) -> Tensor:
-    """What was given, with normal noise where it is missing, as wide as the model there or as what was seen."""
+    """What was given, with normal noise where it is missing, as wide as the model there or as what was seen.
+
+    Where neither tells a width, the noise is standard normal.
+    """
     fresh = normal_like(given, rng)
     if walkers is None:
         seen = given[~missing]
-        fresh = seen.mean() + seen.std() * fresh
+        fresh = seen.mean() + seen.std() * fresh if len(seen) > 1 else fresh
     else:
         x = walkers.resampled(min(len(walkers), MOST_STARTS)).x.to(given)
         fresh = x.mean(0) + x.std(0) * fresh

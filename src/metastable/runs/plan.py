@@ -150,6 +150,9 @@ def make_plan(
         )
     engine = Engine(trainer.device, trainer.precision)
     train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
+    if len(train) < 2:  # one has no spread
+        more = "; --held-out 0 trains on them all" if held_out else ""
+        raise InputError(f"data: must leave 2 rows to train on, got {len(train)} of {len(dataset)}{more}")
     needed_beside(train, method)
     mixture = not smoothing and on_mixture(energy, train, method)
     trainer = trainer.resolved(len(train), train.x[0].numel(), mixture)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from metastable.core.errors import InputError, UnsupportedError, require, require_count
 from metastable.core.random import derive, generator
+from metastable.data import Dataset, load_array
+from metastable.data.checks import as_tensor
+from metastable.data.files import read_arrays
 from metastable.evaluation.image_features import are_bytes
 from metastable.evaluation.restoration import PARTS, Restored, mask_named, restore
 from metastable.walkers.space import space_of
@@ -64,7 +67,7 @@ def restored(
     )
 
 
-def require_scale(model: Model, seen: Tensor) -> None:
+def require_scale(model: Model, seen: Tensor, field: str = "images") -> None:
     """Pictures must be on the scale of the run's own: bytes for a model of bytes, and for no other."""
     if len(model.event_shape or ()) not in (2, 3) or model.walkers is None or not len(seen):
         return
@@ -75,14 +78,16 @@ def require_scale(model: Model, seen: Tensor) -> None:
     )  # bytes nevertheless; a model of 0 to 16 has integers of its own
     if are_bytes(own) != (are_bytes(seen) or dark):
         raise InputError(
-            f"images: must be on the scale of the run's pictures, whose samples go from {float(own.min()):.4g} to "
+            f"{field}: must be on the scale of the run's pictures, whose samples go from {float(own.min()):.4g} to "
             f"{float(own.max()):.4g}, got {float(seen.min()):.4g} to {float(seen.max()):.4g}"
         )
 
 
 def events_of(model: Model, images: Any, field: str = "images") -> Tensor:
-    """Events `(B, *event)` in the data's units; one event alone will do."""
-    x, shape = torch.as_tensor(images), model.event_shape
+    """Events `(B, *event)` in the data's units, from all that data come from; one event alone will do."""
+    if isinstance(images, (str, Path)):
+        images = load_array(images, least=1)
+    x, shape = as_tensor(images.x if isinstance(images, Dataset) else images, field), model.event_shape
     if shape is None:
         shape = tuple(x.shape[1:])
     x = x[None] if tuple(x.shape) == shape else x
@@ -126,6 +131,9 @@ def read_mask(source: str) -> Any:
     if source in PARTS:
         return source
     if path.suffix == ".npy" and path.is_file():
-        return np.load(path, allow_pickle=False)
+        try:
+            return read_arrays(path)["x"]
+        except InputError as error:
+            raise InputError(f"mask: {error}") from error
     names = ", ".join(PARTS)
     raise InputError(f"mask: must be one of {names}, or a .npy file that is there, got {source!r}")

@@ -269,7 +269,7 @@ class Run:
         """Draws of what events were before part of them was lost or made noisy, `(B, draws, *event)`.
 
         Args:
-            images: events `(B, *event)`, or one of them.
+            images: events `(B, *event)`, or one of them; a file, an image set or a `Dataset` as `fit` takes them.
             mask: 1 where a number is missing: of one event, of one picture `(H, W)`, or of each event; or the part
                 of a picture that is, `left`, `right`, `top`, `bottom` or `centre`. None where all was seen.
             noise: standard deviation of the noise on what was seen. 0 keeps those numbers.

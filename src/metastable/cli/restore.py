@@ -75,10 +75,9 @@ def restore(
     with work_bar("restoring"):
         restored = found.restore(pictures, hidden, noise=noise, draws=draws, steps=steps, seed=seed)
     said = f"{len(pictures)} pictures of shape {found.event_shape}, {draws} draws"
-    ran = "each, and no chains: everything is held"
-    if "acceptance" in restored.info:
-        ran = f"of {steps} steps each, of which {restored.info['acceptance']:.0%} were accepted"
-    say(f"{said} {ran}")
+    if restored.info:  # chains ran
+        said += f" of {steps} steps each, of which {restored.info['acceptance']:.0%} were accepted"
+    say(said)
     errors = None
     if known is not None:
         guesses = mean_of_class(found, None if loaded.labels is None else loaded.labels[:n])
@@ -86,9 +85,8 @@ def restore(
         parts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in errors.items())
         say(f"mean squared error of what was not known: {', '.join(parts)} (variance is between draws)")
         if errors["given"] > 0:  # what was given may be the truth itself
-            say(
-                f"the mean of the draws has {gained(errors['mean'] / errors['given'])} of it than what was given"
-            )
+            left = gained(errors["mean"] / errors["given"])
+            say(f"the mean of the draws has {left} of it than what was given")
     for path in write(out, restored, known, errors):
         say(f"wrote {path}")
 
@@ -139,11 +137,7 @@ def gained(left: float) -> str:
 def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0, field: str = "images") -> None:
     """Values far from a run's pictures on [−1, 1] are refused; from 0 to 1, or a little outside, they are told.
 
-    Args:
-        run: the run.
-        seen: values of pictures that no mask hides.
-        noise: that is on them: they may lie four standard deviations of it further out.
-        field: what they are, for messages.
+    With `noise` on them they may lie four standard deviations of it further out.
     """
     from metastable.core.errors import InputError
     from metastable.data.images import image_source
@@ -163,10 +157,9 @@ def look_at_scale(run: Run, seen: Tensor, noise: float = 0.0, field: str = "imag
             f"{FAR_SHARE:.0%} of them beyond ±{reach:g}; scale them{said}"
         )
     if noise == 0 and scale in (None, (0.0, 255.0)):
-        say(f"warning: {field}: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
+        say(f"warning: {field}: go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
     if scale == (0.0, 1.0):
-        means = "these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there"
-        say(f"warning: {field}: {means}")
+        say(f"warning: {field}: go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 
 
 def write(

@@ -85,9 +85,8 @@ def restore(
         parts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in errors.items())
         say(f"mean squared error of what was not known: {', '.join(parts)} (variance is between draws)")
         if errors["given"] > 0:  # what was given may be the truth itself
-            say(
-                f"the mean of the draws has {gained(errors['mean'] / errors['given'])} of it than what was given"
-            )
+            left = gained(errors["mean"] / errors["given"])
+            say(f"the mean of the draws has {left} of it than what was given")
     for path in write(out, restored, known, errors):
         say(f"wrote {path}")
 
@@ -150,12 +149,8 @@ def look_at_scale(
 ) -> None:
     """Values far from a run's pictures on [−1, 1] are refused; from 0 to 1, or a little outside, they are told.
 
-    Args:
-        run: the run.
-        seen: values of pictures that no mask hides.
-        noise: that is on them: they may lie four standard deviations of it further out.
-        known: whether they are of a set that is on [−1, 1], also where none of them is darker than grey.
-        field: what they are, for messages.
+    With `noise` on them they may lie four standard deviations of it further out. They may be `known` to be of a set
+    that is on [−1, 1], also where none is darker than grey.
     """
     from metastable.core.errors import InputError
     from metastable.data.images import image_source
@@ -175,10 +170,9 @@ def look_at_scale(
             f"{FAR_SHARE:.0%} of them beyond ±{reach:g}; scale them{said}"
         )
     if noise == 0 and scale in (None, (0.0, 255.0)):
-        say(f"warning: {field}: these pictures go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
+        say(f"warning: {field}: go from {low:.4g} to {high:.4g}, and the run's are on [−1, 1]")
     if scale == (0.0, 1.0) and not known:
-        means = "these pictures go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there"
-        say(f"warning: {field}: {means}")
+        say(f"warning: {field}: go from 0 to 1, and the run's are on [−1, 1]: 2·x − 1 brings them there")
 
 
 def write(

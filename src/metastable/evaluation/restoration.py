@@ -171,10 +171,7 @@ def restore(
 
 
 def _filled(given: Tensor, missing: Tensor, walkers: Walkers | None, rng: torch.Generator) -> Tensor:
-    """What was given, with normal noise where it is missing, as wide as the model there or as what was seen.
-
-    Where neither tells a width, the noise is standard normal.
-    """
+    """What was given; where it is missing normal noise, as wide as the model or what was seen, else of width 1."""
     fresh = normal_like(given, rng)
     if walkers is None:
         seen = given[~missing]

@@ -143,16 +143,13 @@ def make_plan(
     `noise_before` is that in the units of a run that goes on, see `coordinates_for`.
     """
     require_kind(units)
-    check_sizes(dataset)
     if dataset.given is not None and not method.needs.startswith("given"):
         raise UnsupportedError(
             f"given: {method.name!r} does not look at contexts; use one that does, such as 'ranking-nce'"
         )
     engine = Engine(trainer.device, trainer.precision)
     train, validation = dataset.split(held_out, seed) if held_out > 0 else (dataset, dataset)
-    if len(train) < 2:  # one has no spread
-        more = "; --held-out 0 trains on them all" if held_out else ""
-        raise InputError(f"data: must leave 2 rows to train on, got {len(train)} of {len(dataset)}{more}")
+    check_sizes(dataset, len(train))
     needed_beside(train, method)
     mixture = not smoothing and on_mixture(energy, train, method)
     trainer = trainer.resolved(len(train), train.x[0].numel(), mixture)

@@ -73,9 +73,7 @@ def require_scale(model: Model, seen: Tensor, field: str = "images") -> None:
         return
     own, whole = model.walkers.x, bool((seen == seen.round()).all())
     most = 1.0 if are_bytes(own) else max(1.0, 2 * float(own.max()))
-    dark = (
-        whole and float(seen.max()) > most
-    )  # bytes nevertheless; a model of 0 to 16 has integers of its own
+    dark = whole and float(seen.max()) > most  # bytes nevertheless; a model of 0 to 16 has its own integers
     if are_bytes(own) != (are_bytes(seen) or dark):
         raise InputError(
             f"{field}: must be on the scale of the run's pictures, whose samples go from {float(own.min()):.4g} to "

@@ -33,8 +33,11 @@ BYTES_ON = ("cuda",)
 """Kinds of devices that they are kept on: where training is on the host, the numbers are there already."""
 
 
-def check_sizes(dataset: Dataset) -> None:
-    """Refuse rows and contexts whose squares float64 cannot hold, before anything is fitted to them."""
+def check_sizes(dataset: Dataset, train: int | None = None) -> None:
+    """Refuse a single row to `train` on, and squares that float64 cannot hold, before anything is fitted."""
+    if train is not None and train < 2:
+        more = "; --held-out 0 trains on them all" if len(dataset) > train else ""
+        raise InputError(f"data: must leave 2 rows to train on, got {train} of {len(dataset)}{more}")
     require_squares("data", dataset.x)
     if dataset.given is not None:
         require_squares("given", dataset.given)

@@ -71,7 +71,7 @@ def test_without_chains_no_acceptance_is_told(metastable, pictures, tmp_path):
     words = ("--images", pictures / "x.npy", "--noise", 0.1, "--n", 2, "--draws", 2, "--out", tmp_path)
     result = metastable("restore", pictures / "run", *words)
     assert result.exit_code == 0, result.output
-    assert "2 draws\n" in result.output
+    assert "2 draws each, and no chains" in result.output
     assert "accepted" not in result.output
     assert "acceptance" not in json.loads((tmp_path / "restored.json").read_text())
 
@@ -211,7 +211,7 @@ def test_pictures_of_another_size_are_told_how_to_shrink(pictures):
 
 def test_values_that_a_mask_hides_may_lie_anywhere(metastable, tmp_path, monkeypatch):
     seen: list[Any] = []
-    monkeypatch.setattr("metastable.cli.restore.look_at_scale", lambda run, x, *_: seen.append(x))
+    monkeypatch.setattr("metastable.cli.restore.look_at_scale", lambda run, x, *_, **__: seen.append(x))
     x = np.full((2, 1, SIDE, SIDE), 0.5, np.float32)
     x[..., : SIDE // 2] = -999
     np.save(tmp_path / "x.npy", x)

@@ -71,7 +71,9 @@ def restore(
         known = pictures
     hidden = None if mask is None else read_mask(mask)
     known_scale = image_source(images) is not None
-    look_at_scale(found, pictures[~missing_of(hidden, pictures)], 0.0 if add_noise else noise, known_scale)
+    look_at_scale(
+        found, pictures[~missing_of(hidden, pictures)], 0.0 if add_noise else noise, known=known_scale
+    )
     if add_noise:
         rng = generator(derive(seed, "add noise"), pictures.device)
         pictures = pictures + noise * normal_like(pictures, rng)
@@ -145,7 +147,7 @@ def gained(left: float) -> str:
 
 
 def look_at_scale(
-    run: Run, seen: Tensor, noise: float = 0.0, known: bool = False, field: str = "images"
+    run: Run, seen: Tensor, noise: float = 0.0, field: str = "images", known: bool = False
 ) -> None:
     """Values far from a run's pictures on [−1, 1] are refused; from 0 to 1, or a little outside, they are told.
 

@@ -24,7 +24,9 @@ _inside = 0
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep what is freed inside, up to a gigabyte, and give it back at the end; without glibc nothing changes.
+    """Keep what is freed inside, up to a gigabyte, and give it back at the end.
+
+    Nothing changes without glibc, nor where torch has a malloc of its own, as its builds for ARM have.
 
     >>> with kept():
     ...     pass

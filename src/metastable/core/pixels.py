@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 SCALES = ((-1.0, 1.0), (0.0, 255.0), (0.0, 1.0))
 """Where the bytes 0 and 255 may lie."""
 CHANNELS = (1, 3, 4)
-"""Of pictures in files."""
+"""Of pictures: grey, colour, and colour with a fourth, such as depth."""
 BLOCK = 4096
 """Rows that are converted at once, which bounds the memory beyond the result."""
 READS = (

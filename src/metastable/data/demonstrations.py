@@ -25,17 +25,16 @@ from torch import Tensor
 
 from ..core.errors import InputError, require, require_choice, require_count
 from ..core.labels import integers
+from ..core.pixels import CHANNELS
 from ..core.random import derive, generator
 from .arrays import Dataset
 from .checks import check_data
-from .scaling import ACTION, Scaling, as_tensor
+from .scaling import ACTION, Scaling, tensor_of
 
 STATE = "state"
 """Name of observations that are one array."""
 BLUR = 1e-4
 """Of the range of a number, far below the noise that trainings put on it."""
-CHANNELS = (1, 3, 4)
-"""Of pictures: grey, colour, and colour with a fourth, such as depth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +240,7 @@ def _observed(value: Any, steps: int, name: str) -> Tensor:
             f"{name}: pictures must be (T, C, H, W), got {tuple(array.shape)}, whose channels are last; give "
             "numpy.moveaxis(pictures, 3, 1)"
         )
-    return as_tensor(array)
+    return tensor_of(array)
 
 
 def _numbers(value: Any, name: str) -> Tensor:

@@ -101,7 +101,7 @@ class Scaling:
                 f"{', '.join(map(str, observations)) or 'nothing'}"
             )
         try:
-            values = {key: as_tensor(observations[key]) for key in self.names}
+            values = {key: tensor_of(observations[key]) for key in self.names}
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"observation: must hold numbers: {error}") from error
         for key, value in values.items():
@@ -159,6 +159,7 @@ class Scaling:
         return cls(middle, half, {k: tuple(v) for k, v in kept["pictures"].items()}, tuple(kept["noisy"]))
 
 
-def as_tensor(value: Any) -> Tensor:
+def tensor_of(value: Any) -> Tensor:
     """As a tensor; views of arrays that run backwards are copied."""
-    return torch.as_tensor(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value)
+    backwards = isinstance(value, np.ndarray) and any(stride < 0 for stride in value.strides)
+    return torch.as_tensor(value.copy() if backwards else value)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, MissingDependencyError, need, require, require_count
+from metastable.core.pixels import CHANNELS
 from metastable.core.random import derive
 from metastable.data.demonstration_files import pusht_observation
-from metastable.data.demonstrations import CHANNELS, STATE
+from metastable.data.demonstrations import STATE
 
 PUSHT, LEAST = "gym_pusht/PushT-v0", (0, 1, 8)
 FULL = 0.95

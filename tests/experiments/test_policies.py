@@ -57,6 +57,7 @@ def test_who_wanders_goes_as_far_in_a_step():
 
 
 PATHS = {"train_worlds": 1, "planned": 2, "every": 20, "worlds": 3, "paths": 2, "block": 1}
+PATHS |= {"ranked_paths": 2}
 
 
 def test_the_planner_is_judged_once(tmp_path, monkeypatch):
@@ -310,11 +311,11 @@ def stop_after(n, work):
 
 
 def test_walks_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeypatch):
-    changes = {"arms": "flow", **PATHS, "paths": 5, "block": 2}
+    changes = {"arms": "flow", **PATHS, "paths": 5, "ranked_paths": 5, "block": 2}
     monkeypatch.setattr(path_planning, "planner_rows", lambda *_: [])
     path_planning.body(bench(path_planning, tmp_path / "whole", **changes))
     walk, begun = path_planning.rollout_paths, [0]
-    for limit in (1, 4, 4):  # within the first kind, the second, and the last
+    for limit in (1, 3, 3):  # within the first kind, the second, and the last
         with monkeypatch.context() as patch:
             cut = stop_after(limit, walk)
             patch.setattr(path_planning, "rollout_paths", cut)
@@ -324,12 +325,36 @@ def test_walks_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeyp
     last = stop_after(99, walk)
     monkeypatch.setattr(path_planning, "rollout_paths", last)
     path_planning.body(bench(path_planning, tmp_path / "cut", **changes))
-    assert sum(begun) + len(last.calls) == 4 * 3, "no block is walked twice: four kinds of three blocks"
+    assert sum(begun) + len(last.calls) == 3 * 2 + 3, "no block is walked twice: those of one draw are larger"
     for name in ("flow-best", "flow-one", "random-one"):
         ours, theirs = (np.load(tmp_path / f / "pieces" / f"{name}.npz") for f in ("cut", "whole"))
         assert ours["collisions"].shape == (3, 5)
         assert all(np.array_equal(ours[key], theirs[key]) for key in theirs.files), name
     assert not [path for path in (tmp_path / "cut" / "pieces").iterdir() if path.is_dir()]
+
+
+def test_blocks_serve_another_number_of_paths_and_no_other_setting(tmp_path):
+    made = []
+
+    def make(rows):
+        made.append((rows.start, rows.stop))
+        return {"x": np.arange(rows.start, rows.stop)}
+
+    for n in (2, 6):
+        pieces = path_planning.Pieces(tmp_path, {"seed": 0, "paths": n})
+        found = pieces.blocks("a", n, 2, make, counts=("paths",))
+        assert np.array_equal(found["x"], np.arange(n))
+    assert made == [(0, 2), (2, 4), (4, 6)]
+    with pytest.raises(InputError, match="seed = 0, now it is 1"):
+        path_planning.Pieces(tmp_path, {"seed": 1, "paths": 2}).blocks("a", 2, 2, make, counts=("paths",))
+
+
+def test_two_worlds_are_drawn_and_one_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="worlds"):
+        path_planning.body(bench(path_planning, tmp_path, arms=(), **PATHS | {"worlds": 1}))
+    rows = path_planning.body(bench(path_planning, tmp_path, arms=(), **PATHS | {"worlds": 2}))
+    assert (tmp_path / "table-3.png").is_file()
+    assert any(row.metric == "collisions/straight/one" for row in rows)
 
 
 @pytest.mark.parametrize("room", [path_planning, push_t])

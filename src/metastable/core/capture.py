@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import gc
 import traceback
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -257,13 +258,20 @@ def _uncached(device: torch.device) -> AbstractContextManager:
 def _nobody_waits() -> Iterator[None]:
     """Every wait for the device is an error that says where: a recording would say less and break more."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    _answer_to_waits("error")
     try:
         yield
     except RuntimeError as error:
         raise CaptureError(_words(error)) from error
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        _answer_to_waits(before)
+
+
+def _answer_to_waits(mode: int | str) -> None:
+    """What a wait for the device is met with; torch warns whoever asks that it does not see all of them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _words(error: BaseException) -> str:

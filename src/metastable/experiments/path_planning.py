@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import require_choice
+from metastable.core.errors import require_choice, require_count
 from metastable.core.precision import precision
 from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_episodes
@@ -198,14 +198,17 @@ def planner_rows(bench: Bench, pieces: Pieces) -> list[Row]:
 
 
 def walked(bench: Bench, pieces: Pieces, policy: Acting, worlds: PathWorlds, arm: str, kind: str) -> Tensor:
-    """Paths of a policy in every world, `(W, P, N, 2)`: `block` in each at a time, with a seed of their own."""
+    """Paths of a policy in every world, `(W, P, N, 2)`, in blocks of like many draws, with a seed of their own."""
+    one, size = kind == "one", bench.block
+    n, size = (bench.paths, size * bench.candidates) if one else (bench.ranked_paths, size)
 
     def walk(paths: range) -> dict[str, np.ndarray]:
         seed = derive(bench.seed, "walk", arm, paths.start) % 2**31
         with precision(bench.precision, bench.device):
             return {"paths": rollout_paths(policy, worlds, len(paths), seed).numpy()}
 
-    return torch.from_numpy(pieces.blocks(f"{arm}-{kind}", bench.paths, bench.block, walk, axis=1)["paths"])
+    made = pieces.blocks(f"{arm}-{kind}", n, size, walk, axis=1, counts=("paths", "ranked_paths"))
+    return torch.from_numpy(made["paths"])
 
 
 def judged(worlds: PathWorlds, taken: Tensor) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -218,7 +221,7 @@ def judged(worlds: PathWorlds, taken: Tensor) -> tuple[dict[str, Any], dict[str,
 
 def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], arm: str) -> None:
     """Pieces of one arm that are missing."""
-    kinds = ("one",) if arm in BASELINES else ("best",) if arm == "cloning" else ("best", "one")
+    kinds = ("one",) if arm in BASELINES else ("best",) if arm == "cloning" else ("one", "best")
     missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
     if not missing:
         return
@@ -246,6 +249,7 @@ def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows and figures of all that are there."""
     for arm in bench.arms:
         require_choice("arms", arm, ARMS)
+    require_count("worlds", bench.worlds, 2)  # intervals are over worlds
     worlds = walked_worlds(bench)
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
     how |= {"worlds": bench.worlds, "paths": bench.paths}
@@ -375,6 +379,7 @@ EXPERIMENT = Experiment(
         worlds=(40, 25, 25),
         world_seed=(None, TEST_SEED, TEST_SEED),
         paths=(1, 8, 384),
+        ranked_paths=(1, 8, 384),
         block=(1, 16, 16),
         candidates=(4, 8, 48),
         width=(128, 192, 0),

@@ -45,9 +45,10 @@ def draw_rates(bench: Bench, best: dict[str, Piece]) -> None:
 
 def draw_paths(bench: Bench, worlds: PathWorlds, shown: dict[str, Piece]) -> None:
     """Paths of each arm, a row of worlds for each."""
-    size = (2.2 * SHOWN, 2.2 * len(shown))
-    with picture(bench.folder / "table-3.png", *size, rows=len(shown), columns=SHOWN) as grid:
-        for axes, (arm, piece) in zip(np.reshape(grid, (len(shown), SHOWN)), shown.items(), strict=True):
+    across = min(SHOWN, len(worlds))
+    size = (2.2 * across, 2.2 * len(shown))
+    with picture(bench.folder / "table-3.png", *size, rows=len(shown), columns=across) as grid:
+        for axes, (arm, piece) in zip(np.reshape(grid, (len(shown), across)), shown.items(), strict=True):
             for w, each in enumerate(axes):
                 draw_world(each, worlds, w)
                 for path in piece.arrays["paths"][w, :LINES]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -84,15 +84,23 @@ class Pieces:
         return Piece(name, numbers, arrays)
 
     def blocks(
-        self, name: str, n: int, size: int, make: Callable[[range], dict[str, np.ndarray]], axis: int = 0
+        self,
+        name: str,
+        n: int,
+        size: int,
+        make: Callable[[range], dict[str, np.ndarray]],
+        axis: int = 0,
+        counts: Sequence[str] = (),
     ) -> dict[str, np.ndarray]:
         """Arrays of n things, made `size` at a time and joined along `axis`; each block is kept when it is made.
 
         A command that was stopped goes on with the next block, so that `make` must depend on its range alone.
-        `finish` removes them, once the piece of this name is kept.
+        `finish` removes them, once the piece of this name is kept. Settings named in `counts` say how many things
+        there are: blocks of fewer or of more are the same ones.
         """
         require_count("block", size)
-        own, made = replace(self, folder=self.folder / name), []
+        settings = {key: value for key, value in self.settings.items() if key not in counts}
+        own, made = Pieces(self.folder / name, settings), []
         for first in range(0, n, size):
             rows = range(first, min(first + size, n))
             at = f"{rows.start}-{rows.stop}"

@@ -106,6 +106,21 @@ class Units:
         matrix = (axes / variances.sqrt()) @ axes.T / scale[:, None]
         return cls(kind, shape, mean, matrix, (axes * variances.sqrt()) @ axes.T * scale, noise)
 
+    @classmethod
+    def of_contexts(cls, given: Tensor) -> Units:
+        """Units of contexts, `(n, c)`: every number in its standard deviation.
+
+        One that never changes has none, and u = 0 whatever it is later: nothing was shown of what follows from it,
+        and any scale would make a large number of some shift. A has no inverse then: back comes the mean.
+
+        >>> units = Units.of_contexts(torch.tensor([[0.0, 7.0], [2.0, 7.0]]))
+        >>> units.forward(torch.tensor([[3.0, 7.1]])).tolist()
+        [[2.0, 0.0]]
+        """
+        mean, scale, varies = column_scales(given.detach().cpu().double())
+        matrix, inverse = (torch.where(varies, each, 0.0) for each in (1 / scale, scale))
+        return cls("scale", tuple(given.shape[1:]), mean, matrix, inverse)
+
     @property
     def trivial(self) -> bool:
         """Whether u is x."""

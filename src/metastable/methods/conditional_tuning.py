@@ -180,7 +180,7 @@ def _print(energy: nn.Module) -> tuple[float, ...]:
 
 def _digests(target: Bound) -> list[bytes]:
     """A short name for each context with its time: equal ones have the same."""
-    given = target.given.detach().cpu().contiguous()
+    given = (target.given.detach().cpu() + 0).contiguous()  # −0 is 0
     given = given.float() if given.dtype in (torch.bfloat16, torch.float16) else given
     times = [None] * len(given) if target.t is None else target.t.tolist()
     named = (row.numpy().tobytes() + repr(t).encode() for row, t in zip(given, times, strict=True))

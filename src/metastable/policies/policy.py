@@ -365,7 +365,7 @@ def fit_policy(
 def _noised(scaling: Scaling, config: PolicyConfig, contexts: Tensor | None) -> tuple[float, ...]:
     """What σ_pert is multiplied with on every number of a context.
 
-    0 for one that never changes: in units of its own spread, which networks see, any noise would drown the others.
+    0 for one that never changes, which has no spread that the noise could be a share of.
     """
     assert contexts is not None
     changes = (contexts.amax(0) > contexts.amin(0)).tolist()

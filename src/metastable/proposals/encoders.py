@@ -23,12 +23,15 @@ Encoder = Callable[[Tensor], Tensor]
 class Standardise(nn.Module):
     """Flattened contexts with the mean 0 and the standard deviation 1 of `rows` in each coordinate.
 
+    A coordinate that never changes in `rows` has `scale` 0 and is 0 whatever it is later: what follows from it
+    was never shown.
+
     Args:
         shape: of one context.
         rows: contexts, `(n, *context)`; their moments are kept in buffers. None only flattens.
 
-    >>> Standardise((1,), torch.tensor([[400.0], [800.0]]))(torch.tensor([[600.0]]))
-    tensor([[0.]])
+    >>> Standardise((2,), torch.tensor([[400.0, 7.0], [800.0, 7.0]]))(torch.tensor([[600.0, 7.1]]))
+    tensor([[0., 0.]])
     """
 
     mean: Tensor
@@ -37,18 +40,26 @@ class Standardise(nn.Module):
     def __init__(self, shape: Sequence[int], rows: Tensor | None = None):
         super().__init__()
         self.shape = tuple(shape)
-        mean, scale = moments(self.shape, rows, "given")
+        mean, scale = self._moments(rows)
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
 
     def refit(self, rows: Tensor) -> None:
         """Take the moments of other contexts, in place."""
-        for buffer, value in zip((self.mean, self.scale), moments(self.shape, rows, "given"), strict=True):
+        for buffer, value in zip((self.mean, self.scale), self._moments(rows), strict=True):
             buffer.copy_(value)
+
+    def _moments(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        mean, scale = moments(self.shape, rows, "given")
+        if rows is None:
+            return mean, scale
+        low, high = rows.detach().flatten(1).aminmax(dim=0)
+        return mean, scale.where(high > low, 0.0)
 
     def forward(self, given: Tensor) -> Tensor:
         """`(B, *context)` to `(B, c)`."""
-        return (given.flatten(1) - self.mean) / self.scale
+        still = self.scale == 0
+        return ((given.flatten(1) - self.mean) / self.scale.where(~still, 1.0)).masked_fill(still, 0.0)
 
 
 class Borrowed:

@@ -68,7 +68,8 @@ def coordinates_for(
         rows = rows + noise * torch.randn(rows.shape, generator=rng, dtype=torch.float64)
     given = None
     if beside == "given" and train.given is not None:
-        given = Units.fit(train.given, "scale" if train.given.dim() == 2 else "none")
+        vectors = train.given.dim() == 2
+        given = Units.of_contexts(train.given) if vectors else Units.none(tuple(train.given.shape[1:]))
     lasting = 0.0 if trainer.data_noise_final == 0 else noise  # none where it falls to nothing
     return Coordinates(Units.fit(rows, kind, lasting if noise_before is None else noise_before), given)
 

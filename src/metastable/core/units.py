@@ -39,6 +39,8 @@ LARGEST = 1e150
 """Size of a number up to which float64 holds its square, and sums of those over rows."""
 NEAR = MOST**0.5
 """Size of a number whose square single precision can reckon with."""
+COLUMNS = 256
+"""Of contexts that are measured at once."""
 FOLDS = 5
 FINEST = 2.0**20
 """Parts of a unit that rows are told apart by; up to 16 units, float32 holds as many."""
@@ -117,7 +119,8 @@ class Units:
         >>> units.forward(torch.tensor([[3.0, 7.1]])).tolist()
         [[2.0, 0.0]]
         """
-        mean, scale, varies = column_scales(given.detach().cpu().double())
+        parts = given.detach().cpu().split(COLUMNS, 1)  # pictures in double precision can fill the memory
+        mean, scale, varies = map(torch.cat, zip(*(column_scales(p.double()) for p in parts), strict=True))
         matrix, inverse = (torch.where(varies, each, 0.0) for each in (1 / scale, scale))
         return cls("scale", tuple(given.shape[1:]), mean, matrix, inverse)
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..core.errors import InputError, require, require_choice, require_count
 from ..core.labels import integers
+from ..core.parts import NUMBERS
 from ..core.pixels import CHANNELS
 from ..core.random import derive, generator
 from .arrays import Dataset
@@ -216,8 +217,17 @@ class Windows:
     def dataset(self, scaling: Scaling | None = None) -> Dataset:
         """Rows for `fit`: chunks `(n, N_pred·A)` given contexts `(n, c)`, both scaled, grouped by episode."""
         scaling = Scaling.fit(self.demonstrations) if scaling is None else scaling
-        x, given = scaling.scale_actions(self.chunks()).flatten(1), scaling.pack(self.contexts())
+        x, given = scaling.scale_actions(self.chunks()).flatten(1), self._packed(scaling)
         return Dataset.of(x, self.demonstrations.name, given=given, groups=self.episode)
+
+    def _packed(self, scaling: Scaling) -> Tensor:
+        """Contexts as `scaling` packs them, `(n, c)`, a part at a time: on the way there are copies of pictures."""
+        first = scaling.pack(self.contexts(slice(0, 1)))
+        made, rows = first.new_empty(len(self), first.shape[1]), max(1, NUMBERS // first.numel())
+        for start in range(0, len(self), rows):
+            part = slice(start, start + rows)
+            made[part] = scaling.pack(self.contexts(part))
+        return made
 
     def _steps(self, rows: Any, offsets: Tensor) -> Tensor:
         """Steps beside those of some windows, none of them outside of the window's own episode."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from metastable.core.augment import augmented, require_images
 from metastable.core.batch import Batch, Beside
 from metastable.core.errors import InputError, UnsupportedError, require
+from metastable.core.parts import NUMBERS
 from metastable.core.pixels import Pixels, in_bytes
 from metastable.core.random import derive, generator, normal_like, with_normal
 from metastable.core.types import Proposal, is_discrete
@@ -153,10 +154,22 @@ def training_rows(
         return Batch(x)
     if method.needs == "labels":
         return Batch(x, beside.to(x.device), Beside.LABELS)
-    if coordinates is not None and coordinates.given is not None:
-        beside = rounded(coordinates.given.forward(beside))
-    require_near("given", beside)
-    return Batch(x, engine.place(beside))
+    units = None if coordinates is None else coordinates.given
+    return Batch(x, contexts_in(units, beside, engine))
+
+
+def contexts_in(units: Units | None, given: Tensor, engine: Engine) -> Tensor:
+    """Contexts in the units of training on the device, a part at a time: on the way they are doubles."""
+    if units is None or units.trivial:
+        require_near("given", given)
+        return engine.place(given)
+    made = torch.empty(given.shape, dtype=engine.dtype, device=engine.device)
+    rows = max(1, NUMBERS // given[0].numel())
+    for there, part in zip(made.split(rows), given.split(rows), strict=True):
+        u = rounded(units.forward(part))
+        require_near("given", u)
+        there.copy_(u)
+    return made
 
 
 def pixels_on(engine: Engine, x: Tensor) -> Tensor:

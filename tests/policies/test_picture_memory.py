@@ -1,0 +1,80 @@
+"""Demonstrations with pictures: how much room a training takes for them, and that it is the same training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from metastable.core.units import Units
+from metastable.data import demonstrations as windows_room
+from metastable.data.demonstrations import Demonstrations
+from metastable.data.scaling import Scaling
+from metastable.policies import Policy, fit_policy
+from metastable.runs import rows as rows_room
+
+over = pytest.mark.parametrize
+
+
+def shown(steps: int, side: int) -> Demonstrations:
+    rng = np.random.default_rng(0)
+    seen = {
+        "camera": rng.integers(0, 256, (steps, 3, side, side), dtype=np.uint8),
+        "state": rng.normal(size=(steps, 2)).astype(np.float32),
+    }
+    return Demonstrations.of(seen, rng.normal(size=(steps, 2)), [steps // 2, steps])
+
+
+def trained(demonstrations: Demonstrations, units: str) -> Policy:
+    config = {"context": 2, "prediction": 4, "execute": 2}
+    energy, options = {"name": "interpolant", "steps": 2}, {"units": units, "batch_size": 16}
+    return fit_policy(demonstrations, energy, "density", config, steps=2, **options)
+
+
+def most_taken(demonstrations: Demonstrations, units: str) -> float:
+    """Bytes that a training has taken at once for its tensors, as a multiple of its contexts in float32."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        trained(demonstrations, units)
+    assert seen.profiler is not None
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    packed = 4 * 2 * demonstrations.observations["camera"].numel()
+    return float(changes.cumsum(0).max()) / packed
+
+
+@over(("units", "copies"), [("none", 1.0), ("auto", 2.0)])
+def test_contexts_are_held_once_and_once_in_units(units: str, copies: float) -> None:
+    """Parts of a million numbers are on their way at a time, in double precision: a third of these contexts."""
+    assert copies < most_taken(shown(4000, 32), units) < copies + 0.5
+
+
+@over("units", ["none", "auto"])
+def test_contexts_made_in_parts_give_the_same_training(units: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    demonstrations, found = shown(60, 4), []
+    for numbers in (10**9, 1000):
+        for room in (windows_room, rows_room):
+            monkeypatch.setattr(room, "NUMBERS", numbers)
+        run = trained(demonstrations, units).model.run  # pyright: ignore
+        found.append([p.detach().clone() for p in run.energy.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@over("numbers", [1, 300, 10**9])
+def test_contexts_are_packed_as_they_are_at_once(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    demonstrations = shown(31, 4)
+    windows, scaling = demonstrations.windows(2, 4), Scaling.fit(demonstrations)
+    monkeypatch.setattr(windows_room, "NUMBERS", numbers)
+    given = windows.dataset(scaling).given
+    assert given is not None
+    assert torch.equal(given, scaling.pack(windows.contexts()))
+
+
+def test_units_of_contexts_are_those_of_all_columns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = torch.randn(200, 24, generator=torch.Generator().manual_seed(0)) * torch.arange(24)
+    whole = Units.fit(given[:, 1:], "scale")
+    monkeypatch.setattr("metastable.core.units.COLUMNS", 8)
+    parts = Units.of_contexts(given)
+    assert parts.matrix[0] == 0
+    for name in ("mean", "matrix", "inverse_matrix"):
+        torch.testing.assert_close(vars(parts)[name][1:], vars(whole)[name], rtol=1e-14, atol=1e-15)

@@ -68,3 +68,38 @@ def test_pictures_may_have_their_channels_first_and_texts_are_left_alone():
     assert {tuple(value.shape) for value in found.values()} == {(2, 3, 8, 6)}
     with pytest.raises(InputError, match="observations must be numbers, or numbers by name, got 'go'"):
         Environments(lambda: Strict("go"), [0]).reset()
+
+
+class Faulty(Strict):
+    """An environment whose own code fails."""
+
+    def __init__(self, at):
+        super().__init__(np.zeros(3))
+        self.at = at
+
+    def reset(self, seed=None):
+        assert self.at != "reset", "keys differ:\nplace"
+        return super().reset(seed)
+
+    def step(self, action):
+        return super().step(action) if self.at != "step" else super().step(action)[:4]  # as Gym once had it
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ("reset", r"mine: reset of environment 0 raised AssertionError: keys differ: place"),
+        ("step", r"mine: step of environment 0 raised ValueError: not enough values"),
+    ],
+)
+def test_what_an_environment_raises_is_one_line_that_names_it(at, said):
+    with pytest.raises(InputError, match=said):
+        rollout(Aiming(), lambda starts: Environments(lambda: Faulty(at), starts, "mine"), [0], steps=1)
+
+
+def test_a_module_of_environments_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("gymnasium", reason="environments are those of Gymnasium")
+    (tmp_path / "half_written.py").write_text("raise RuntimeError('no\\nscreen')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"env: making 'half_written:A-v0' raised RuntimeError: no screen"):
+        gym_environments("half_written:A-v0", [0])

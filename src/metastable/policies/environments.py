@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
@@ -17,7 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import InputError, MissingDependencyError, need, require, require_count
+from metastable.core.errors import (
+    InputError,
+    MetastableError,
+    MissingDependencyError,
+    need,
+    require,
+    require_count,
+)
 from metastable.core.pixels import CHANNELS
 from metastable.core.random import derive
 from metastable.data.demonstration_files import pusht_observation
@@ -29,6 +37,17 @@ FULL = 0.95
 EXTRA = "policies"
 PICTURE, SIDE = "picture", 96
 """What a policy that sees Push-T calls its pictures, and their side in pixels."""
+
+
+@contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Errors of code that others wrote, as one line of ours that says `what` raised them."""
+    try:
+        yield
+    except (MetastableError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"{what} raised {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 class Environments:
@@ -71,7 +90,8 @@ class Environments:
     def reset(self) -> dict[str, Tensor]:
         """Every environment at its start; what is seen there, by name, `(B, …)`."""
         for i, (env, start) in enumerate(zip(self.each, self.starts, strict=True)):
-            self.raw[i] = self.begin(env, start)
+            with foreign(f"{self.name}: reset of environment {i}"):
+                self.raw[i] = self.begin(env, start)
         self.done[:] = False
         self.progress = self.first_progress()
         return self.observations()
@@ -80,7 +100,8 @@ class Environments:
         """One step of those that have not ended; the others stay as they are."""
         for i in np.flatnonzero(~self.done):
             action = self.given(actions[i], self.each[i])
-            self.raw[i], reward, ended, cut, info = self.each[i].step(action)
+            with foreign(f"{self.name}: step of environment {i}"):
+                self.raw[i], reward, ended, cut, info = self.each[i].step(action)
             require(bool(np.isfinite(reward)), f"{self.name}: reward", "finite", reward)
             self.progress[i] = self.progress_of(float(self.progress[i]), float(reward), info)
             self.done[i] = bool(ended or cut)
@@ -229,13 +250,15 @@ def gym_environments(name: str, starts: Sequence[int], **options: Any) -> Enviro
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     sys.path.insert(0, here)
     try:
-        return Environments(lambda: gymnasium.make(name, **options), starts, name)
-    except gymnasium.error.Error as error:
-        raise InputError(f"env: {error}") from error
-    except ModuleNotFoundError as error:  # MODULE:NAME says which package has it
-        raise MissingDependencyError(
-            f"env: must be of an installed package, or of a module in {here}, got {name!r}: {error}"
-        ) from error
+        with foreign(f"env: making {name!r}"):
+            try:
+                return Environments(lambda: gymnasium.make(name, **options), starts, name)
+            except gymnasium.error.Error as error:
+                raise InputError(f"env: {' '.join(str(error).split())}") from error
+            except ModuleNotFoundError as error:  # MODULE:NAME says which package has it
+                raise MissingDependencyError(
+                    f"env: must be of an installed package, or of a module in {here}, got {name!r}: {error}"
+                ) from error
     finally:
         sys.path.remove(here)
 

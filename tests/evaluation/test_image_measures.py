@@ -16,7 +16,7 @@ from metastable.core.errors import InputError
 from metastable.core.types import Walkers
 from metastable.evaluation import copying as copying_room
 from metastable.evaluation import image_measures as measures
-from metastable.evaluation.copying import copying, nearest_rows
+from metastable.evaluation.copying import copying, exchangeable, nearest_rows
 from metastable.evaluation.frechet import Statistics, frechet_distance, needed, statistics_of
 from metastable.evaluation.image_distances import (
     frechet,
@@ -328,6 +328,28 @@ def test_samples_around_one_image_say_little_about_copying():
         found = copying(samples, first[:200], first[200:])
         assert abs(found.nearest_is_training - found.expected) == pytest.approx(0.5)
         assert found.std_error == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("n", "m"), [(300, 60), (60, 300), (500, 5), (500, 1)])
+def test_held_out_images_of_one_law_are_exchangeable(n, m):
+    for seed in range(10):
+        x = normal(n + m, 4, seed=seed)
+        share, chance, error = exchangeable(x[:n], x[n:], seed)
+        assert chance == pytest.approx(n / (n + m - 1))
+        assert chance - share <= 4 * error
+
+
+def test_held_out_images_of_another_law_tell_no_copying():
+    """Every sample is nearer to training than to them, and none is a copy."""
+    training, fresh, others = normal(300, 6), normal(200, 6, seed=1), 2.5 + normal(100, 6, seed=2)
+    found = copying(fresh, training, others)
+    assert found.copied > 3 * found.copied_std_error
+    (line,) = copying_lines({"copying": {"pixels": found.as_json()}})
+    assert "tells nothing" in line
+    assert "copies are seen" not in line
+    same = copying(training[:150], training, normal(100, 6, seed=3))
+    (line,) = copying_lines({"copying": {"pixels": same.as_json()}})
+    assert "copies are seen" in line
 
 
 # ---- pictures and networks

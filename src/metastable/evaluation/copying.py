@@ -1,7 +1,8 @@
 """Whether a model has learned or copied: nearest training images of its samples, against images it never saw.
 
 Where nothing is copied, training and held-out images are exchangeable, so that the image nearest to a sample is
-one of training with probability n/(n + m), n and m being their numbers. More than that is copying.
+one of training with probability n/(n + m), n and m being their numbers. More than that is copying. Held-out images
+of another law are not exchangeable, and then say nothing: whether they are is told by their own nearest images.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ..core.weights import require_weight
 
 BLOCK = 1 << 25
 """Distances held at once, and numbers of rows: 128 MiB in float32."""
+ASKED = 1000
+"""Held-out images whose nearest ones are looked for."""
 
 
 class Nearest(NamedTuple):
@@ -73,6 +76,9 @@ class Copying(NamedTuple):
             one over the other; 1 where nothing is copied.
         training: n.
         held_out: m.
+        fresh_is_training: share of held-out images whose nearest other image is one of training.
+        fresh_expected: that share where they are exchangeable, n/(n + m − 1).
+        fresh_std_error: of that share.
     """
 
     nearest_is_training: float
@@ -83,6 +89,9 @@ class Copying(NamedTuple):
     ratio: float
     training: int
     held_out: int
+    fresh_is_training: float
+    fresh_expected: float
+    fresh_std_error: float
 
     def as_json(self) -> dict[str, Any]:
         """The numbers."""
@@ -105,12 +114,8 @@ def copying(
     p = torch.softmax(raw.double(), 0).to(samples.device)
     n, m = len(training), len(held_out)
     near, fresh = nearest_rows(samples, training), nearest_rows(samples, held_out)
-    # a tie, as of a picture that is in both sets, is half a win
-    wins = (near.distance < fresh.distance).double() + 0.5 * (near.distance == fresh.distance).double()
-    share, expected = float(p @ wins[:, 0]), n / (n + m)
-    owner = torch.where(near.distance < fresh.distance, near.which, n + fresh.which)[:, 0]
-    per_image = torch.zeros(n + m, dtype=torch.float64, device=p.device).index_add(0, owner, p)
-    error = math.sqrt(expected * (1 - expected) * float(per_image.square().sum()))
+    share, expected = float(p @ _wins(near, fresh)), n / (n + m)
+    error = _chance(near, fresh, p, n, m, expected)
     few = min(n, m)
     some = [
         rows[
@@ -123,7 +128,46 @@ def copying(
     a, b = (nearest_rows(samples, rows).distance[:, 0] for rows in some)
     ratio = _median(torch.where((a == 0) & (b == 0), torch.ones_like(a), a / b), p)
     rest = 1 - expected
-    return Copying(share, expected, error, (share - expected) / rest, error / rest, ratio, n, m)
+    copied = (share - expected) / rest, error / rest, ratio
+    return Copying(share, expected, error, *copied, n, m, *exchangeable(training, held_out, seed))
+
+
+def exchangeable(training: Tensor, held_out: Tensor, seed: int = 0) -> tuple[float, float, float]:
+    """(share of held-out images whose nearest other one is of training, what it is by chance, its standard error).
+
+    Exchangeable ones have n/(n + m − 1), n and m being the numbers; those of another law lie nearer to one another.
+    The error is rather too large than too small: it is there to find other laws, and not to measure.
+
+    >>> exchangeable(torch.zeros(3, 1), torch.tensor([[8.0], [9.0], [9.5]]))[:2]
+    (0.0, 0.6)
+    """
+    n, m = len(training), len(held_out)
+    asked = torch.randperm(m, generator=generator(derive(seed, "exchangeable")))[:ASKED].to(held_out.device)
+    x, expected = held_out[asked], n / (n + m - 1)
+    if m < 2:  # there is no other
+        return 1.0, 1.0, 0.0
+    near, pair = nearest_rows(x, training), nearest_rows(x, held_out, 2)
+    itself = (
+        pair.which[:, :1] == asked[:, None].to(pair.which)
+    ).long()  # the first of the two, but for its copies
+    other = Nearest(pair.distance.gather(1, itself), pair.which.gather(1, itself))
+    p = torch.full((len(x),), 1 / len(x), dtype=torch.float64, device=x.device)
+    # two images may be nearest to each other and count twice; an image at least is chance
+    error = math.sqrt(2) * max(_chance(near, other, p, n, m, expected), 1 / len(x))
+    return float(p @ _wins(near, other)), expected, error
+
+
+def _wins(near: Nearest, fresh: Nearest) -> Tensor:
+    """1 where the nearest image is one of training; a tie, as of a picture that is in both sets, is half a win."""
+    wins = (near.distance < fresh.distance).double() + 0.5 * (near.distance == fresh.distance).double()
+    return wins[:, 0]
+
+
+def _chance(near: Nearest, fresh: Nearest, p: Tensor, n: int, m: int, expected: float) -> float:
+    """Standard error of the share of `_wins` where which image lies where is chance."""
+    owner = torch.where(near.distance < fresh.distance, near.which, n + fresh.which)[:, 0]
+    per_image = torch.zeros(n + m, dtype=torch.float64, device=p.device).index_add(0, owner, p)
+    return math.sqrt(expected * (1 - expected) * float(per_image.square().sum()))
 
 
 def _median(values: Tensor, p: Tensor) -> float:

@@ -140,6 +140,12 @@ def test_a_truth_that_does_not_fit_is_refused_before_chains_run(
     assert said in refused("restore", pictures / "run", *words)
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused_before_chains_run(refused, pictures, monkeypatch):
+    monkeypatch.setattr("metastable.runs.run.Run.restore", lambda *_, **__: pytest.fail("chains ran"))
+    words = ("--images", pictures / "x.npy", "--mask", "left", "--out", pictures / "mask.npy")
+    assert "out: must be a folder, got" in refused("restore", pictures / "run", *words)
+
+
 @pytest.mark.parametrize("kind", ["words", "objects", "cut"])
 def test_a_mask_that_cannot_be_read_is_refused(refused, pictures, tmp_path, kind):
     file = tmp_path / "bad.npy"

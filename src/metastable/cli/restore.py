@@ -61,6 +61,7 @@ def restore(
     require_count("n", n)
     require(0 <= noise < float("inf"), "noise", "a finite number of at least 0", noise)
     require(noise > 0 or not add_noise, "noise", "above 0 with --add-noise", noise)
+    require(out.is_dir() or not out.exists(), "out", "a folder", str(out))
     found = open_run(run, device, energy)
     loaded = load_array(images, least=1)
     pictures = events_of(found.model, loaded.x[:n])

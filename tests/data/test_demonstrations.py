@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -423,3 +424,27 @@ def test_numbers_of_lerobot_are_kept_as_fine_as_they_are(tmp_path):
     parquet.write_table(pa.table(columns), path / "file-000.parquet")
     found = load_lerobot(tmp_path).observations["state"].flatten()
     assert sorted((found - 1.7e9).tolist()) == [0, 1, 2]
+
+
+def test_one_name_of_an_observation_is_no_row_of_letters(tmp_path):
+    np.savez(
+        tmp_path / "mine.npz", place=np.arange(4.0), goal=np.arange(4.0), actions=np.arange(4.0), ends=[4]
+    )
+    assert list(load_episodes(tmp_path / "mine.npz", "place").observations) == ["place"]
+    (tmp_path / "robot").mkdir()
+    assert list(load_lerobot(lerobot(tmp_path / "robot"), "state").observations) == ["state"]
+
+
+@pytest.mark.parametrize("column", ["index", "action"])
+def test_what_is_wrong_with_a_lerobot_folder_is_one_line_that_names_it(tmp_path, column):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets are read by pyarrow")
+    path = lerobot(tmp_path) / "data" / "chunk-000" / "file-000.parquet"
+    table = parquet.read_table(path)
+    kept = table.drop_columns([column])
+    if column == "action":  # of several lengths
+        kept = kept.append_column("action", [[[1.0], [1.0, 2.0], [3.0]]])
+    parquet.write_table(kept, path)
+    with pytest.raises(InputError, match=re.escape(str(tmp_path))) as refused:
+        load_lerobot(tmp_path)
+    assert column in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -49,9 +49,7 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     actions = _first(arrays, ACTIONS, path)
     whole = alone and not any(name in arrays for name in ENDS)
     ends = None if whole else _first(arrays, ENDS, path)
-    chosen = (
-        [key for key in arrays if key not in (actions, ends)] if observations is None else list(observations)
-    )
+    chosen = _names(observations, [key for key in arrays if key not in (actions, ends)])
     for key in chosen:
         if key not in arrays:
             raise InputError(f"{path.name}: no array {key!r}{nearest(key, arrays)}")
@@ -159,8 +157,7 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
     folder = Path(folder).expanduser()
     features = _lerobot_features(folder)
     named = {key.removeprefix("observation."): key for key in features if key.startswith("observation.")}
-    chosen = [n for n, key in named.items() if features[key]["dtype"] != "video"]
-    chosen = chosen if observations is None else list(observations)
+    chosen = _names(observations, [n for n, key in named.items() if features[key]["dtype"] != "video"])
     for name in chosen:
         if name not in named:
             raise InputError(f"{folder}: no feature observation.{name}{nearest(name, named)}")
@@ -169,9 +166,15 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
     columns = [named[name] for name in chosen]
     table = _lerobot_table(folder, [*columns, "action", "episode_index", "index"])
     order, ends = _lerobot_order(folder, *(table[key] for key in ("index", "episode_index")))
-    seen = {n: _lerobot_array(table[named[n]], order, features[named[n]]["dtype"], n) for n in chosen}
-    actions = _lerobot_array(table["action"], order, "float32", "action")
+    kinds = {"action": "float32"} | {named[n]: features[named[n]]["dtype"] for n in chosen}
+    held = {key: _lerobot_array(table[key], order, kind, f"{folder}: {key}") for key, kind in kinds.items()}
+    seen, actions = {n: held[named[n]] for n in chosen}, held["action"]
     return Demonstrations.of(seen, actions, ends, folder.name)
+
+
+def _names(asked: Sequence[str] | None, there: list[str]) -> list[str]:
+    """The observations that are asked for, by default those that are `there`; one name is no row of letters."""
+    return there if asked is None else [asked] if isinstance(asked, str) else list(asked)
 
 
 def _lerobot_order(folder: Path, index: list[Any], episode: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -222,9 +225,8 @@ def _lerobot_table(folder: Path, columns: list[str]) -> dict[str, list[Any]]:
         tables = [parquet.read_table(file, columns=columns).to_pydict() for file in files]
         return {column: [value for table in tables for value in table[column]] for column in columns}
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{folder}: its files must have the columns {', '.join(columns)}: {error}"
-        ) from error
+        why = str(error).splitlines()[0]  # the rest is a table of what is there
+        raise InputError(f"{folder}: its files must have the columns {', '.join(columns)}: {why}") from error
 
 
 def _lerobot_array(values: list[Any], order: np.ndarray, dtype: str, name: str) -> np.ndarray:

@@ -17,6 +17,7 @@ from metastable.data import Demonstrations
 from metastable.policies import PolicyConfig, PushT, fit_policy, pusht_starts, rollout, rollout_pusht
 from metastable.policies import environments as environments_module
 from metastable.policies.environments import Environments
+from metastable.policies.intervals import clopper_pearson, t_interval
 from metastable.policies.rollouts import Rollouts
 
 
@@ -110,6 +111,21 @@ def test_scores_are_the_papers():
     scores = found.scores()
     assert list(scores) == ["maximum at 200", "final at 200", "maximum at 300", "final at 300", "full score"]
     assert scores["full score"].value == pytest.approx(2 / 3)
+
+
+def test_successes_are_a_rate_whose_interval_is_no_point():
+    won = torch.ones(6, 1, 4, dtype=torch.float64)
+    all_of_them = Rollouts(won, torch.full((6, 1), 4), "return", "mine").scores()["final at 4"]
+    assert all_of_them == clopper_pearson(6, 6)
+    assert all_of_them.low < 0.6
+    won[0] = 0
+    assert Rollouts(won, torch.full((6, 1), 4), "return", "mine").scores()["maximum at 4"] == clopper_pearson(
+        5, 6
+    )
+    won[0] = 0.5
+    assert Rollouts(won, torch.full((6, 1), 4), "return", "mine").scores()["final at 4"] == t_interval(
+        won[:, 0, 0]
+    )
 
 
 def test_comparisons_are_paired_by_start():

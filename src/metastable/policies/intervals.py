@@ -51,6 +51,7 @@ def t_interval(values: Any, level: float = 0.95) -> Interval:
     x = torch.as_tensor(values, dtype=torch.float64).flatten()
     if len(x) < 2:
         raise InputError(f"values: an interval needs at least 2 independent values, got {len(x)}")
+    require(bool(x.isfinite().all()), "values", "finite", float(x[~x.isfinite()][:1].sum()))
     require(0 < level < 1, "level", "between 0 and 1, such as 0.95", level)
     half = student_t_quantile(0.5 + level / 2, len(x) - 1) * float(x.std()) / len(x) ** 0.5
     return Interval(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half)

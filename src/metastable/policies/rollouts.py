@@ -77,11 +77,15 @@ class Rollouts:
         return [h for h in HORIZONS if h < longest] + [longest]
 
     def scores(self, level: float = 0.95) -> dict[str, Interval]:
-        """Means over starts with their intervals, and the rate of full scores in Push-T, by name."""
+        """Means over starts with their intervals, and the rate of full scores in Push-T, by name.
+
+        Scores that are 0 or 1, of one episode from each start, are a rate: where all succeed their spread is 0, and
+        Student's interval would be a point.
+        """
         found: dict[str, Interval] = {}
         for h in self.horizons:
-            found[f"maximum at {h}"] = mean_over_starts(self.best(h), level)
-            found[f"final at {h}"] = mean_over_starts(self.final(h), level)
+            found[f"maximum at {h}"] = _interval(self.best(h), level)
+            found[f"final at {h}"] = _interval(self.final(h), level)
         if (
             self.measure == "coverage" and self.progress.shape[1] == 1
         ):  # several of a start are not independent
@@ -133,6 +137,14 @@ class Rollouts:
         more = differences(other, apart or {})
         write_json(folder / "rollouts.json", {**facts, "scores": said, "episodes": self.table(), **more})
         return folder / "rollouts.json"
+
+
+def _interval(values: Tensor, level: float) -> Interval:
+    """Clopper and Pearson's of `(starts, 1)` that all are 0 or 1, else Student's over starts."""
+    hit = values == 1
+    if values.shape[1] > 1 or len(values) < 2 or not bool((hit | (values == 0)).all()):
+        return mean_over_starts(values, level)
+    return clopper_pearson(int(hit.sum()), len(values), level)
 
 
 def differences(other: str, apart: Mapping[str, Interval]) -> dict[str, Any]:

@@ -108,8 +108,9 @@ def copying_lines(found: dict[str, Any]) -> list[str]:
 def _of_another_law(copied: dict[str, Any]) -> bool:
     """Whether held-out images are told from those of training by their nearest ones; older files do not know."""
     share, chance, error = (copied.get(f"fresh_{name}") for name in ("is_training", "expected", "std_error"))
-    known = is_number(share) and is_number(chance) and is_number(error)
-    return known and chance - share > LAW * error
+    if not (is_number(share) and is_number(chance) and is_number(error)):
+        return False
+    return chance - share > LAW * error
 
 
 def share_lines(found: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError
 from metastable.core.types import Walkers
 from metastable.evaluation import copying as copying_room
+from metastable.evaluation import image_distances
 from metastable.evaluation import image_measures as measures
 from metastable.evaluation.copying import copying, exchangeable, nearest_rows
 from metastable.evaluation.frechet import Statistics, frechet_distance, needed, statistics_of
@@ -230,14 +231,35 @@ def test_recall_of_a_single_sample_with_weight_is_refused():
 
 
 def test_the_error_of_precision_is_that_of_a_share():
-    data = normal(400, 2)
-    samples = torch.cat([data[:100], data[100:200] + 1000])
+    data, within = (
+        normal(400, 2),
+        1e-3 * normal(100, 2, seed=1),
+    )  # where balls are, wherever their centers are
+    samples = torch.cat([within, within + 1000])
     found = precision_recall(samples, data).precision
     assert found.value == pytest.approx(0.5)
-    assert precision_recall(data[:50], data).precision.interval == pytest.approx((1, 1))
+    assert precision_recall(within, data).precision.interval == pytest.approx((1, 1))
     errors = torch.tensor([precision_recall(samples, data, seed=i).precision.std_error for i in range(20)])
     mean, error = mean_and_error(errors)
     assert_within(mean, math.sqrt(0.25 / 200), error)
+
+
+@pytest.mark.parametrize(("dim", "n", "wide"), [(2, 300, 1.0), (8, 400, 0.7)])
+def test_errors_of_precision_and_recall_know_that_balls_lie_by_chance(dim, n, wide, monkeypatch):
+    """The spread over sets that are drawn anew, in standard errors; without the balls' own it is above 1."""
+
+    def spreads(trials=240):
+        drawn = [(wide * normal(n, dim, seed=2 * i), normal(n, dim, seed=2 * i + 1)) for i in range(trials)]
+        found = [precision_recall(x, y, seed=i) for i, (x, y) in enumerate(drawn)]
+        for name in ("precision", "recall"):
+            values = torch.tensor([getattr(each, name).value for each in found])
+            errors = torch.tensor([getattr(each, name).std_error for each in found])
+            yield float(values.std() / errors.square().mean().sqrt())
+
+    chance = z_limit() / math.sqrt(2 * 240)  # of a standard deviation, as a share of it
+    assert all(0.8 * (1 - chance) < ratio < 1 + chance for ratio in spreads())
+    monkeypatch.setattr(image_distances, "error_by_balls", lambda *_: 0.0)
+    assert dim > 2 or max(spreads()) > 1 + chance
 
 
 def test_inception_score_lies_between_one_and_the_number_of_classes():

@@ -25,6 +25,10 @@ RESAMPLES = 20
 """Bootstrap resamples: each of FID is an eigenvalue problem. Intervals are Student's with one degree fewer."""
 
 
+PARTS = 6
+"""Disjoint parts of a set whose balls are compared, where they have images enough."""
+
+
 class Measure(NamedTuple):
     """A number with its bootstrap standard error and 95 % interval.
 
@@ -165,14 +169,14 @@ def precision_recall(
     A set lies where balls around its rows are, each as wide as the distance to its k-th neighbour within the set.
     Weighted samples count by their weight in precision; the balls of recall are around as many of them as they are
     worth, drawn in proportion to their weights, none twice. Recall falls with the number of images: compare at the
-    same number.
+    same number. Errors are of rows that are drawn anew, and of where balls happen to be.
 
     Args:
         samples: features `(N, D)`.
         data: features `(M, D)`.
         log_weight: raw log-weights of the samples, `(N,)`.
         neighbours: k.
-        seed: of the resamples, which draw rows anew and leave the balls.
+        seed: of the resamples, and of the parts of a set whose balls are compared.
         worth: independent images that the samples are worth at most.
     """
     require_count("neighbours", neighbours)
@@ -191,9 +195,31 @@ def precision_recall(
     inside = within_balls(samples, data, radii(data, neighbours)).cpu().double()
     found = within_balls(data, drawn, radii(drawn, neighbours)).cpu().double()
     precision, recall = measured(inside @ p, p, worth), measured(found @ q, q)
-    return PrecisionRecall(
-        *(share._replace(images=precision.images, most=1.0) for share in (precision, recall))
+    by_balls = (
+        error_by_balls(samples, p[:, 0], data, neighbours, seed),
+        error_by_balls(data, q[:, 0], drawn, neighbours, seed),
     )
+    return PrecisionRecall(
+        *(
+            share._replace(std_error=math.hypot(share.std_error, error), images=precision.images, most=1.0)
+            for share, error in zip((precision, recall), by_balls, strict=True)
+        )
+    )
+
+
+def error_by_balls(x: Tensor, p: Tensor, centers: Tensor, k: int, seed: int = 0) -> float:
+    """Standard error of the share of `x`, weighted by `p`, within balls, by where the centers happen to be.
+
+    Shares within balls of disjoint parts of the centers differ by chance alone; their spread over the root of their
+    number is taken for that of balls around all centers. Of few centers there are no parts, and it is 0.
+    """
+    parts = min(PARTS, len(centers) // (4 * (k + 1)))
+    if parts < 2:
+        return 0.0
+    order = torch.randperm(len(centers), generator=generator(derive(seed, "parts of the balls")))
+    some = [centers[rows.to(centers.device)] for rows in order.chunk(parts)]
+    shares = [within_balls(x, part, radii(part, k)).cpu().double() @ p.cpu() for part in some]
+    return float(torch.stack(shares).std()) / math.sqrt(parts)
 
 
 def within_balls(x: Tensor, centers: Tensor, widths: Tensor) -> Tensor:

@@ -93,6 +93,16 @@ def test_a_run_knows_its_classes_without_its_rows(metastable, refused, tmp_path)
     assert np.load(tmp_path / "s.npy").shape == (9, 2)
     missing = "label: must be a class that training had rows of, [0, 2], got 1"
     assert missing in refused(*words, 1)
+    assert "label: must be the number of a class, from 0 on, got 'oak'" in refused(*words, "oak")
+
+    x = np.load(tmp_path / "s.npy")
+    (folder / "config.json").write_text(json.dumps({**config, "class_names": ["ash", "elm", "oak"]}))
+    assert metastable(*words, "oak").exit_code == 0
+    assert np.array_equal(np.load(tmp_path / "s.npy"), x)
+    assert missing in refused(*words, "elm")
+    assert "label: must be the number of a class, or one of ash, elm, oak, got 'yew'" in refused(
+        *words, "yew"
+    )
 
     del config["class_rows"]  # as older runs were written
     (folder / "config.json").write_text(json.dumps(config))

@@ -50,7 +50,10 @@ def sample(
         ),
     ] = None,
     label: Annotated[
-        int | None, typer.Option(help="Draw from p(x | label) of a run by class, or of jem.")
+        str | None,
+        typer.Option(
+            help="Draw from p(x | label) of a run by class, or of jem: its number from 0 on, or its name."
+        ),
     ] = None,
     energy: OwnEnergy = None,
     seed: Seed = 0,
@@ -79,10 +82,11 @@ def sample(
         refuse_on_contexts(**asked)
         sample_contexts(found, n, given, out, steps, seed)
         return
-    look_at_class(found, label, corrected)
+    number = class_of(found, label)
+    look_at_class(found, number, corrected)
     with work_bar("sampling"):
         with processes.together():
-            walkers, origin = draw(found, n, steps, label, seed)
+            walkers, origin = draw(found, n, steps, number, seed)
         if not processes.is_first():
             return
         if corrected:
@@ -93,15 +97,31 @@ def sample(
     out.parent.mkdir(parents=True, exist_ok=True)
     np.save(out, written.x.cpu().numpy())
     say(f"{n} samples of shape {found.event_shape} from {origin}{worth(walkers)}")
-    if (warning := few_starts(walkers, label)) is not None:
+    if (warning := few_starts(walkers, number)) is not None:
         say(warning)
-    if label is None and (weights := mode_line(found, walkers)) is not None:
+    if number is None and (weights := mode_line(found, walkers)) is not None:
         say(weights)
     say(f"wrote {out}")
     if weighted:
         weights_file = out.with_suffix(".log_weight.npy")
         np.save(weights_file, written.log_weight.cpu().numpy())
         say(f"wrote {weights_file}")
+
+
+def class_of(run: Run, label: str | None) -> int | None:
+    """The number of a class that is asked for by its number or by its name."""
+    from metastable.core.errors import require
+
+    if label is None or label.strip().isdecimal():
+        return None if label is None else int(label)
+    names = run.config.get("class_names", [])
+    rule = (
+        f"the number of a class, or one of {', '.join(names)}"
+        if names
+        else "the number of a class, from 0 on"
+    )
+    require(label in names, "label", rule, label)
+    return names.index(label)
 
 
 def look_at_class(run: Run, label: int | None, corrected: bool) -> None:

@@ -50,10 +50,7 @@ def sample(
         ),
     ] = None,
     label: Annotated[
-        str | None,
-        typer.Option(
-            help="Draw from p(x | label) of a run by class, or of jem: its number from 0 on, or its name."
-        ),
+        str | None, typer.Option(help="Draw from p(x | label), by a class's number or name.")
     ] = None,
     energy: OwnEnergy = None,
     seed: Seed = 0,
@@ -82,8 +79,7 @@ def sample(
         refuse_on_contexts(**asked)
         sample_contexts(found, n, given, out, steps, seed)
         return
-    number = class_of(found, label)
-    look_at_class(found, number, corrected)
+    number = checked_class(found, class_of(found, label), corrected)
     with work_bar("sampling"):
         with processes.together():
             walkers, origin = draw(found, n, steps, number, seed)
@@ -124,8 +120,8 @@ def class_of(run: Run, label: str | None) -> int | None:
     return names.index(label)
 
 
-def look_at_class(run: Run, label: int | None, corrected: bool) -> None:
-    """Refuse a class without a row of training, and a ratio of classes without a class."""
+def checked_class(run: Run, label: int | None, corrected: bool) -> int | None:
+    """The class, unless training had no row of it; a ratio of classes is refused without one."""
     from metastable.core.errors import InputError
 
     from .runs import trained_classes
@@ -134,10 +130,11 @@ def look_at_class(run: Run, label: int | None, corrected: bool) -> None:
     if label is None:
         if corrected and "ratio" in run.players and method is not None and method.needs == "labels":
             raise InputError("corrected: the ratio of this run is that of a class; say which, with --label")
-        return
+        return None
     there = trained_classes(run)
     if there and label not in there and 0 <= label < run.config.get("classes", max(there) + 1):
         raise InputError(f"label: must be a class that training had rows of, {there}, got {label}")
+    return label
 
 
 def refuse_on_contexts(**asked: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,13 +17,23 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["metastable.api", "metastable.estimator", "lightning_fabric"])
 
 
+def _meeting(rank: int, count: int, ports: Any) -> dist.TCPStore:
+    """A store that the first process holds, at a port that is its own from the first moment."""
+    if rank == 0:
+        held = dist.TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False)
+        for _ in range(count - 1):
+            ports.put(held.port)
+        return held
+    return dist.TCPStore("127.0.0.1", ports.get(), count, is_master=False)
+
+
 def _child(
-    rank: int, count: int, port: int, answer: Connection, work: Callable[..., Any], args: Any, named: Any
+    rank: int, count: int, ports: Any, answer: Connection, work: Callable[..., Any], args: Any, named: Any
 ) -> None:
     torch.set_num_threads(1)
     if count > 1:
-        place, most = f"tcp://127.0.0.1:{port}", timedelta(seconds=60)
-        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=most)
+        met, most = _meeting(rank, count, ports), timedelta(seconds=60)
+        dist.init_process_group("gloo", store=met, rank=rank, world_size=count, timeout=most)
     try:
         answer.send_bytes(pickle.dumps(work(*args, **named)))
     except BaseException as error:
@@ -37,13 +46,11 @@ def _child(
 
 def on(count: int, work: Callable[..., Any], *args: Any, **named: Any) -> list[Any]:
     """What `work` returns in each of so many processes; the text of what it raised, None of one that died."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    ports = CONTEXT.SimpleQueue()
     pipes = [CONTEXT.Pipe(duplex=False) for _ in range(count)]
     started = [
         CONTEXT.Process(
-            target=_child, args=(rank, count, port, pipes[rank][1], work, args, named), daemon=True
+            target=_child, args=(rank, count, ports, pipes[rank][1], work, args, named), daemon=True
         )
         for rank in range(count)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
@@ -55,6 +56,21 @@ def test_rows_of_all_and_what_compares_them(tmp_path):
         label_of(folders[0], {"parts": [{"changes": {"arms": ["x"]}}, {"changes": {"arms": ["y"]}}]}) == "x-y"
     )
     assert label_of(folders[0], {"parts": [{}]}) == "a"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_no_number_is_null_and_holds_nothing(tmp_path, value):
+    def refuse(word: str):
+        raise AssertionError(f"{word} is no JSON")
+
+    rows = [Row("told", value), Row("asked", value, "<=", 1.0)]
+    odd = Experiment("odd", "No numbers.", "nobody", {"smoke": {}}, lambda bench: rows)
+    reproduce(odd, "smoke", 0, tmp_path / "a", device="cpu")
+    content = json.loads((tmp_path / "a" / "result.json").read_text(), parse_constant=refuse)
+    assert [(row["value"], row["ok"]) for row in content["rows"]] == [(None, True), (None, False)]
+    again = join(odd, "smoke", 0, [tmp_path / "a"], tmp_path / "again")
+    assert not again.ok
+    assert all(math.isnan(row.value) for row in again.rows)
 
 
 def test_a_joined_result_is_joined_on_where_it_lies(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,10 +46,10 @@ class Row:
         return bool(RELATIONS[self.relation](self.value, self.target))
 
     def as_json(self) -> dict[str, Any]:
-        """As `result.json` holds it."""
+        """As `result.json` holds it, where a value that is no number is null: JSON has no other word for it."""
         return {
             "metric": self.metric,
-            "value": self.value,
+            "value": self.value if math.isfinite(self.value) else None,
             "relation": self.relation,
             "target": self.target,
             "paper": self.paper,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,8 @@ TOLD = ("device", "seconds", "changes")
 
 def row_of(content: Mapping[str, Any]) -> Row:
     """As `Row.as_json` wrote it; whether it holds is asked anew."""
-    return Row(**{key: value for key, value in content.items() if key != "ok"})
+    told = {key: value for key, value in content.items() if key != "ok"}
+    return Row(**{**told, "value": math.nan if told["value"] is None else told["value"]})
 
 
 def read(folder: Path) -> dict[str, Any]:

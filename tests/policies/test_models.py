@@ -12,6 +12,9 @@ from metastable.core import ConfigError
 from metastable.core.batch import Batch
 from metastable.data import Demonstrations
 from metastable.data.demonstrations import Scaling
+from metastable.energies import Gaussian
+from metastable.experiments.policy_arms import LEAST_NOISE
+from metastable.kernels import ULA, run_chain
 from metastable.policies import (
     MODELS,
     PATHS,
@@ -131,6 +134,17 @@ def test_a_given_kernel_moves_chunks_as_algorithm_2_says():
     torch.testing.assert_close(policy.model.move(drawn, given, 5, 0), drawn, rtol=0, atol=1e-5)
     policy.model.kernel = replace(policy.model.kernel, step_size=1e-2)
     assert (policy.model.move(drawn, given, 5, 0) - drawn).abs().min() > 1e-4
+
+
+def test_chains_of_path_planning_stay_where_chunks_are_as_narrow_as_their_noise():
+    """ULA of step h on a width σ has variance σ²/(1 − h/2σ²) for h < 2σ², and leaves above it, as the paper's 10⁻⁴."""
+    σ, rng = LEAST_NOISE[1], torch.Generator().manual_seed(0)
+    energy = Gaussian(torch.zeros(2).double(), σ**2 * torch.eye(2).double())
+    x = σ * torch.randn(4000, 2, generator=rng, dtype=torch.float64)
+    h = PATHS.chain["step_size"]
+    moved = run_chain(ULA(h), energy, x, PATHS.evaluations, rng).state.x
+    assert float(moved.var()) == pytest.approx(σ**2 / (1 - h / (2 * σ**2)), rel=4 * (2 / 8000) ** 0.5)
+    assert float(run_chain(ULA(1e-4), energy, x, 20, rng).state.x.std()) > 1e3 * σ
 
 
 def test_proposals_beside_energies_have_rates_of_their_own():

@@ -31,7 +31,7 @@ from metastable.data.demonstration_files import load_episodes
 from metastable.data.demonstrations import Demonstrations
 from metastable.policies.intervals import Interval, paired_difference
 from metastable.policies.models import PATHS
-from metastable.policies.path_frames import PLACE, SETS, centred, walking
+from metastable.policies.path_frames import PLACE, SETS, SIGHT, centred, walking
 from metastable.policies.path_world import (
     CONTEXT,
     POINTS,
@@ -264,7 +264,8 @@ def body(bench: Bench) -> list[Row]:
         return found
 
     def task() -> Task:
-        sets = {name: n for name, n in SETS.items() if name in shown().observations}
+        things = {**SETS, SIGHT: bench.sight}
+        sets = {name: n for name, n in things.items() if name in shown().observations}
         return Task(shown(), config, sizes, padded=False, sets=sets)
 
     planned = planner_rows(bench, pieces)

@@ -137,7 +137,7 @@ def test_a_given_kernel_moves_chunks_as_algorithm_2_says():
 
 
 def test_chains_of_path_planning_stay_where_chunks_are_as_narrow_as_their_noise():
-    """ULA of step h on a width σ has variance σ²/(1 − h/2σ²) for h < 2σ², and leaves above it, as the paper's 10⁻⁴."""
+    """ULA on a width σ has variance σ²/(1 − h/2σ²) for h < 2σ², and leaves above it, as with the paper's 10⁻⁴."""
     σ, rng = LEAST_NOISE[1], torch.Generator().manual_seed(0)
     energy = Gaussian(torch.zeros(2).double(), σ**2 * torch.eye(2).double())
     x = σ * torch.randn(4000, 2, generator=rng, dtype=torch.float64)

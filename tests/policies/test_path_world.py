@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from metastable.core import InputError
+from metastable.core import ConfigError, InputError
+from metastable.core.random import derive
 from metastable.policies import PolicyConfig, fit_policy
 from metastable.policies.path_world import (
     MARGIN,
@@ -141,6 +142,23 @@ def test_demonstrations_are_one_window_each(few):
     resting = (seen["place"][:, 0] == seen["place"][:, 2]).all(-1)
     assert resting.any(), "rollouts begin with their start three times"
     assert few.noisy == ("place",)
+
+
+def test_demonstrations_are_not_far_from_the_cheapest_of_their_world():
+    worlds, paths, each = 2, 4, 4  # three snippets of a path, and its start
+    made = PathWorlds.draw(worlds, derive(0, "train worlds"))
+    planned = plan_paths(made, paths, 0)
+    free = ~made.collides(planned)
+    cost = made.objective(planned).masked_fill(~free, torch.inf)
+    over = cost / cost.amin(1, keepdim=True)
+    for within in (1.0, float(over[free].median()), 1e9):
+        shown = path_demonstrations(worlds, paths, every=20, refine=False, within=within)
+        kept = planned[free & (over <= within)]
+        assert len(shown) == each * len(kept)
+        starts = shown.windows(3, 10, padded=False).contexts()["place"][: len(kept)]
+        torch.testing.assert_close(starts, kept[:, :1].expand(-1, 3, -1).float())
+    with pytest.raises(ConfigError, match=r"within: must be 1 or more, got 0\.5"):
+        path_demonstrations(1, 1, within=0.5)
 
 
 def test_a_policy_walks_fifty_points(few):

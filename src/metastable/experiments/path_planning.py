@@ -9,9 +9,8 @@ Deviations, which trainings of minutes gain from: demonstrations are seen from w
 (`policies.path_frames`; `centred=false` is the paper's frame) and mirrored, too (`mirrored=false`). At scale cpu
 dense networks see distances in 24 directions (`sight=0`: discs), and two points of a chunk are walked (`execute`).
 
-Every arm is trained in `training/` and judged in `pieces/`, so that a command makes what is missing and gathers all
-that is there. `straight` walks straight to the goal, `random` anywhere. Smoke asks for less than other scales: of
-some seconds and one path in each of forty worlds nobody learns what a disc is, but to walk in these worlds.
+Every arm is trained in `training/` and judged in `pieces/`: a command makes what is missing and gathers all. Smoke
+asks for less than other scales: of one path in each of forty worlds one learns to walk in these worlds alone.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from metastable.policies.path_world import (
     POINTS,
     PREDICTION,
     TEST_SEED,
+    WITHIN,
     PathWorlds,
     judge_paths,
     path_demonstrations,
@@ -147,8 +147,8 @@ def demonstrations(bench: Bench) -> Demonstrations:
     if path.is_file():
         return replace(load_episodes(path), noisy=(PLACE if bench.centred else "place",))
     seed = derive(bench.seed, "demonstrations") % 2**31
-    settings = {"every": bench.every, "refine": bench.refine, "device": bench.device}
-    shown = path_demonstrations(bench.train_worlds, bench.planned, seed, **settings)
+    settings: dict[str, Any] = {key: bench.settings[key] for key in ("every", "refine", "within")}
+    shown = path_demonstrations(bench.train_worlds, bench.planned, seed, **settings, device=bench.device)
     if bench.mirrored:
         shown = with_mirrored(shown)
     if bench.centred:
@@ -207,8 +207,8 @@ def walked(bench: Bench, pieces: Pieces, policy: Acting, worlds: PathWorlds, arm
         with precision(bench.precision, bench.device):
             return {"paths": rollout_paths(policy, worlds, len(paths), seed).numpy()}
 
-    made = pieces.blocks(f"{arm}-{kind}", n, size, walk, axis=1, counts=("paths", "ranked_paths"))
-    return torch.from_numpy(made["paths"])
+    counts = ("paths", "ranked_paths")
+    return torch.from_numpy(pieces.blocks(f"{arm}-{kind}", n, size, walk, axis=1, counts=counts)["paths"])
 
 
 def judged(worlds: PathWorlds, taken: Tensor) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -284,9 +284,7 @@ def body(bench: Bench) -> list[Row]:
 # ---- rows
 
 
-def interval_rows(
-    name: str, at: tuple[float, float, float], judged: tuple[Any, Any], paper: Any
-) -> list[Row]:
+def interval_rows(name: str, at: list[float], judged: tuple[Any, Any], paper: Any) -> list[Row]:
     """A number with the ends of its interval."""
     value, low, high = at
     return [Row(name, value, *judged, paper), Row(f"{name}/low", low), Row(f"{name}/high", high)]
@@ -368,11 +366,12 @@ EXPERIMENT = Experiment(
         worst=((), (), ("ibc",)),
         most_collisions=({}, {}, {"r-nce": 0.05}),
         train_worlds=(40, 1500, 4000),
-        planned=(1, 2, 4),
+        planned=(1, 4, 8),
         planned_test=(3, 8, 8),
         both_sides=(0.5, 0.5, 0.5),
         every=(1, 4, 5),
         refine=(False, False, True),
+        within=(WITHIN, WITHIN, WITHIN),
         mirrored=(False, True, True),
         centred=(True, True, True),
         sight=(0, 24, 0),

@@ -96,9 +96,9 @@ class Sizes:
         turns: steps of the proposal and of the energy in an outer iteration.
         reuse: updates of an energy for each batch whose negatives are drawn, and `pool`, rows that are kept, see
             `Ranked`; not in the paper, whose updates each solve the proposal's ODE.
-        chain: kernel of Algorithm 2 and of the last stage of Algorithm 4, in units of the scaled actions. Langevin's
-            step has to lie below 2σ² where a density is σ wide, and σ_pert makes chunks no narrower than 0.005: the
-            paper's 10⁻⁴, whose units are not said, would be 4σ², and chains would leave.
+        chain: kernel of Algorithm 2 and of the last stage of Algorithm 4, in units of the scaled actions. A step of
+            Langevin's has to lie below 2σ² where a density is σ wide, and σ_pert makes chunks no narrower than
+            0.005: the paper's 10⁻⁴, whose units are not said, would be 4σ², and chains would leave.
         evaluations: gradients of an energy that an action may cost.
         t_low: t̲ of Algorithm 4.
         eta: η of its SDE.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from metastable.core.errors import InputError, require_count
+from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive, generator
 from metastable.data.demonstrations import Demonstrations
 
@@ -36,6 +36,8 @@ MARGIN = 0.05
 """By which discs are larger for the planner than for the collision test."""
 WEIGHTS = (10.0, 1.0, 5.0)
 """Of goal, obstacles and smoothness in (7.2)."""
+WITHIN = 1.3
+"""Demonstrations cost at most so much more than the cheapest in their world: the paper's are optimal."""
 POINTS, CONTEXT, PREDICTION = 50, 3, 10
 """N, N_ctx and N_pred."""
 TEST_WORLDS, TEST_SEED = 25, 2024
@@ -205,11 +207,14 @@ def path_demonstrations(
     *,
     every: int = 5,
     refine: bool = True,
+    within: float = WITHIN,
     device: str = "cpu",
 ) -> Demonstrations:
     """Snippets of planned paths, of N_ctx + N_pred points: `windows(3, 10, padded=False)` is one for each.
 
-    The first snippet of a path has its start three times, as a rollout has. Paths that collide are left out.
+    The first snippet of a path has its start three times, as a rollout has. Paths that collide are left out, and
+    those that cost far more than another in their world: they go around what nothing forces them around, and a
+    policy that has learned so runs out of time.
 
     Args:
         worlds: how many, none of them a test world.
@@ -217,11 +222,15 @@ def path_demonstrations(
         seed: of worlds and planner.
         every: points from one snippet of a path to the next.
         refine: plan each snippet again between its ends.
+        within: what a path may cost, (7.2), as a multiple of the cheapest that was found in its world.
         device: where they are planned; another one has other random numbers.
     """
+    require(within >= 1, "within", "1 or more", within)
     made = PathWorlds.draw(worlds, derive(seed, "train worlds")).to(device)
     planned = plan_paths(made, paths, seed)
-    world, path = (~made.collides(planned)).nonzero().T
+    free = ~made.collides(planned)
+    cost = made.objective(planned).masked_fill(~free, torch.inf)
+    world, path = (free & (cost <= within * cost.amin(1, keepdim=True))).nonzero().T
     whole, length = planned[world, path], CONTEXT + PREDICTION
     if not len(whole):
         raise InputError(f"worlds: no path of {worlds} worlds is free of collisions; draw more")

@@ -44,6 +44,14 @@ def test_a_flip_mirrors_half_of_the_pictures() -> None:
     assert 16 <= int(mirrored.sum()) <= 48  # four standard deviations around 32
 
 
+@pytest.mark.parametrize("side", [1, 2, 5, 7])
+def test_small_pictures_are_shifted_by_a_pixel(side: int) -> None:
+    x = torch.arange(float(side * side)).view(1, 1, side, side).repeat(200, 1, 1, 1)
+    y = augmented(x, ("crop",), generator(4))
+    moved = {tuple(row.flatten().tolist()) for row in y}
+    assert len(moved) == (1 if side == 1 else 4 if side == 2 else 9)  # a mirror of two is the same both ways
+
+
 def test_a_crop_is_a_cut_from_a_mirrored_margin() -> None:
     """Every picture is one of the 5 × 7 cuts of torch's own reflecting pad, and all of them come up."""
     x = torch.rand((400, 1, 16, 24), generator=generator(3))

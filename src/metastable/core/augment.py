@@ -25,13 +25,13 @@ def flip(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def crop(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Shifted by up to an eighth of the side each way; what comes in is what the edge mirrors.
+    """Shifted by up to an eighth of the side each way, or by a pixel; what comes in is what the edge mirrors.
 
     The same as a margin of mirrored pixels, four of them at 32 × 32, and a random cut of the old size.
     """
     for dim in (2, 3):
         side = x.shape[dim]
-        most = side // 8
+        most = min(max(side // 8, 1), side - 1)
         shift = (uniform_rows(x, rng) * (2 * most + 1)).long() - most
         place = (torch.arange(side, device=x.device) + shift[:, None]).abs()
         place = (side - 1 - (side - 1 - place).abs()).view(-1, 1, *((side, 1) if dim == 2 else (1, side)))

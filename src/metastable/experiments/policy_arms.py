@@ -41,19 +41,8 @@ MADE = "made-with.json"
 """What a training was made with, beside its policy."""
 LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
-    *(
-        "options",
-        "sizes",
-        "pretrain",
-        "train_worlds",
-        "planned",
-        "every",
-        "refine",
-        "within",
-        "mirrored",
-        "centred",
-    ),
-    *("sight", "precision"),
+    *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
+    *("within", "sight", "precision"),
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 DENSE = ("width", "layers", "chain", "units")

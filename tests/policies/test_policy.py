@@ -499,6 +499,8 @@ def test_an_energy_stands_on_a_flow_that_was_trained_before_and_is_read_back_wit
     flow = fit_policy(shown, FLOW, "density", config, out=tmp_path / "flow", **options)
     energy = {"name": "on-proposal", "width": 8, "depth": 2}
     policy = fit_policy(shown, energy, RANKED, config, on=flow, out=tmp_path / "energy", **options)
+    noises = [p.model.run.config["trainer"]["data_noise"] for p in (flow, policy)]
+    assert noises == [0.01, 0.005], "the flow's draws have its last noise, and data beside them the same"
     weights = flow.model.model.energy.proposal.state_dict()  # those of the average, by which the flow acts
     stands = policy.model.run.players["proposal"].state_dict()
     assert weights.keys() == stands.keys()

@@ -40,7 +40,7 @@ def draw_rates(bench: Bench, best: dict[str, Piece]) -> None:
             label = f"{arm}: {piece.numbers['collisions'][0]:.3f}, cost {piece.numbers['cost'][0]:.3f}"
             axes.bar(at, value, width, yerr=ends, color=palette[i % len(palette)], label=label, ecolor=MUTED)
         axes.set(xlabel="world", ylabel="collision rate", ylim=(0, None))
-        axes.legend(fontsize=7, ncols=2)
+        axes.legend(fontsize=7, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))  # above the bars
 
 
 def draw_paths(bench: Bench, worlds: PathWorlds, shown: dict[str, Piece]) -> None:

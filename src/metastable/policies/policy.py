@@ -325,9 +325,8 @@ def fit_policy(
         config: how the policy acts, or a table of it; its windows are what is trained on.
         padded: whether windows reach beyond the ends of their episode, see `Demonstrations.windows`.
         noise: σ_pert at first, and from half of the training on, on chunks and on what of the contexts may be
-            noised; one number for both, and None trains on the demonstrations as they are. Beside a proposal that
-            stays it is the last of them throughout: data of another noise than the proposal has learned differ from
-            its draws by that alone.
+            noised; one number for both, None for none. Beside a proposal that stays it is the last throughout, for
+            data of another noise than it has learned differ from its draws by that alone.
         on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
             `density` with `units="none"`, on demonstrations of the same ranges. What is trained on a flow is read
             back by `load_policy`: the run's own settings name the flow's class alone. Where the method's `proposal`
@@ -337,8 +336,8 @@ def fit_policy(
         options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
     """
     rule = "Demonstrations, which Demonstrations.of(observations, actions, ends) and load_episodes(file) make"
-    given = type(demonstrations).__name__
-    require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, given)
+    require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, type(demonstrations).__name__)
+    method = resolve_method(method)
     config = config if isinstance(config, PolicyConfig) else build(PolicyConfig, config or {}, "policy")
     scaling = Scaling.fit(demonstrations)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
@@ -346,16 +345,14 @@ def fit_policy(
         each = (noise, noise) if isinstance(noise, (int, float)) else noise
         two = isinstance(each, (tuple, list)) and len(each) == 2 and all(map(NUMBER[1], each))
         require(two, "noise", "a number, two of them, at first and at last, or None", noise)
-        stays = on is not None or _stays(resolve_method(method))
-        first = each[1] if stays else each[0]
-        schedule = {"data_noise": first, "data_noise_final": each[1], "data_noise_over": 0.5}
+        stays = on is not None or (isinstance(method, Ranked) and not method.train_proposal)
+        schedule = {"data_noise": each[stays], "data_noise_final": each[1], "data_noise_over": 0.5}
         options = {**schedule, "given_noise": _noised(scaling, config, data.given), **options}
     table, flow = None, None
     if on is not None:
         units = options.setdefault("units", "none")
         require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
         flow, table = flow_of(on.model, on.scaling, scaling)
-        method = resolve_method(method)
         require(isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
         method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
@@ -364,11 +361,6 @@ def fit_policy(
         drawn.steps, drawn.scored = flow.steps, flow.scored
     assert data.given is not None
     return policy_of(run, scaling, data.given, config, seed, table)
-
-
-def _stays(method: Method) -> bool:
-    """Whether a method ranks against a proposal that does not learn beside its energy."""
-    return isinstance(method, Ranked) and not method.train_proposal
 
 
 def _noised(scaling: Scaling, config: PolicyConfig, contexts: Tensor | None) -> tuple[float, ...]:

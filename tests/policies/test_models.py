@@ -13,7 +13,7 @@ from metastable.core.batch import Batch
 from metastable.data import Demonstrations
 from metastable.data.demonstrations import Scaling
 from metastable.energies import Gaussian
-from metastable.experiments.policy_arms import LEAST_NOISE
+from metastable.experiments.policy_arms import NOISE
 from metastable.kernels import ULA, run_chain
 from metastable.policies import (
     MODELS,
@@ -138,7 +138,7 @@ def test_a_given_kernel_moves_chunks_as_algorithm_2_says():
 
 def test_chains_of_path_planning_stay_where_chunks_are_as_narrow_as_their_noise():
     """ULA on a width σ has variance σ²/(1 − h/2σ²) for h < 2σ², and leaves above it, as with the paper's 10⁻⁴."""
-    σ, rng = LEAST_NOISE[1], torch.Generator().manual_seed(0)
+    σ, rng = NOISE[1], torch.Generator().manual_seed(0)
     energy = Gaussian(torch.zeros(2).double(), σ**2 * torch.eye(2).double())
     x = σ * torch.randn(4000, 2, generator=rng, dtype=torch.float64)
     h = PATHS.chain["step_size"]

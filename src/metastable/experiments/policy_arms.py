@@ -29,8 +29,8 @@ from metastable.training.config import Adam, Schedule
 from .base import Bench
 from .pieces import refuse_other
 
-NOISE, LEAST_NOISE = (0.01, 0.005), (0.005, 0.005)
-"""σ_pert at first and from half of the training on; that of a proposal which is learned before."""
+NOISE = (0.01, 0.005)
+"""σ_pert at first and from half of the training on; beside a proposal that stays, the last (`fit_policy`)."""
 SPENT = 0.95
 """Share of its seconds after which a training is over: what was read back knows those of its last line."""
 LINES, CHECKPOINTS = 200, 8
@@ -64,21 +64,19 @@ class Arm:
     Attributes:
         model: of `policies.models`.
         method: settings of its method in the place of the model's own.
-        noise: σ_pert, at first and at last.
         early: whether its proposal learns before the energy, and then stays.
         of: the arm whose training it is, acting by its own model's settings; empty for one of its own.
     """
 
     model: str
     method: Mapping[str, Any] = field(default_factory=dict)
-    noise: tuple[float, float] = NOISE
     early: bool = False
     of: str = ""
 
 
 ARMS = {name: Arm(name) for name in MODELS} | {
     **{f"r-nce-{K}": Arm("r-nce", {"negatives_per_datum": K}) for K in (7, 31)},
-    "r-nce-pretrained": Arm("r-nce", noise=LEAST_NOISE, early=True),
+    "r-nce-pretrained": Arm("r-nce", early=True),
     "i-r-nce-2": Arm("i-r-nce-2", of="i-r-nce"),
 }
 RANKED = ("r-nce", "i-r-nce", "i-r-nce-2", "ibc", "on-flow")
@@ -239,7 +237,7 @@ def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None)
         model.method,
         config,
         padded=task.padded,
-        noise=arm.noise,
+        noise=NOISE,
         on=flow,
         seed=derive(bench.seed, "policy") % 2**31,
         out=folder,

@@ -448,3 +448,26 @@ def test_what_is_wrong_with_a_lerobot_folder_is_one_line_that_names_it(tmp_path,
         load_lerobot(tmp_path)
     assert column in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1000.0, 0.001])
+def test_what_lies_in_the_space_of_the_actions_keeps_its_distances(unit):
+    rng = np.random.default_rng(0)
+    seen = {"discs": unit * (3 + rng.normal(size=(20, 6))), "angle": rng.normal(size=20)}
+    shown = Demonstrations.of(seen, unit * rng.normal(size=(20, 2)), space=("discs",))
+    scaling = Scaling.fit(shown)
+    packed = scaling.pack({key: value[:, None] for key, value in shown.observations.items()})[:, :6]
+    most = shown.actions.abs().max()
+    torch.testing.assert_close(packed, shown.observations["discs"] / most)
+    torch.testing.assert_close(scaling.scale_actions(shown.actions), shown.actions / most)
+    torch.testing.assert_close(scaling.to_actions(shown.actions / most), shown.actions)
+    apart = Scaling.fit(Demonstrations.of(seen, shown.actions))
+    assert float(apart.half["angle"]) == float(scaling.half["angle"])  # which lies in no space
+    assert shown.some([0]).space == Demonstrations.joined([shown, shown]).space == ("discs",)
+    with pytest.raises(InputError, match="shapes of"):
+        Demonstrations.joined([shown, Demonstrations.of(seen, shown.actions)])
+
+
+def test_a_space_names_observations():
+    with pytest.raises(ConfigError, match="space"):
+        Demonstrations.of(np.arange(3.0), np.arange(3.0), space=("disks",))

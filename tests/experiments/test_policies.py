@@ -19,7 +19,7 @@ from metastable.experiments.pieces import Piece
 from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of, updates
 from metastable.kernels import HMC
 from metastable.methods.conditional_sampling import split_evaluations
-from metastable.policies import PolicyConfig
+from metastable.policies import PolicyConfig, path_frames
 from metastable.policies.intervals import mean_over_starts
 from metastable.policies.models import PUSH_T, Layout, Sizes, policy_model
 from metastable.policies.path_world import PathWorlds, rollout_paths
@@ -140,7 +140,7 @@ def test_demonstrations_that_are_half_written_are_not_found(tmp_path, monkeypatc
 
 def test_mirror_images_are_of_the_same_world():
     shown = path_planning.path_demonstrations(2, 1, refine=False)
-    both = path_planning.with_mirrored(shown)
+    both = path_frames.with_mirrored(shown)
     assert len(both) == 2 * len(shown)
     near = [(x["place"] - x["goal"]).norm(dim=1) for x in (shown.observations, both.observations)]
     assert torch.allclose(near[1], near[0].repeat(2))

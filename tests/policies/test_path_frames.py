@@ -86,7 +86,7 @@ def test_who_was_shown_distances_walks_by_them():
     assert shown.observations[SIGHT].shape[1] == 8
     policy = walking(fit_policy(shown, "flow", "density", PLAN, padded=False, steps=2))
     assert isinstance(policy, CentredPolicy)
-    assert policy.sight == 8
+    assert policy.seeing == (8, False)
     worlds = PathWorlds.draw(2)
     action = policy.select_action({"place": worlds.start.float(), **scene(worlds)})
     assert action.shape == (2, 2)

@@ -8,6 +8,7 @@ import torch
 from metastable.core import ConfigError, InputError
 from metastable.core.random import derive
 from metastable.policies import PolicyConfig, fit_policy
+from metastable.policies.intervals import clopper_pearson
 from metastable.policies.path_world import (
     MARGIN,
     PathWorlds,
@@ -197,3 +198,9 @@ def test_a_rate_of_collisions_stays_a_rate():
         found = path_intervals({"collisions": judged.double(), "cost": judged.double()})
         assert getattr(found["collisions"], end) == (end == "high")
         assert not 0 <= getattr(found["cost"], end) <= 1, "a cost may be anything"
+
+
+@pytest.mark.parametrize("hit", [0, 1])
+def test_paths_that_all_end_alike_say_no_more_than_one_in_each_world(hit):
+    judged = torch.full((25, 8), float(hit))
+    assert path_intervals({"collisions": judged})["collisions"] == clopper_pearson(25 * hit, 25)

@@ -18,7 +18,8 @@ from metastable.core.types import bind
 from metastable.energies import OnProposal, TransformerEnergy
 from metastable.energies.build import ENERGIES
 from metastable.proposals import DiffusionEnergy, FilmField, InterpolantFlow, TransformerField
-from metastable.proposals.encoders import Borrowed
+from metastable.proposals.encoders import Borrowed, Standardise
+from metastable.proposals.nearness import Nearness
 from metastable.proposals.pictures import PictureEncoder, SpatialSoftmax
 from metastable.proposals.tokens import Attention, ConvPrior, Tokenizer, places
 
@@ -257,3 +258,106 @@ def test_by_name_they_train_and_are_read_back(chosen, method, tmp_path):
 def test_bad_settings_are_named(table, words):
     with pytest.raises(ConfigError, match=words):
         InterpolantFlow(8, 15, field=table)
+
+
+# ---- things alike, and events among them
+
+
+def sorted_things(n: int = 200) -> Tensor:
+    """Contexts like `DISCS`, whose three discs are in order of their distance: the first are near in every row."""
+    given = normal(n, 15, seed=5)
+    discs = given[:, 6:].view(n, 3, 3)
+    order = discs[..., :2].norm(dim=-1).argsort(1)[..., None]
+    return torch.cat([given[:, :6], discs.take_along_dim(order, 1).flatten(1)], 1)
+
+
+@over("kind", ["energy", "flow", "diffusion"])
+def test_the_order_of_things_says_nothing_where_they_were_shown_in_order(kind):
+    data = Batch(normal(200, 8, seed=6), given=sorted_things())
+    settings = {"step": 2, "width": 16, "layers": 2, **DISCS}
+    field = {"name": "transformer", **settings}
+    made = {
+        "energy": lambda: TransformerEnergy(8, 15, data=data, **settings),
+        "flow": lambda: InterpolantFlow(8, 15, data=data, field=field),
+        "diffusion": lambda: ms.proposals.Diffusion(8, 15, data=data, network=field),
+    }[kind]()
+    model = bent(made)
+    given = data.given[:4]
+    swapped = torch.cat([given[:, :6], given[:, 12:], given[:, 6:12]], 1)
+    moved = torch.cat([given[:, :6], given[:, 6:] + 0.5], 1)
+    said, again, other = (
+        model(data.x[:4], g) if kind == "energy" else model.field(data.x[:4], g, 0.5)
+        for g in (given, swapped, moved)
+    )
+    torch.testing.assert_close(said, again)
+    assert (said - other).abs().max() > 1e-6
+
+
+def test_numbers_that_mean_the_same_have_the_moments_of_all_their_rows():
+    given = sorted_things()
+    inner = Standardise((15,), given)
+    Tokenizer((15,), 8, inner=inner, **DISCS)
+    things = given[:, 6:].reshape(-1, 3)
+    torch.testing.assert_close(inner.mean[6:9], things.mean(0))
+    torch.testing.assert_close(inner.scale[9:12], things.std(0), rtol=0.01, atol=0)  # n or n − 1
+    assert torch.equal(inner.scale[6:9], inner.scale[12:])
+    inner.refit(given * 10)
+    torch.testing.assert_close(inner.scale[6:9], 10 * things.std(0), rtol=0.01, atol=0)
+
+
+def test_nearness_by_hand():
+    near = Nearness(4, 2, (1, 2, 3), reach=0.1).double()
+    near.stand(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.full((4,), 2.0))
+    given = torch.tensor(
+        [[9.0, 0.0, 0.0, 0.5, 5.0, 5.0, 0.1]], dtype=F64
+    )  # discs of 0.5 at 0, of 0.1 at (5, 5)
+    things = near.join(given[:, :0], given)
+    event = torch.tensor([[0.6, 0.0, 0.0, -2.0]], dtype=F64)  # at (0.6, 0), 0.1 from the edge, and at (0, −2)
+    white = (event - near.mean) / near.scale
+    first, second = near(white, things)[0]
+    size = math.sqrt((near.mean.square() + near.scale.square()).mean())
+    said = torch.tensor([0.6 / size, 0.0, math.tanh(1.0), 1 - math.tanh(1.0) ** 2, 0.0], dtype=F64)
+    torch.testing.assert_close(first, said, rtol=1e-4, atol=1e-6)
+    assert second[2] > 0.999  # nothing is near, and then no side says anything
+    assert second[3:].abs().max() < 1e-6
+
+
+@over("things", [(0, 2), (0, 2, 4), (-1, 2, 3)])
+def test_things_that_are_no_places_are_refused(things):
+    with pytest.raises(ConfigError, match="near: must be start, count and size, which is 2 or 3"):
+        Nearness(4, 2, things)
+
+
+@over("kind", ["flow", "diffusion", "diffusion-phi"])
+def test_a_field_among_things_has_its_divergence_and_knows_where_events_are(kind):
+    data = Batch(normal(50, 8, seed=6) * torch.linspace(0.1, 3, 8, dtype=F64) + 2, given=sorted_things(50))
+    table = {"name": "transformer", "step": 2, "width": 16, "layers": 1, **DISCS, "near": (6, 3, 3)}
+    made = {
+        "flow": lambda: InterpolantFlow(8, 15, data=data, field=table),
+        "diffusion": lambda: ms.proposals.Diffusion(8, 15, data=data, network=table),
+        "diffusion-phi": lambda: DiffusionEnergy(8, 15, data=data, potential=table),
+    }[kind]()
+    model = bent(made)
+    field = model.field if kind == "flow" else model.field.network
+    torch.testing.assert_close(field.body.near.mean, data.x.mean(0))
+    torch.testing.assert_close(field.body.near.scale, data.x.std(0))
+    x, code = normal(3, 8, seed=8), field.encode(data.given[:3])
+    clock, jacobian = field.clock(torch.full((3,), 0.4, dtype=F64)), torch.autograd.functional.jacobian
+    exact = [jacobian(lambda y, i=i: field.velocity(y, code[i], clock[i]), x[i]).trace() for i in range(3)]
+    torch.testing.assert_close(field.divergence(x, code, clock), torch.stack(exact).detach())
+
+
+def test_an_energy_among_things_has_its_gradient_and_is_kept_with_its_weights():
+    data = Batch(normal(50, 8, seed=6), given=sorted_things(50))
+    settings = {"step": 2, "width": 16, "layers": 1, **DISCS, "near": (6, 3, 3)}
+    near = bent(TransformerEnergy(8, 15, data=data, **settings))
+    x, given = data.x[:3].clone().requires_grad_(), data.given[:3]
+    (g,) = torch.autograd.grad(near(x, given).sum(), x)
+    step = 1e-6 * normal(3, 8, seed=9)
+    change = (near(x + step, given) - near(x - step, given)) / 2
+    torch.testing.assert_close((g * step).sum(1), change.detach(), rtol=1e-5, atol=1e-12)
+    many = near(data.x[:6].view(3, 2, 8), given)
+    torch.testing.assert_close(many[:, 0], near(data.x[0:6:2], given))
+    kept = bent(TransformerEnergy(8, 15, **settings), 0.0)
+    kept.load_state_dict(near.state_dict())
+    torch.testing.assert_close(kept(data.x[:3], given), near(data.x[:3], given))

@@ -48,6 +48,7 @@ class Demonstrations:
         ends: one past the last step of each episode, int64 `(E,)`; the last is T.
         name: where they came from, for people.
         noisy: names of the observations that σ_pert may perturb: by default all that are no pictures.
+        space: names of those that are places and lengths in the space of the actions: one number scales them all.
 
     >>> two = Demonstrations.of(np.arange(5.0), np.arange(5.0), [2, 5])
     >>> len(two), two.lengths.tolist(), two.some([1]).actions.flatten().tolist()
@@ -59,6 +60,7 @@ class Demonstrations:
     ends: Tensor
     name: str = "demonstrations"
     noisy: tuple[str, ...] = ()
+    space: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class Demonstrations:
         ends: Any = None,
         name: str = "demonstrations",
         noisy: Sequence[str] | None = None,
+        space: Sequence[str] = (),
     ) -> Demonstrations:
         """Demonstrations that are checked: one observation for each action, finite numbers, ends in order.
 
@@ -82,10 +85,11 @@ class Demonstrations:
         rule = f"named anything but {ACTION!r}, as the actions are; call what was done before by another name"
         require(ACTION not in seen, f"{name}: observations", rule, list(seen))
         numbers = tuple(key for key, value in seen.items() if value.dtype != torch.uint8)
-        for key in noisy or ():
-            require_choice(f"{name}: noisy", key, numbers)
+        for field, names in (("noisy", noisy or ()), ("space", space)):
+            for key in names:
+                require_choice(f"{name}: {field}", key, numbers)
         stops = _ends([len(actions)] if ends is None else ends, len(actions), name)
-        return cls(seen, actions, stops, name, numbers if noisy is None else tuple(noisy))
+        return cls(seen, actions, stops, name, numbers if noisy is None else tuple(noisy), tuple(space))
 
     @classmethod
     def joined(cls, parts: Sequence[Demonstrations], name: str = "demonstrations") -> Demonstrations:
@@ -99,13 +103,14 @@ class Demonstrations:
         first = parts[0]
         for part in parts[1:]:
             rule = f"of the shapes of {first.name}, {first.shapes}"
-            same = part.shapes == first.shapes and set(part.noisy) == set(
-                first.noisy
-            )  # which pictures are not
+            kinds = [
+                (set(some.noisy), set(some.space)) for some in (part, first)
+            ]  # of which pictures are not
+            same = part.shapes == first.shapes and kinds[0] == kinds[1]
             require(same, part.name, rule, part.shapes)
         seen = {key: torch.cat([part.observations[key] for part in parts]) for key in first.observations}
         ends = torch.cat([part.lengths for part in parts]).cumsum(0)
-        return cls(seen, torch.cat([part.actions for part in parts]), ends, name, first.noisy)
+        return cls(seen, torch.cat([part.actions for part in parts]), ends, name, first.noisy, first.space)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -149,7 +154,7 @@ class Demonstrations:
         starts, ends, lengths = self.starts.tolist(), self.ends.tolist(), self.lengths[chosen]
         steps = torch.cat([torch.arange(starts[e], ends[e]) for e in chosen.tolist()])
         seen = {key: value[steps] for key, value in self.observations.items()}
-        return Demonstrations(seen, self.actions[steps], lengths.cumsum(0), self.name, self.noisy)
+        return Demonstrations(seen, self.actions[steps], lengths.cumsum(0), self.name, self.noisy, self.space)
 
     def split(self, fraction: float = 0.1, seed: int = 0) -> tuple[Demonstrations, Demonstrations]:
         """(train, held_out): whole episodes, so that no window of one part has steps of the other."""

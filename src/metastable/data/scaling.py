@@ -30,7 +30,8 @@ class Scaling:
 
     A number is x = middle + half·u, and σ_pert is in units of u. An observation that never changes has half = 0 and
     is u = 0 whatever is seen of it later, since nobody was shown what follows from it. An action that never changes
-    has a millionth of itself, so that what is drawn of it comes back as it was shown.
+    has a millionth of itself, so that what is drawn of it comes back as it was shown. What lies in the `space` of
+    the actions is, as they are, divided by the largest of them and not moved: distances stay what they are.
 
     Attributes:
         middle: by name of an observation, and `action`, of the shape of one of them: float32, or float64 where
@@ -57,6 +58,9 @@ class Scaling:
         size = middle[ACTION].abs()  # as small as nothing is zero, so that its millionth is a number
         still = STILL * torch.where(size < NOTHING, torch.ones_like(size), size)
         half[ACTION] = torch.where(half[ACTION] > 0, half[ACTION], still)
+        for key in (*demonstrations.space, *((ACTION,) if demonstrations.space else ())):
+            half[key] = torch.full_like(half[key], max(float(numbers[ACTION].abs().max()), NOTHING))
+            middle[key] = torch.zeros_like(middle[key])
         pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
         return cls(middle, half, pictures, demonstrations.noisy)
 

@@ -272,6 +272,7 @@ class TransformerConfig:
         pictures: `[start, count, channels, height, width]`: images in time.
         reads: `future`, or `path` where the last layers see the past's tokens, too.
         prior: whether to add the convolutional prior.
+        near: `[start, count, size]` of things among which the event's steps are places, see `Nearness`.
         reference: as of `ConditionalConfig`.
         inflate: likewise.
         on_proposal: whether it stands on the proposal of its method and is zero at first; see `OnProposal`.
@@ -287,6 +288,7 @@ class TransformerConfig:
     pictures: tuple[int, int, int, int, int] | None = None
     reads: str = "future"
     prior: bool = True
+    near: tuple[int, int, int] | None = None
     reference: str = "gaussian"
     inflate: float = 1.2
     on_proposal: bool = False

@@ -35,6 +35,7 @@ class TransformerEnergy(ConditionalEnergy):
         pictures: likewise.
         reads: see `TokenBody`.
         prior: likewise.
+        near: likewise.
         data: as of `ConditionalNet`.
         inflate: likewise.
         seed: of the initial weights; nothing global is touched.
@@ -60,6 +61,7 @@ class TransformerEnergy(ConditionalEnergy):
         pictures: Sequence[int] | None = None,
         reads: str = "future",
         prior: bool = True,
+        near: Sequence[int] | None = None,
         data: Rows | None = None,
         inflate: float | None = None,
         seed: int = 0,
@@ -75,14 +77,16 @@ class TransformerEnergy(ConditionalEnergy):
                 before = (self.encoder.past, self.encoder.steps)
             self.from_time = lifted(1, width) if time else None
             sizes = (len(self.mean), step, 1, width, layers, heads)
-            self.body = TokenBody(*sizes, *before, reads, prior)
+            self.body = TokenBody(*sizes, *before, reads, prior, near)
         self.to(self.mean)
+        if self.body.near is not None:
+            self.body.near.stand(self.mean, self.scale)
 
     def encode(self, given: Tensor) -> Tensor:
-        """Tokens of the contexts, `(B, S·width)`."""
+        """Tokens of the contexts, `(B, S·width)`, as `TokenBody` takes them."""
         require_contexts(given, self.context_shape, len(given), "this energy")
         assert self.encoder is not None
-        return self.encoder(given)
+        return self.body.encoded(self.encoder, given)
 
     def clock(self, t: Tensor) -> Tensor:
         """The token of the time, `(…, width)`."""

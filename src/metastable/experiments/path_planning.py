@@ -25,19 +25,20 @@ from torch import Tensor
 
 from metastable.core.errors import require_choice, require_count
 from metastable.core.precision import precision
-from metastable.core.random import derive, generator
+from metastable.core.random import derive
 from metastable.data.demonstration_files import load_episodes
 from metastable.data.demonstrations import Demonstrations
+from metastable.policies import path_frames as frames
 from metastable.policies.intervals import Interval, paired_difference
 from metastable.policies.models import PATHS
-from metastable.policies.path_frames import PLACE, SETS, SIGHT, centred, walking
 from metastable.policies.path_world import (
     CONTEXT,
-    POINTS,
     PREDICTION,
     TEST_SEED,
     WITHIN,
     PathWorlds,
+    Straight,
+    Wandering,
     judge_paths,
     path_demonstrations,
     path_intervals,
@@ -96,43 +97,21 @@ CHOICES = (
     "worst",
 )
 """Settings that say which pieces are made and what is asked of them, or that are kept by a rule of their own."""
+FOR_MINUTES = {
+    "batch_size": 512,
+    "energy_rows": 32,
+    "turns": (16, 2),
+    "proposal_width": 184,
+    "reuse": 10,
+    "pool": 1024,
+    "warmup": 1000,
+    "ode": (64, 17),
+    "training_ode": (64, 17),
+    "evaluations": 100,
+}
+"""What trainings of minutes have in the place of Tables 10 and 11, whose are hours."""
 Found = dict[tuple[str, str], Piece]
 """By arm, and whether it takes the `best` of ℓ draws or `one`."""
-
-
-# ---- those that learn nothing
-
-
-class Straight:
-    """Walks straight to the goal, in the steps that are left."""
-
-    def reset(self, seed: int | None = None) -> None:
-        """All steps are left."""
-        self.left = POINTS - 1
-
-    def select_action(self, observation: Any) -> Tensor:
-        """The next point, `(B, 2)`."""
-        place, goal = observation["place"], observation["goal"]
-        self.left -= 1
-        return place + (goal - place) / (self.left + 1)
-
-
-class Wandering:
-    """Takes steps of the length of a straight walk, each in a direction of its own."""
-
-    def reset(self, seed: int | None = None) -> None:
-        """From the first random number."""
-        self.rng = generator(derive(seed or 0, "wandering"))
-        self.length: Tensor | None = None
-
-    def select_action(self, observation: Any) -> Tensor:
-        """The next point, `(B, 2)`."""
-        place, goal = observation["place"], observation["goal"]
-        length = (
-            (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1) if self.length is None else self.length
-        )
-        step, self.length = torch.randn(place.shape, generator=self.rng), length
-        return place + length * step / step.norm(dim=1, keepdim=True)
 
 
 BASELINES: dict[str, type] = {"straight": Straight, "random": Wandering}
@@ -145,30 +124,24 @@ def demonstrations(bench: Bench) -> Demonstrations:
     """Planned once and kept in `demonstrations.npz`."""
     path = bench.folder / "demonstrations.npz"
     if path.is_file():
-        return replace(load_episodes(path), noisy=(PLACE if bench.centred else "place",))
+        kept = load_episodes(path)
+        seen = {
+            "noisy": (frames.PLACE if bench.centred else "place",),
+            "space": frames.space_of(kept.observations),
+        }
+        return replace(kept, **seen)
     seed = derive(bench.seed, "demonstrations") % 2**31
     settings: dict[str, Any] = {key: bench.settings[key] for key in ("every", "refine", "within")}
     shown = path_demonstrations(bench.train_worlds, bench.planned, seed, **settings, device=bench.device)
     if bench.mirrored:
-        shown = with_mirrored(shown)
+        shown = frames.with_mirrored(shown)
     if bench.centred:
-        shown = centred(shown, bench.sight)
+        shown = frames.centred(shown, bench.sight, bench.networks == "paper" or None)
     ends, arrays = shown.ends.numpy(), {key: x.numpy() for key, x in shown.observations.items()}
     part = path.with_suffix(".part.npz")  # so that what is found is whole
     np.savez_compressed(part, actions=shown.actions.numpy(), episode_ends=ends, **arrays)  # pyright: ignore
     part.replace(path)
     return shown
-
-
-def with_mirrored(shown: Demonstrations) -> Demonstrations:
-    """Demonstrations, and their mirror images, which are as likely: worlds know no up and down."""
-    flip = torch.tensor([1.0, -1.0])
-    discs = torch.cat([flip, torch.ones(1)]).repeat(shown.observations["discs"].shape[1] // 3)
-    signs = {"place": flip, "goal": flip, "discs": discs}
-    seen = {key: torch.cat([x, x * signs[key].to(x)]) for key, x in shown.observations.items()}
-    actions = torch.cat([shown.actions, shown.actions * flip.to(shown.actions)])
-    ends = torch.cat([shown.ends, shown.ends + len(shown.actions)])
-    return Demonstrations.of(seen, actions, ends, shown.name, noisy=shown.noisy)
 
 
 def planner_rows(bench: Bench, pieces: Pieces) -> list[Row]:
@@ -219,6 +192,12 @@ def judged(worlds: PathWorlds, taken: Tensor) -> tuple[dict[str, Any], dict[str,
     return numbers, arrays | {"paths": taken[:SHOWN].float().numpy()}
 
 
+def told(piece: Piece) -> Piece:
+    """A piece with the intervals that its arrays have now, whatever they were when it was kept."""
+    values = {key: torch.from_numpy(piece.arrays[key]) for key in ("collisions", "cost", "goal missed by")}
+    return replace(piece, numbers=piece.numbers | {k: list(v) for k, v in path_intervals(values).items()})
+
+
 def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], arm: str) -> None:
     """Pieces of one arm that are missing."""
     kinds = ("one",) if arm in BASELINES else ("best",) if arm == "cloning" else ("one", "best")
@@ -232,7 +211,7 @@ def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], 
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
         acts = acting_with(policy, candidates=1) if learned and kind == "one" else policy
-        walks = walking(acts) if learned else acts
+        walks = frames.walking(acts) if learned else acts
         numbers, arrays = judged(worlds, walked(bench, pieces, walks, worlds, arm, kind))
         pieces.finish(f"{arm}-{kind}", numbers | own, arrays)
         rate, cost = (Interval(*numbers[key]) for key in ("collisions", "cost"))
@@ -264,9 +243,10 @@ def body(bench: Bench) -> list[Row]:
         return found
 
     def task() -> Task:
-        things = {**SETS, SIGHT: bench.sight}
+        things = {**frames.SETS, frames.SIGHT: bench.sight}
         sets = {name: n for name, n in things.items() if name in shown().observations}
-        return Task(shown(), config, sizes, padded=False, sets=sets)
+        near = frames.DISCS if bench.near and frames.DISCS in sets else ""
+        return Task(shown(), config, sizes, padded=False, sets=sets, near=near)
 
     planned = planner_rows(bench, pieces)
     for arm in (*BASELINES, *bench.arms):
@@ -276,9 +256,11 @@ def body(bench: Bench) -> list[Row]:
         if name == "planner":
             continue
         piece, (arm, _, kind) = pieces.find(name), name.rpartition("-")
-        found |= {} if piece is None else {(arm, kind): piece}
+        found |= {} if piece is None else {(arm, kind): told(piece)}
+    order = [*ARMS, *BASELINES]
+    found = dict(sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
     draw(bench, worlds, found)
-    return [*planned, *rows_of(bench, found)]
+    return [*rows_of(bench, found), *planned]
 
 
 # ---- rows
@@ -343,7 +325,8 @@ EXPERIMENT = Experiment(
     title="Policies that walk around discs: R-NCE beside flows, diffusions and IBC (Fig. 4, Tables 3-5)",
     paper="Singh, Tu, Sindhwani, TMLR 2024, Section 7.3 and Appendix B.3",
     scales=by_scale(
-        {"most_parameters": 510_000, "warmup": 100, "options": {}, "sizes": {}},
+        {"most_parameters": 510_000, "warmup": 100, "options": {}},
+        sizes=({}, {}, FOR_MINUTES),
         rate=(3e-3, 1e-3, 1e-3),
         precision=("32-true", "32-true", "tf32"),
         ema=(0.99, 0.999, 0.999),
@@ -374,13 +357,14 @@ EXPERIMENT = Experiment(
         within=(WITHIN, WITHIN, WITHIN),
         mirrored=(False, True, True),
         centred=(True, True, True),
-        sight=(0, 24, 0),
+        sight=(0, 24, 24),
+        near=(False, False, True),
         execute=(10, 2, 10),
         worlds=(40, 25, 25),
         world_seed=(None, TEST_SEED, TEST_SEED),
         paths=(1, 8, 384),
-        ranked_paths=(1, 8, 384),
-        block=(1, 16, 16),
+        ranked_paths=(1, 8, 8),
+        block=(1, 16, 4),
         candidates=(4, 8, 48),
         width=(128, 192, 0),
         layers=(4, 5, 0),
@@ -394,7 +378,7 @@ EXPERIMENT = Experiment(
         pretrain=(400, 6000, 10_000),
         density_updates=(800, 12_000, 500_000),
         energy_updates=(300, 3000, 1_000_000),
-        seconds=(None, None, 600.0),
+        seconds=(None, None, 520.0),
     ),
     body=body,
 )

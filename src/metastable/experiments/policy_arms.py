@@ -42,7 +42,7 @@ MADE = "made-with.json"
 LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
     *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
-    *("within", "sight", "precision"),
+    *("within", "sight", "near", "precision"),
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 DENSE = ("width", "layers", "chain", "units")
@@ -93,6 +93,7 @@ class Task:
         sizes: of the paper's networks.
         padded: see `Demonstrations.windows`.
         sets: observations that stay the same in an episode, see `layout_of`.
+        near: that among which actions are places, likewise.
     """
 
     shown: Demonstrations
@@ -100,6 +101,7 @@ class Task:
     sizes: Sizes
     padded: bool = True
     sets: Mapping[str, int] = field(default_factory=dict)
+    near: str = ""
 
 
 def units_of(bench: Bench) -> str:
@@ -164,7 +166,7 @@ def model_of(bench: Bench, task: Task, arm: Arm) -> PolicyModel:
     if bench.networks == "dense":
         made = dense_model(bench, arm.model)
     else:
-        layout = layout_of(Scaling.fit(task.shown), task.config.context, task.sets)
+        layout = layout_of(Scaling.fit(task.shown), task.config.context, task.sets, task.near)
         made = policy_model(arm.model, layout, sizes_of(bench, task, arm))
         made = replace(made, options={**made.options, "ema": bench.ema, **bench.options})
     own = {"train_proposal": False, "pretrain": bench.pretrain} if arm.early else {}

@@ -41,9 +41,12 @@ class Layout:
     past: tuple[tuple[int, int, int], ...] = ()
     tokens: tuple[tuple[int, int, int], ...] = ()
     pictures: tuple[int, int, int, int, int] | None = None
+    near: tuple[int, int, int] | None = None
 
 
-def layout_of(scaling: Scaling, context: int, sets: Mapping[str, int] | None = None) -> Layout:
+def layout_of(
+    scaling: Scaling, context: int, sets: Mapping[str, int] | None = None, near: str = ""
+) -> Layout:
     """The layout of contexts that `Scaling.pack` makes of `context` steps.
 
     Args:
@@ -51,10 +54,13 @@ def layout_of(scaling: Scaling, context: int, sets: Mapping[str, int] | None = N
         context: N_ctx.
         sets: observations that stay the same in an episode, with the numbers of one thing: they are one token for
             each thing, taken from the first step.
+        near: the one of them whose things lie where actions are places, in their `space`; see `Nearness`.
     """
     for name in sets or {}:
         require_choice("sets", name, scaling.names)
-    at, past, things, pictures = 0, [], [], None
+    if near:
+        require_choice("near", near, sets or {})
+    at, past, things, pictures, among = 0, [], [], None, None
     for name in scaling.names:
         if name in scaling.pictures:
             require(pictures is None, "pictures", "of one kind", tuple(scaling.pictures))
@@ -65,11 +71,12 @@ def layout_of(scaling: Scaling, context: int, sets: Mapping[str, int] | None = N
             one = sets[name]
             require(one > 0 and size % one == 0, f"sets.{name}", f"a number that divides its {size}", one)
             things.append((at, size // sets[name], sets[name]))
+            among = things[-1] if name == near else among
         else:
             past.append((at, context, size))
         at += context * size
     actions = scaling.middle["action"].numel()
-    return Layout(actions, tuple(past), tuple(things), pictures)  # pyright: ignore
+    return Layout(actions, tuple(past), tuple(things), pictures, among)  # pyright: ignore
 
 
 @dataclass(frozen=True)
@@ -200,7 +207,9 @@ def _proposal(layout: Layout, sizes: Sizes, timed: bool) -> dict[str, Any]:
     size = {"width": sizes.proposal_width, "layers": sizes.proposal_layers}
     named = {"name": sizes.proposal, "log_time": timed, **size}
     if sizes.proposal == "film":
-        named |= {"step": layout.step} if sizes.encoder_owner else asdict(layout)
+        named |= {"step": layout.step}
+        if not sizes.encoder_owner:
+            named |= {"past": layout.past, "tokens": layout.tokens, "pictures": layout.pictures}
     steps, scored = sizes.training_ode
     return {
         "name": "interpolant",

@@ -10,7 +10,7 @@ can be shown how far one sees in some directions in the place of the discs: then
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -60,16 +60,23 @@ class Frame(NamedTuple):
         """The inverse of `inside`, for `(P, n, 2)`."""
         return points @ self.turn.mT + self.at[:, None]
 
-    def seen(self, observations: Mapping[str, Tensor], sight: int = 0) -> dict[str, Tensor]:
-        """Windows `(P, T, …)` in the frame: discs by how near their edge is, or how far one sees `sight` ways."""
-        discs = observations["discs"].unflatten(2, (-1, 3))
-        centres, radii = self.inside(discs[..., :2]), discs[..., 2]
+    def seen(
+        self, observations: Mapping[str, Tensor], sight: int = 0, discs: bool | None = None
+    ) -> dict[str, Tensor]:
+        """Windows `(P, T, …)` in the frame: how far one sees `sight` ways, and discs by how near their edge is.
+
+        Discs are left out where sight is in their place, unless they are asked for.
+        """
+        known = observations["discs"].unflatten(2, (-1, 3))
+        centres, radii = self.inside(known[..., :2]), known[..., 2]
         ends = {key: self.inside(observations[name]) for key, name in ((PLACE, "place"), (GOAL, "goal"))}
         ends[GOAL] = ends[GOAL].round(
             decimals=5
         )  # straight ahead: what rounding leaves aside would be scaled up
         if sight:
-            return {**ends, SIGHT: seen_distances(centres, radii, sight)}
+            ends[SIGHT] = seen_distances(centres, radii, sight)
+        if not (not sight if discs is None else discs):
+            return ends
         order = (centres.norm(dim=-1) - radii).argsort(-1)[..., None]
         nearest = torch.cat([centres, radii[..., None]], -1).take_along_dim(order, 2).flatten(2)
         return {**ends, DISCS: nearest}
@@ -93,14 +100,31 @@ def seen_distances(centres: Tensor, radii: Tensor, ways: int) -> Tensor:
     return torch.where((inside > 0) & ((along > 0) | (depth > 0)), hit, FAR).amin(-2)
 
 
-def centred(shown: Demonstrations, sight: int = 0) -> Demonstrations:
-    """Snippets of `path_demonstrations`, each in the frame of its last point of context; `sight` as of `seen`."""
+def space_of(names: Collection[str]) -> tuple[str, ...]:
+    """Observations in a frame that are scaled as the points are: all of them, where discs are among them."""
+    return tuple(names) if DISCS in names else ()
+
+
+def centred(shown: Demonstrations, sight: int = 0, discs: bool | None = None) -> Demonstrations:
+    """Snippets of `path_demonstrations`, each in the frame of its last point of context; the rest as of `seen`."""
     steps = int(shown.lengths[0])
     seen = {key: value.float().unflatten(0, (-1, steps)) for key, value in shown.observations.items()}
     frame = Frame.of(seen)
     actions = frame.inside(shown.actions.float().unflatten(0, (-1, steps)))
-    observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen, sight).items()}
-    return Demonstrations.of(observations, actions.flatten(0, 1), shown.ends, shown.name, noisy=(PLACE,))
+    observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen, sight, discs).items()}
+    rows, space = actions.flatten(0, 1), space_of(observations)
+    return Demonstrations.of(observations, rows, shown.ends, shown.name, noisy=(PLACE,), space=space)
+
+
+def with_mirrored(shown: Demonstrations) -> Demonstrations:
+    """Demonstrations, and their mirror images, which are as likely: worlds know no up and down."""
+    flip = torch.tensor([1.0, -1.0])
+    discs = torch.cat([flip, torch.ones(1)]).repeat(shown.observations["discs"].shape[1] // 3)
+    signs = {"place": flip, "goal": flip, "discs": discs}
+    seen = {key: torch.cat([x, x * signs[key].to(x)]) for key, x in shown.observations.items()}
+    actions = torch.cat([shown.actions, shown.actions * flip.to(shown.actions)])
+    ends = torch.cat([shown.ends, shown.ends + len(shown.actions)])
+    return Demonstrations.of(seen, actions, ends, shown.name, noisy=shown.noisy)
 
 
 class CentredPolicy:
@@ -116,7 +140,7 @@ class CentredPolicy:
         require(carried == 0, "policy.warm", "0, as freeze, in frames that move", carried)
         self.policy = policy
         known = policy.scaling.middle
-        self.sight = known[SIGHT].numel() if SIGHT in known else 0
+        self.seeing = known[SIGHT].numel() if SIGHT in known else 0, DISCS in known
         self.reset()
 
     def reset(self, seed: int | None = None) -> None:
@@ -132,7 +156,7 @@ class CentredPolicy:
             window = [self.seen[0]] * (CONTEXT - len(self.seen)) + list(self.seen)
             stacked = {key: torch.stack([step[key] for step in window], 1) for key in observation}
             frame = Frame.of(stacked)
-            chunk = frame.outside(self.policy.predict_action_chunk(frame.seen(stacked, self.sight)))
+            chunk = frame.outside(self.policy.predict_action_chunk(frame.seen(stacked, *self.seeing)))
             self.planned.extend(chunk[:, : self.policy.config.execute].unbind(1))
         return self.planned.popleft()
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -279,6 +280,38 @@ def rollout_paths(policy: Acting, worlds: PathWorlds, paths: int = 1, seed: int 
     return torch.stack(taken, 1).double().unflatten(0, (len(worlds), paths))
 
 
+class Straight:
+    """Walks straight to the goal, in the steps that are left."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """All steps are left."""
+        self.left = POINTS - 1
+
+    def select_action(self, observation: Any) -> Tensor:
+        """The next point, `(B, 2)`."""
+        place, goal = observation["place"], observation["goal"]
+        self.left -= 1
+        return place + (goal - place) / (self.left + 1)
+
+
+class Wandering:
+    """Takes steps of the length of a straight walk, each in a direction of its own."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """From the first random number."""
+        self.rng = generator(derive(seed or 0, "wandering"))
+        self.length: Tensor | None = None
+
+    def select_action(self, observation: Any) -> Tensor:
+        """The next point, `(B, 2)`."""
+        place, goal = observation["place"], observation["goal"]
+        length = (
+            (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1) if self.length is None else self.length
+        )
+        step, self.length = torch.randn(place.shape, generator=self.rng), length
+        return place + length * step / step.norm(dim=1, keepdim=True)
+
+
 def judge_paths(worlds: PathWorlds, taken: Tensor) -> dict[str, Tensor]:
     """What paths `(W, P, N, 2)` are worth, `(W, P)` each: collisions (0 or 1), cost (7.2), distance to the goal."""
     return {
@@ -292,11 +325,12 @@ def path_intervals(judged: Mapping[str, Tensor]) -> dict[str, Interval]:
     """Means of what `judge_paths` says, with 95 % intervals.
 
     Paths of a world are not independent of one another: intervals are over worlds. Of one path in each, which
-    collides or does not, the rate has Clopper and Pearson's; that of several lies between 0 and 1.
+    collides or does not, the rate has Clopper and Pearson's; that of several lies between 0 and 1. Where all paths
+    collide, or none, they count as one in each world, since nothing says how far they are independent.
     """
     said = {name: mean_over_starts(values) for name, values in judged.items()}
     hits, rate = judged["collisions"], said["collisions"]
     said["collisions"] = Interval(rate.value, max(rate.low, 0.0), min(rate.high, 1.0))
-    if hits.shape[1] == 1:
-        said["collisions"] = clopper_pearson(int(hits.sum()), len(hits))
+    if hits.shape[1] == 1 or bool((hits == hits[0, 0]).all()):
+        said["collisions"] = clopper_pearson(int(hits[:, 0].sum()), len(hits))
     return said

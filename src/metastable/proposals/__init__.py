@@ -11,6 +11,7 @@ from .flows import Flow
 from .generator import Generator
 from .mixture import Mixture
 from .mixture_field import MixtureField
+from .nearness import Nearness
 from .pictures import PictureEncoder
 from .regression import Regression
 from .scale_mixture import ScaleMixture
@@ -29,6 +30,7 @@ __all__ = [
     "InterpolantFlow",
     "Mixture",
     "MixtureField",
+    "Nearness",
     "PictureEncoder",
     "Regression",
     "ResidualField",

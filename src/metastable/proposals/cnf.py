@@ -131,6 +131,7 @@ class InterpolantFlow(ContinuousFlow):
         self.field = field_for(field, len(self.mean), own, **settings)
         if is_named(field):
             self.field.to(self.mean)
+        self.field.stand(self.mean, self.scale)
 
     # ---- learning
 
@@ -188,6 +189,7 @@ class InterpolantFlow(ContinuousFlow):
         data, given = rows.x, given if rows.given is None else rows.given
         for buffer, value in zip((self.mean, self.scale), moments(self.event_shape, data), strict=True):
             buffer.copy_(value)
+        self.field.stand(self.mean, self.scale)
         if self.standardises and given is not None:
             self.field.encoder.refit(given)  # pyright: ignore
         parameters = learned_parameters(self)

@@ -96,6 +96,10 @@ class EDMField(VectorField):
         """The network's."""
         return self.network.encode(given)
 
+    def stand(self, mean: Tensor, scale: Tensor) -> None:
+        """The network's, whose events have the deviation 1 where there is little noise."""
+        self.network.stand(mean, self.sigma_data * scale)
+
     def clock(self, t: Tensor) -> Tensor:
         """σ, and beside it what the network needs of c_noise where that is a vector: `(…, 1)` or `(…, 1 + w)`."""
         inner = self.network.clock(coefficients(t, self.sigma_data).noise)
@@ -217,6 +221,7 @@ class Diffusion(ContinuousFlow):
         self.field = EDMField(named, sigma_data)  # pyright: ignore
         if is_named(network):
             self.field.to(self.mean)
+        self.field.stand(self.mean, self.scale)
 
     def _network(self, choice: FieldChoice, own: Encoder | None, settings: dict[str, Any]) -> VectorField:
         return field_for(choice, len(self.mean), own, **settings)

@@ -39,7 +39,7 @@ class Standardise(nn.Module):
 
     def __init__(self, shape: Sequence[int], rows: Tensor | None = None):
         super().__init__()
-        self.shape = tuple(shape)
+        self.shape, self.alike = tuple(shape), ()
         mean, scale = self._moments(rows)
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
@@ -48,6 +48,21 @@ class Standardise(nn.Module):
         """Take the moments of other contexts, in place."""
         for buffer, value in zip((self.mean, self.scale), self._moments(rows), strict=True):
             buffer.copy_(value)
+        self.share(self.alike)
+
+    @torch.no_grad()
+    def share(self, groups: Sequence[Sequence[int]]) -> None:
+        """One mean and deviation for numbers that mean the same: `(start, count, size)`, `count` things of `size`.
+
+        A network that takes things alike could not tell else how large each is: the first of things that are in
+        order of their distance is near in all rows, and would be made as large as the last.
+        """
+        self.alike = tuple(groups)
+        for start, count, size in groups:
+            mean, scale = (x[start : start + count * size].view(count, size) for x in (self.mean, self.scale))
+            both = mean.mean(0), (scale.square().mean(0) + mean.var(0, unbiased=False)).sqrt()
+            for old, new in zip((mean, scale), both, strict=True):
+                old.copy_(new.expand_as(old))
 
     def _moments(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         mean, scale = moments(self.shape, rows, "given")

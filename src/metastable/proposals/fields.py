@@ -49,6 +49,9 @@ class VectorField(nn.Module):
         """What `velocity` needs of the times, any shape; further dimensions may follow that of `t`."""
         return t
 
+    def stand(self, mean: Tensor, scale: Tensor) -> None:
+        """Be told that x is (event − mean)/scale: for fields that hold events against contexts."""
+
     def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         """v, of the shape of `x`, `(…, d)`."""
         raise NotImplementedError

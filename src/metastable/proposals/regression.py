@@ -68,6 +68,7 @@ class Regression(nn.Module):
         self.field = field_for(network, len(mean), own, encoder=encoder, seed=seed, **settings)
         if is_named(network):
             self.field.to(self.mean)
+        self.field.stand(self.mean, self.scale)
 
     def answer(self, given: Tensor) -> Tensor:
         """f of contexts `(B, *context)`, standardised and flattened, `(B, d)`."""

@@ -90,6 +90,8 @@ class Tokenizer(nn.Module):
             start, count, size = group
             require(0 <= start <= numbers - count * size, "tokens", f"within the {numbers} numbers", group)
         self.groups: list[Group] = groups  # pyright: ignore
+        if isinstance(inner, Standardise):
+            inner.share(groups)
         self.embed = nn.ModuleList(lifted(size, width) for _, _, size in self.groups)
         in_time = [places(0, count, width) for _, count, _ in self.groups[: len(past)]]
         place = torch.cat(in_time) if in_time else torch.zeros(0, width)

@@ -29,6 +29,7 @@ from .encoders import Encoder
 from .fields import FOLDED, VectorField, Velocity
 from .fused_body import fused_value, transforms_are_active, why_not
 from .interpolants import log_time
+from .nearness import Nearness
 from .tokens import Attention, Block, Conv, ConvPrior, lifted, places, with_tokens
 
 READS = ("future", "path")
@@ -57,6 +58,7 @@ class TokenBody(nn.Module):
         after: how many steps they are, behind which the event's come.
         reads: what the end and the prior see: `future`, the event's tokens, or `path`, the past's too.
         prior: whether to add the convolutional prior (B.2).
+        near: `(start, count, size)` of things among which the event's steps are places, see `Nearness`.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class TokenBody(nn.Module):
         after: int = 0,
         reads: str = "future",
         prior: bool = True,
+        near: Sequence[int] | None = None,
     ):
         super().__init__()
         require_count("layers", layers)
@@ -78,7 +81,8 @@ class TokenBody(nn.Module):
         count = steps_of(dim, step)
         self.step, self.width, self.heads = step, width, heads
         self.past = past if reads == "path" else 0
-        self.embed = lifted(step, width)
+        self.near = None if near is None else Nearness(dim, step, near)
+        self.embed = lifted(step + (0 if self.near is None else self.near.features), width)
         self.register_buffer("place", places(after, count, width), persistent=False)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
@@ -87,7 +91,7 @@ class TokenBody(nn.Module):
         self.prior = ConvPrior(width, outputs) if prior else None
 
     def forward(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor:
-        """`(…, outputs)` of events `(…, dim)`; tokens of contexts, `(…, S·width)`, and of times broadcast."""
+        """`(…, outputs)` of events `(…, dim)`; what `encoded` made of contexts, and tokens of times, broadcast."""
         if not torch.compiler.is_compiling() and in_events_alone():  # no compiler asks what the context is
             made = self._fused(x, code, clock)
             if made is not None:
@@ -99,7 +103,12 @@ class TokenBody(nn.Module):
         beside = [
             part.expand(*lead, -1).reshape(-1, part.shape[-1]) for part in (code, clock) if part is not None
         ]
-        event = self.embed(x.reshape(-1, x.shape[-1]).unflatten(-1, (-1, self.step))) + self.place
+        rows = x.reshape(-1, x.shape[-1])
+        steps = rows.unflatten(-1, (-1, self.step))
+        if self.near is not None:
+            beside[0], things = beside[0].tensor_split([-self.near.numbers], -1)
+            steps = torch.cat([steps, self.near(rows, things)], -1)
+        event = self.embed(steps) + self.place
         tokens = [part.unflatten(-1, (-1, self.width)) for part in beside]
         h = torch.cat([*tokens, event], 1)
         path = torch.cat([h[:, : self.past], event], 1) if self.past else event
@@ -113,7 +122,11 @@ class TokenBody(nn.Module):
 
     def _fused(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor | None:
         """The same by a few kernels where that can be, `(N,)`, differentiable in the events alone: `fused_body`."""
-        if (x.device.type != "cuda" and not interpreted()) or transforms_are_active():
+        if (
+            self.near is not None
+            or (x.device.type != "cuda" and not interpreted())
+            or transforms_are_active()
+        ):
             return None
         lead, parts = x.shape[:-1], [part for part in (code, clock) if part is not None]
         shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts), (1,) * len(lead))
@@ -130,6 +143,11 @@ class TokenBody(nn.Module):
         each, others = len(rows) // len(beside), beside.shape[1] - self.past
         tokens = torch.cat([beside[:, others:], beside[:, :others]], 1).repeat_interleave(each, 0)
         return self._by_torch(rows, tokens.flatten(1) if tokens.numel() else None, None).squeeze(-1)
+
+    def encoded(self, encoder: Encoder, given: Tensor) -> Tensor:
+        """Tokens of contexts, `(B, S·width)`, and behind them the things among which events lie, if any."""
+        tokens = encoder(given)
+        return tokens if self.near is None else self.near.join(tokens, given)
 
     def start_at_zero(self) -> None:
         """Zero for every input."""
@@ -157,6 +175,7 @@ class TransformerField(VectorField):
         pictures: likewise.
         reads: see `TokenBody`.
         prior: likewise.
+        near: likewise.
         log_time: whether the network sees −log(1.1 − t) in the place of t.
         seed: of the initial weights; nothing global is touched.
 
@@ -182,6 +201,7 @@ class TransformerField(VectorField):
         pictures: Sequence[int] | None = None,
         reads: str = "future",
         prior: bool = True,
+        near: Sequence[int] | None = None,
         log_time: bool = False,
         seed: int = 0,
     ):
@@ -196,13 +216,18 @@ class TransformerField(VectorField):
             before = (0, 0) if known is None else (known.past, known.steps)
             self.time = lifted(1, width)
             sizes = (dim, step, self.outputs or dim, width, layers, heads)
-            self.body = TokenBody(*sizes, *before, reads, prior)
+            self.body = TokenBody(*sizes, *before, reads, prior, near)
         self.body.start_at_zero()
 
+    def stand(self, mean: Tensor, scale: Tensor) -> None:
+        """Which only matters where events lie among things."""
+        if self.body.near is not None:
+            self.body.near.stand(mean, scale)
+
     def encode(self, given: Tensor) -> Tensor:
-        """Tokens, `(B, S·width)`."""
+        """Tokens, `(B, S·width)`, as `TokenBody` takes them."""
         assert self.encoder is not None
-        return self.encoder(given)
+        return self.body.encoded(self.encoder, given)
 
     def clock(self, t: Tensor) -> Tensor:
         """The token of the time, `(…, width)`."""

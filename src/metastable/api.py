@@ -355,11 +355,7 @@ def log_partition(
 
 
 def load_run(
-    folder: str | Path,
-    energy: nn.Module | None = None,
-    *,
-    method: Method | None = None,
-    device: str = "cpu",
+    folder: str | Path, energy: nn.Module | None = None, *, method: Method | None = None, device: str = "cpu"
 ) -> Run:
     """A run from its folder.
 

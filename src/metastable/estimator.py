@@ -241,12 +241,7 @@ class EnergyDensity(OutlierMixin, BaseEstimator):
         some = torch.tensor(X[:: -(-len(X) // ENOUGH)])
         some = self._units.enter(some, derive(seed, "log_partition rows")).to(inner._home)
         start: dict[str, Any] = {"data": some} if reference is None else {"reference": reference}
-        z = log_partition(
-            inner.learned_energy,
-            **start,
-            walkers=128,
-            seed=derive(seed, "log_partition"),
-        )
+        z = log_partition(inner.learned_energy, **start, walkers=128, seed=derive(seed, "log_partition"))
         for words in z.warnings:
             warnings.warn(
                 f"log Z may be off, and with it every score: {words}", ConvergenceWarning, stacklevel=3

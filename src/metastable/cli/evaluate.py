@@ -247,9 +247,8 @@ def score_table(result: dict[str, Any]) -> Any:
         ("energy distance", number(result["energy_distance"]), "0"),
     ]
     rows = [row for row in rows if row[1]]
-    rows += [
-        (name, number(value), "") for name, value in result.items() if "/" in name
-    ]  # registered sections
+    # registered sections
+    rows += [(name, number(value), "") for name, value in result.items() if "/" in name]
     weights = result["mode_weights"] or {"data": [], "model": [], "std_error": []}
     columns = zip(weights["data"], weights["model"], weights["std_error"], strict=True)
     rows += [(f"weight of mode {i + 1}", plus_minus(m, e), f"{d:.3f}") for i, (d, m, e) in enumerate(columns)]

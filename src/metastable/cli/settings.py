@@ -304,26 +304,20 @@ def trainer_of(table: Any) -> TrainerConfig:
             f"trainer.{name}",
             "the rate is the optimiser's: --learning-rate, or trainer.optimiser.learning_rate",
         )
-    if "optimiser" in settings:
-        settings["optimiser"] = build_tagged(
-            OPTIMISERS, _named(settings["optimiser"], "adam"), "trainer.optimiser"
-        )
-    if "optimisers" in settings:
-        path, players = "trainer.optimisers", settings["optimisers"]
-        if not isinstance(players, Mapping):
-            raise ConfigError(path, f"must be a table of optimisers by player, got {players!r}")
-        settings["optimisers"] = {
-            player: build_tagged(OPTIMISERS, _named(given, "adam"), f"{path}.{player}")
-            for player, given in players.items()
-        }
-    if "schedule" in settings:
-        settings["schedule"] = _schedule(settings["schedule"], "trainer.schedule")
-    if "schedules" in settings:
-        path, players = "trainer.schedules", settings["schedules"]
-        if not isinstance(players, Mapping):
-            raise ConfigError(path, f"must be a table of schedules by player, got {players!r}")
-        settings["schedules"] = {name: _schedule(given, f"{path}.{name}") for name, given in players.items()}
+    for name, make in (("optimiser", _optimiser), ("schedule", _schedule)):
+        if name in settings:
+            settings[name] = make(settings[name], f"trainer.{name}")
+        if (several := f"{name}s") in settings:
+            path, players = f"trainer.{several}", settings[several]
+            if not isinstance(players, Mapping):
+                raise ConfigError(path, f"must be a table of {several} by player, got {players!r}")
+            settings[several] = {player: make(given, f"{path}.{player}") for player, given in players.items()}
     return build(TrainerConfig, settings, "trainer")
+
+
+def _optimiser(table: Any, path: str) -> Any:
+    """From its name, or a table."""
+    return build_tagged(OPTIMISERS, _named(table, "adam"), path)
 
 
 def _schedule(shape: Any, path: str) -> Schedule:

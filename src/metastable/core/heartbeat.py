@@ -57,9 +57,8 @@ class Heartbeat:
 
     def leave(self, why: str) -> None:
         """Say that this process ends by an error of its own, unless nobody is there to hear it."""
-        with suppress(
-            RuntimeError
-        ):  # whoever held the store has ended, and the error of this process is what counts
+        # whoever held the store has ended, and the error of this process is what counts
+        with suppress(RuntimeError):
             if not self.store.check([DEAD]):
                 self.store.set(DEAD, f"{self.rank} {why}")
 

@@ -46,9 +46,8 @@ def precision(name: str, device: torch.device | str | None = None) -> Iterator[N
     require_choice("precision", name, ("32-true", *ROUNDED))
     kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
     if name == "bf16-mixed":
-        with torch.autocast(
-            kind, torch.bfloat16, cache_enabled=False
-        ):  # a store of weights outlives recordings
+        # a store of weights outlives recordings
+        with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
             yield
         return
     if name == "32-true" or kind != "cuda":

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metastable.core.errors import require, require_count
-from metastable.core.random import generator
 from metastable.proposals.signs import log_2cosh, states
 
 from .couplings import Couplings, draw_units, hold
-from .discrete import DiscreteEnergy
+from .discrete import PairwiseEnergy
 
 MOST_HIDDEN = 12
 """Up to this many hidden units all of their 2^H states are summed, for every event."""
@@ -90,7 +89,7 @@ class HiddenCouplings(NamedTuple):
         return self._replace(weight=self.weight.detach().double(), bias=self.bias.detach().double())
 
 
-class HiddenBoltzmannMachine(DiscreteEnergy):
+class HiddenBoltzmannMachine(PairwiseEnergy):
     """E(v) = −log Σ_h exp(½ sᵀWs + bᵀs), s = (v, h) ∈ {−1, +1}^{V+H}: every pair of units coupled.
 
     Pairs of visible units alone (`BoltzmannMachine`) can hold means and correlations; hidden units add what three
@@ -112,9 +111,6 @@ class HiddenBoltzmannMachine(DiscreteEnergy):
     metastable.core.errors.ConfigError: hidden: must be at most 12, since all 2^hidden states are summed for ...
     """
 
-    rows: Tensor
-    columns: Tensor
-
     def __init__(self, visible: int | Iterable[int], hidden: int, scale: float = 0.1, seed: int = 0):
         super().__init__(visible)
         require_count("hidden", hidden)
@@ -123,22 +119,10 @@ class HiddenBoltzmannMachine(DiscreteEnergy):
         )
         require(hidden <= MOST_HIDDEN, "hidden", rule, hidden)
         self.hidden = hidden
-        n = self.units + hidden
-        rows, columns = torch.triu_indices(n, n, 1)
-        self.register_buffer("rows", rows, persistent=False)
-        self.register_buffer("columns", columns, persistent=False)
-        self.coupling = nn.Parameter(scale * torch.randn(len(rows), generator=generator(seed)))
-        self.bias = nn.Parameter(torch.zeros(n))
-
-    @property
-    def weight(self) -> Tensor:
-        """W, `(V + H, V + H)`, visible units first."""
-        n = len(self.bias)
-        upper = self.bias.new_zeros(n, n).index_put((self.rows, self.columns), self.coupling)
-        return upper + upper.T
+        self._couple(self.units + hidden, scale, seed)
 
     def structure(self) -> HiddenCouplings:  # pyright: ignore
-        """W, b and H."""
+        """W, `(V + H, V + H)`, visible units first, b and H."""
         return HiddenCouplings(self.weight, self.bias, self.hidden)
 
     @property

@@ -80,9 +80,8 @@ def check_conditional(energy: Any, example: Batch, name: str = "") -> Any:
         ) from error
     few = example[:2]
     x = torch.stack([few.x.detach()] * 3, 1)
-    _call(
-        bind(energy, few.conditions), x.flatten(0, 1)
-    )  # which checks that there is one value for each event
+    # which checks that there is one value for each event
+    _call(bind(energy, few.conditions), x.flatten(0, 1))
     if _has_time(energy):
         _call_at_a_time(bind(energy, few.conditions, 0.5), x)
     check_energy(bind(energy, few.conditions[:1]), few.x[:1])

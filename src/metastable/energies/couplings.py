@@ -9,11 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metastable.proposals.signs import (
-    log_2cosh,
-    signs,
-    state_chunks,
-)
+from metastable.proposals.signs import log_2cosh, signs, state_chunks
 
 
 def draw_units(field: Tensor, uniform: Tensor) -> Tensor:

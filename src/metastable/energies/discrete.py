@@ -25,22 +25,11 @@ from torch import Tensor, nn
 from metastable.core.errors import InputError, require, require_choice, require_count, require_positive
 from metastable.core.random import generator
 from metastable.core.types import as_shape
-from metastable.proposals.signs import (
-    MOST_UNITS,
-    require_few,
-    require_signs,
-    signs,
-)
+from metastable.proposals.signs import MOST_UNITS, require_few, require_signs, signs
 
 from .couplings import Couplings, Layers, draw_units, enumerated
 
 RULES = ("hebbian", "pseudo-inverse")
-
-
-# --- the two structures, as plain tensors -------------------------------------------------------------------
-
-
-# --- energies -----------------------------------------------------------------------------------------------
 
 
 class DiscreteEnergy(nn.Module):
@@ -141,7 +130,28 @@ def _state_rows(numbers: Tensor, units: int, dtype: torch.dtype) -> Tensor:
     return signs((numbers[:, None] & bits) > 0, dtype)
 
 
-class BoltzmannMachine(DiscreteEnergy):
+class PairwiseEnergy(DiscreteEnergy):
+    """Base of the energies in which every pair of n units is coupled, by the n(n − 1)/2 numbers of `coupling`."""
+
+    rows: Tensor
+    columns: Tensor
+
+    def _couple(self, n: int, scale: float, seed: int) -> None:
+        rows, columns = torch.triu_indices(n, n, 1)
+        self.register_buffer("rows", rows, persistent=False)
+        self.register_buffer("columns", columns, persistent=False)
+        self.coupling = nn.Parameter(scale * torch.randn(len(rows), generator=generator(seed)))
+        self.bias = nn.Parameter(torch.zeros(n))
+
+    @property
+    def weight(self) -> Tensor:
+        """W, `(n, n)`, symmetric with a zero diagonal."""
+        n = len(self.bias)
+        upper = self.bias.new_zeros(n, n).index_put((self.rows, self.columns), self.coupling)
+        return upper + upper.T
+
+
+class BoltzmannMachine(PairwiseEnergy):
     """E(s) = −½ sᵀWs − bᵀs, s ∈ {−1, +1}^d, every pair of units coupled.
 
     All units are visible. W is symmetric with a zero diagonal by construction: the parameters are the d(d − 1)/2
@@ -157,17 +167,9 @@ class BoltzmannMachine(DiscreteEnergy):
     (True, [0.0, 0.0, 0.0])
     """
 
-    rows: Tensor
-    columns: Tensor
-
     def __init__(self, units: int | Iterable[int], scale: float = 0.01, seed: int = 0):
         super().__init__(units)
-        d = self.units
-        rows, columns = torch.triu_indices(d, d, 1)
-        self.register_buffer("rows", rows, persistent=False)
-        self.register_buffer("columns", columns, persistent=False)
-        self.coupling = nn.Parameter(scale * torch.randn(len(rows), generator=generator(seed)))
-        self.bias = nn.Parameter(torch.zeros(d))
+        self._couple(self.units, scale, seed)
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> BoltzmannMachine:
@@ -184,14 +186,6 @@ class BoltzmannMachine(DiscreteEnergy):
             machine.coupling.copy_(weight[machine.rows, machine.columns])
             machine.bias.copy_(torch.zeros(len(weight)) if bias is None else bias)
         return machine
-
-    @property
-    def weight(self) -> Tensor:
-        """W, `(d, d)`."""
-        upper = self.bias.new_zeros(self.units, self.units).index_put(
-            (self.rows, self.columns), self.coupling
-        )
-        return upper + upper.T
 
     def structure(self) -> Couplings:
         """W and b."""

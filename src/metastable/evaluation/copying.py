@@ -147,9 +147,8 @@ def exchangeable(training: Tensor, held_out: Tensor, seed: int = 0) -> tuple[flo
     if m < 2:  # there is no other
         return 1.0, 1.0, 0.0
     near, pair = nearest_rows(x, training), nearest_rows(x, held_out, 2)
-    itself = (
-        pair.which[:, :1] == asked[:, None].to(pair.which)
-    ).long()  # the first of the two, but for its copies
+    # the first of the two, but for its copies
+    itself = (pair.which[:, :1] == asked[:, None].to(pair.which)).long()
     other = Nearest(pair.distance.gather(1, itself), pair.which.gather(1, itself))
     p = torch.full((len(x),), 1 / len(x), dtype=torch.float64, device=x.device)
     # two images may be nearest to each other and count twice; an image at least is chance

@@ -145,10 +145,7 @@ def mmd2(
 
 
 def energy_distance(
-    x: Tensor,
-    y: Tensor,
-    log_weight_x: Tensor | None = None,
-    log_weight_y: Tensor | None = None,
+    x: Tensor, y: Tensor, log_weight_x: Tensor | None = None, log_weight_y: Tensor | None = None
 ) -> Tensor:
     """Squared energy distance, 2 E|X − Y| − E|X − X′| − E|Y − Y′|, unbiased; zero for equal laws only.
 

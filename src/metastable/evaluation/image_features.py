@@ -254,9 +254,8 @@ def open_network(path: str | Path, device: torch.device | str = "cpu") -> Featur
     try:
         module = torch.jit.load(str(path), map_location=device).eval()
     except (RuntimeError, ValueError, OSError) as error:
-        reason = (
-            str(error).strip().splitlines()[0].partition(". ")[0]
-        )  # the rest is advice of torch to itself
+        # the rest is advice of torch to itself
+        reason = str(error).strip().splitlines()[0].partition(". ")[0]
         raise InputError(
             f"inception: {path} is no TorchScript file ({reason}); save one with torch.jit.script(module).save"
         ) from error

@@ -17,12 +17,7 @@ from metastable.core import processes
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
 from metastable.core.memory import in_rows_that_fit, within_memory
 from metastable.core.protocols import event_shape_of
-from metastable.core.types import (
-    Energy,
-    LogPartition,
-    Proposal,
-    Walkers,
-)
+from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.walkers.anneal import STEP_JITTER, Annealed, of_all

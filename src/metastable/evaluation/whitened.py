@@ -11,13 +11,7 @@ from torch import Tensor
 
 from metastable.core.perceptron import Perceptron
 from metastable.core.protocols import Gaussianlike, perceptron_of, provides, reference_of
-from metastable.core.types import (
-    Energy,
-    EnergyGrad,
-    Proposal,
-    energy_and_grad,
-    row_sum,
-)
+from metastable.core.types import Energy, EnergyGrad, Proposal, energy_and_grad, row_sum
 from metastable.proposals import Gaussian
 
 

@@ -22,10 +22,9 @@ from metastable.kernels import HMC, Gibbs, run_chain
 from metastable.methods import PersistentCD
 from metastable.proposals.signs import state_numbers, states
 from metastable.report.figures import draw_level, palette, picture
-from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
-from .trials import Arm, Line, Problem, Trial, Trials, by_scale, draw_curves, last, mean
+from .trials import Arm, Line, Problem, Trial, Trials, by_adam, by_scale, draw_curves, last, mean
 
 # ---- hidden units
 
@@ -69,14 +68,7 @@ def learned(bench: Bench) -> dict[str, list[Trial]]:
             for name in machines(bench, 0)
         ],
         lambda arm, seed: Problem(machines(bench, seed)[arm.name], data),
-        {
-            "steps": bench.steps,
-            "batch_size": None,
-            "optimiser": Adam(bench.rate),
-            "schedule": Schedule("cosine"),
-            "log_every": max(1, bench.steps // 50),
-            "device": "cpu",
-        },
+        by_adam(bench, None, log_every=max(1, bench.steps // 50), device="cpu"),
         bench.repeats,
         watch=watch,
         keep=lambda trial, at, run: run.energy.state_dict(),  # pyright: ignore

@@ -10,6 +10,7 @@ exact draws.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +23,9 @@ from metastable.evaluation.quadrature import kl_on_grid
 from metastable.kernels import MALA
 from metastable.methods import AdaptiveNCE, ExactDraws, PersistentCD, ShortRun
 from metastable.report.figures import palette, picture
-from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
-from .trials import Arm, Problem, Trials, by_scale, mean
+from .trials import Arm, Problem, Trial, Trials, by_adam, by_scale, mean
 
 BOX, POINTS = [(-5.0, 5.0), (-5.0, 5.0)], 301
 REACH, CELLS = 6.0, 161
@@ -73,30 +73,32 @@ def name_of(source: str, K: int) -> str:
     return f"{source}/K={K}"
 
 
-def body(bench: Bench) -> list[Row]:
-    """Every source at every interval, from every seed."""
+def on_pinwheel(
+    bench: Bench, arms: list[Arm], model: Callable[[int], Any], **settings: Any
+) -> dict[str, list[Trial]]:
+    """Every arm from every seed on rows of a pinwheel; what is kept is KL(data ‖ model) in nats, by quadrature."""
     toy = toy_set("pinwheel")
     data, truth = toy.sample(bench.rows, seed=derive(bench.seed, "data") % 2**31), toy.log_density
-    arms = [
-        Arm(name_of(name, K), AdaptiveNCE(source, interval=K))
-        for K in bench.intervals
-        for name, source in sources(bench).items()
-    ]
-    found = Trials(
+    return Trials(
         arms,
-        lambda arm, seed: Problem(GridSampled(bench.hidden, seed), data),
-        {
-            "steps": bench.steps,
-            "batch_size": bench.walkers,
-            "optimiser": Adam(bench.rate),
-            "schedule": Schedule("cosine"),
-            "device": "cpu",  # a few hundred chains of a small network
-        },
+        lambda arm, seed: Problem(model(seed), data),
+        by_adam(bench, bench.walkers, **settings),
         bench.repeats,
         keep=lambda trial, at, run: kl_on_grid(truth, run.energy, BOX, POINTS),  # pyright: ignore
         may_stop=True,
         words=lambda t: "stopped" if t.kept is None else f"KL {t.kept:.4f}",
     ).run(bench)
+
+
+def body(bench: Bench) -> list[Row]:
+    """Every source at every interval, from every seed."""
+    arms = [
+        Arm(name_of(name, K), AdaptiveNCE(source, interval=K))
+        for K in bench.intervals
+        for name, source in sources(bench).items()
+    ]
+    # on the CPU: a few hundred chains of a small network
+    found = on_pinwheel(bench, arms, lambda seed: GridSampled(bench.hidden, seed), device="cpu")
     kl, rows = {}, []
     for name, own in found.items():
         ended = [t for t in own if t.kept is not None]

@@ -23,10 +23,9 @@ from metastable.kernels import MALA
 from metastable.methods import AdaptiveNCE, PersistentCD
 from metastable.report.figures import MUTED, draw_level, palette, picture
 from metastable.runs.run import Run
-from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
-from .trials import Arm, Problem, Trial, Trials, by_scale, mean
+from .trials import Arm, Problem, Trial, Trials, by_adam, by_scale, mean
 
 BOX = [(-5.0, 5.0), (-5.0, 5.0)]
 POINTS = 301
@@ -76,16 +75,10 @@ def body(bench: Bench) -> list[Row]:
         energy: Any = run.energy
         return Learned(kl_on_grid(truth, energy, BOX, POINTS), var, on_data, shown(energy))
 
-    settings = {
-        "steps": bench.steps,
-        "batch_size": bench.walkers,
-        "optimiser": Adam(bench.rate),
-        "schedule": Schedule("cosine"),
-    }
     trials = Trials(
         arms(bench),
         lambda arm, seed: Problem({"name": "mlp", "hidden": bench.hidden}, data),
-        settings,
+        by_adam(bench, bench.walkers),
         bench.repeats,
         keep=keep,
         words=lambda t: f"KL {t.kept.kl:.4f}, Var(log g) {t.kept.var_log_g:.3g}",

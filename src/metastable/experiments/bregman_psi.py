@@ -23,18 +23,16 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from metastable.core.random import derive, generator
-from metastable.data.toy import toy_set
-from metastable.evaluation.quadrature import kl_on_grid
 from metastable.kernels import MALA
 from metastable.methods import NCE, AdaptiveNCE, Bregman, Method, PersistentCD
 from metastable.methods.bregman import as_bregman
 from metastable.report.figures import palette, picture
-from metastable.training.config import Adam, Schedule
 
+from .adance_chains import on_pinwheel
 from .base import Bench, Experiment, Row
-from .trials import Arm, Problem, Trials, by_scale, mean
+from .rnce_line import log_normal
+from .trials import Arm, by_scale, mean
 
-BOX, POINTS = [(-5.0, 5.0), (-5.0, 5.0)], 301
 GRID = torch.linspace(-12, 12, 4801, dtype=torch.float64)
 PSIS: dict[str, str | Callable[[Tensor], Tensor]] = {
     "nce": "nce",
@@ -58,11 +56,6 @@ def bregman_of(name: str) -> Bregman:
 
 
 # ---- a normal model: the variance of each Ψ
-
-
-def log_normal(x: Tensor, mu: Tensor | float, log_sigma: Tensor) -> Tensor:
-    """log N(x; μ, σ²)."""
-    return -0.5 * ((x - mu) * torch.exp(-log_sigma)).square() - log_sigma - 0.5 * math.log(2 * math.pi)
 
 
 def model(theta: Tensor, x: Tensor) -> Tensor:
@@ -167,23 +160,9 @@ def arms(bench: Bench) -> list[Arm]:
 
 def body(bench: Bench) -> list[Row]:
     """Networks, and variances of a normal model."""
-    toy = toy_set("pinwheel")
-    data, truth = toy.sample(bench.rows, seed=derive(bench.seed, "data") % 2**31), toy.log_density
-    found = Trials(
-        arms(bench),
-        lambda arm, seed: Problem({"name": "mlp", "hidden": bench.hidden}, data),
-        {
-            "steps": bench.steps,
-            "batch_size": bench.walkers,
-            "optimiser": Adam(bench.rate),
-            "schedule": Schedule("cosine"),
-            "clip_grad_norm": 1.0,  # a ratio that is far from 1 at first may weigh one row above all others
-        },
-        bench.repeats,
-        keep=lambda trial, at, run: kl_on_grid(truth, run.energy, BOX, POINTS),  # pyright: ignore
-        may_stop=True,
-        words=lambda t: "stopped" if t.kept is None else f"KL {t.kept:.4f}",
-    ).run(bench)
+    network = lambda seed: {"name": "mlp", "hidden": bench.hidden}  # noqa: E731
+    # clipped: a ratio that is far from 1 at first may weigh one row above all others
+    found = on_pinwheel(bench, arms(bench), network, clip_grad_norm=1.0)
     measured = variances(bench)
     draw(bench, measured)
     rows = variance_rows(bench, measured)

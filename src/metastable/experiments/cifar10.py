@@ -36,7 +36,7 @@ from metastable.proposals import fit_gaussian
 
 from .base import Bench, Experiment, Row
 from .image_figures import draw_curves, draw_distances, draw_samples
-from .image_runs import ImageArm, ImageTrials, measures_of, pictures_of, rows_of
+from .image_runs import CIFAR10, COLD, ImageArm, ImageTrials, measures_of, pictures_of, rows_of
 from .three_digits import Sharpened, sharpening
 from .trials import by_scale
 
@@ -121,12 +121,7 @@ def method_of(bench: Bench, arm: str) -> Method[Any]:
         fresh["rejuvenation"] = 0.0 if arm == "pcd-kept" else bench.fresh
         kernel = ULA(h, noise=bench.chain_noise)
         return PersistentCD(walkers=N, batch=n, steps=steps, kernel=kernel, augment=AUGMENTED[arm], **fresh)
-    plain: dict[str, Any] = {
-        "walkers": N,
-        "held_out": 0.0,
-        "order": "none",
-        "threshold": 0.5,
-    }
+    plain: dict[str, Any] = {"walkers": N, "held_out": 0.0, "order": "none", "threshold": 0.5}
     if arm in EXACT:
         exact = {"batch": bench.exact_chains, "steps": bench.exact_steps, "pace": bench.pace}
         return Jarzynski(gradient="batch", **exact, **plain)
@@ -195,43 +190,29 @@ EXPERIMENT = Experiment(
     paper="Carbone, Hua, Coste, Vanden-Eijnden, NeurIPS 2023, Section 4.3 and Appendix B.3",
     scales=by_scale(
         {
+            **COLD,
             "parcels": True,
-            "chain_step": 1.0,
-            "chain_noise": 0.01,
             "fresh": 0.05,
             "pace": 0.03,
-            "data_noise": 0.03,
             "first_noise": 1.0,
             "last_noise": 0.1,
             "annealed_over": 0.8,
             "annealed_rate": 3e-4,
             "faster": 10.0,
             "inflate": 1.1,
-            "warmup": 0,
         },
-        data=("toy:digits", "cifar10?n=5000&size=16", "cifar10"),
+        **CIFAR10,
         energy=(ShortRunConfig(filters=4), ShortRunConfig(filters=16), ShortRunConfig(filters=64)),
         weight_power=(1.0, 1.0, 0.01),
         arms=(("pcd", "jarzynski-systematic"),) * 2 + (("pcd-flip", "jarzynski-systematic"),),
         required=(("pcd",), ("pcd",), ()),
-        pixels_target=(0.5, 0.5, 0.5),
         minutes=(10.0, 5.0, 20.0),
         marks=((10.0,), (2.0, 5.0), (1.0, 2.5, 5.0, 10.0, 15.0, 20.0)),
-        steps=(60, 10**6, 10**6),
         falls_over=(None, 5.0, 20.0),
         final_rate=(1.0, 1.0, 0.1),
-        log_every=(10, 20, 100),
-        batch=(32, 64, 128),
-        rate=(1e-3, 1e-4, 1e-4),
-        walkers=(200, 1000, 10_000),
-        chains=(32, 64, 128),
         chain_steps=(5, 20, 20),
         exact_chains=(32, 64, 512),
         exact_steps=(1, 1, 2),
-        augment=((), ("flip",), ("flip",)),
-        precision=("32-true", "32-true", "bf16-mixed"),
-        images=(200, 1000, 10_000),
-        fid=(False, False, True),
         denoised=(False, False, True),
     ),
     body=body,

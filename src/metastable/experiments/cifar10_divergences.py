@@ -37,7 +37,17 @@ from .image_figures import (
     draw_side_by_side,
     over_minutes,
 )
-from .image_runs import Found, ImageArm, ImageTrials, from_noise, measures_of, pictures_of, rows_of
+from .image_runs import (
+    CIFAR10,
+    COLD,
+    Found,
+    ImageArm,
+    ImageTrials,
+    from_noise,
+    measures_of,
+    pictures_of,
+    rows_of,
+)
 from .trials import by_scale
 
 PAPER = {"js": 30.86, "hellinger": 32.19, "reverse-kl": 33.25, "kl": 37.36, "cd": 37.90}
@@ -148,9 +158,7 @@ EXPERIMENT = Experiment(
     paper="Yu, Song, Song, Ermon, ICML 2020, Section 6.2 and Appendix G",
     scales=by_scale(
         {
-            "parcels": False,
-            "chain_step": 1.0,
-            "chain_noise": 0.01,
+            **COLD,
             "drift_clip": None,
             "fresh": 0.05,
             "energy_l2": 1e-3,
@@ -159,30 +167,15 @@ EXPERIMENT = Experiment(
             "clip_exponent": 5.0,
             "normalise": True,
             "exponent_l2": 0.1,
-            "data_noise": 0.03,
-            "warmup": 0,
-            "final_rate": 1.0,
-            "denoised": False,
-            "pixels_target": 0.5,
         },
-        data=("toy:digits", "cifar10?n=5000&size=16", "cifar10"),
+        **CIFAR10,
         energy=(ShortRunConfig(filters=4), ShortRunConfig(filters=16), ShortRunConfig(filters=64)),
         arms=(("js", "cd"), ALL_ARMS, ALL_ARMS),
         required=(("js", "cd"), ("cd",), ()),
         minutes=(10.0, 2.0, 2.0),
         marks=((10.0,), (2.0,), (2.0,)),
-        steps=(60, 10**6, 10**6),
-        log_every=(10, 20, 100),
-        batch=(32, 64, 128),
-        rate=(1e-3, 1e-4, 1e-4),
-        walkers=(200, 1000, 10_000),
-        chains=(32, 64, 128),
         chain_steps=(5, 20, 20),
         followed=((0, 5, 20), (0, 20, 100, 300), (0, 20, 60, 200, 600)),
-        augment=((), ("flip",), ("flip",)),
-        precision=("32-true", "32-true", "bf16-mixed"),
-        images=(200, 1000, 10_000),
-        fid=(False, False, True),
     ),
     body=body,
     compared=compared,

@@ -69,9 +69,8 @@ SETTINGS: Mapping[str, Setting] = {
     "alpha=-1": TAIL,
     "alpha=0.9": Setting(),
     "neyman": TAIL,
-    "pearson": Setting(
-        start=(0.0, 3.0), clip=1.0
-    ),  # weighs by p/q: infinite from σ = 1, safe from the wide side
+    # weighs by p/q: infinite from σ = 1, safe from the wide side
+    "pearson": Setting(start=(0.0, 3.0), clip=1.0),
 }
 """The nine divergences. The paper starts all of them at μ = 0 and σ = 1; where that fails, the start is named."""
 

@@ -69,10 +69,7 @@ def restore(bench: Bench, data: Digits, run: Run) -> dict[str, Task]:
     )
     asked: dict[str, Any] = {"draws": bench.draws, "steps": bench.restore_steps, "seed": bench.seed}
     with precision(bench.precision, bench.device):
-        found = (
-            run.restore(truth, "left", **asked),
-            run.restore(noisy, noise=bench.restored_noise, **asked),
-        )
+        found = (run.restore(truth, "left", **asked), run.restore(noisy, noise=bench.restored_noise, **asked))
     return {
         name: Task(one, one.errors(truth, class_mean=guess)) for name, one in zip(TASKS, found, strict=True)
     }

@@ -47,6 +47,25 @@ from .pieces import Piece, Pieces
 NETWORK_VARIABLE, STATISTICS_VARIABLE = "METASTABLE_INCEPTION", "METASTABLE_FID_STATISTICS"
 CHOICES = ("arms", "minutes", "marks", "parcels", "required")
 """Settings that say which pieces are made and what is asked of them, not how they are made."""
+CIFAR10 = {
+    "data": ("toy:digits", "cifar10?n=5000&size=16", "cifar10"),
+    "steps": (60, 10**6, 10**6),
+    "log_every": (10, 20, 100),
+    "batch": (32, 64, 128),
+    "rate": (1e-3, 1e-4, 1e-4),
+    "walkers": (200, 1000, 10_000),
+    "chains": (32, 64, 128),
+    "augment": ((), ("flip",), ("flip",)),
+    "precision": ("32-true", "32-true", "bf16-mixed"),
+    "images": (200, 1000, 10_000),
+    "fid": (False, False, True),
+}
+"""What experiments with cold chains on CIFAR-10 have in common at each scale; small pictures at the first two."""
+COLD = {
+    **{"chain_step": 1.0, "chain_noise": 0.01, "data_noise": 0.03, "warmup": 0, "parcels": False},
+    **{"final_rate": 1.0, "denoised": False, "pixels_target": 0.5},
+}
+"""What they have in common at all scales, unless they say otherwise."""
 BY_NETWORK = {"fid": "FID", "frechet_distance": "Fréchet distance"}
 """Distances of features in rows and in words: that of any network but the usual one is not called FID."""
 LEAST_WORTH = 2
@@ -250,9 +269,8 @@ class ImageTrials:
         settings = shared_settings(bench) | {"max_seconds": 60 * mark, "seed": seed, "out": training}
         made = arm.energy(data, seed)
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # bare networks are no densities: it is their chains that are judged
+            # bare networks are no densities: it is their chains that are judged
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Along .* rays", UserWarning)
                 run = fit(made, data, arm.method, resume=True, **settings | dict(arm.settings))
         except DivergenceError as error:

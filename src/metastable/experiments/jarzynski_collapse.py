@@ -161,9 +161,8 @@ def one_dimension(bench: Bench) -> Trials:
 
     def keep(trial: Trial, at: Problem, run: Run) -> Shares:
         first = at.data if trial.arm.name in ("pcd", "cd") else at.model.drawn
-        end = (
-            first if run.walkers is None else run.walkers.x.to(first)
-        )  # CD's walkers are gone after an update
+        # CD's walkers are gone after an update
+        end = first if run.walkers is None else run.walkers.x.to(first)
         return Shares(share_near_b(first), share_near_b(at.data), crossings(first, end))
 
     settings = {
@@ -315,11 +314,8 @@ EXPERIMENT = Experiment(
         cd_repeats=(1, 2, 2),
         walkers=(2000, 10_000, 100_000),
         steps=(1000, 10_000, 20_000),
-        rate_z=(
-            50.0,
-            5.0,
-            5.0,
-        ),  # at first ten times the paper's: the collapse fits into ten times fewer updates
+        # at first ten times the paper's: the collapse fits into ten times fewer updates
+        rate_z=(50.0, 5.0, 5.0),
         alternations=(None, 1, 1),
     ),
     body=body,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from metastable.core.types import LogPartition
@@ -54,10 +56,10 @@ def trials_of(
     bench: Bench,
     compared: list[Arm],
     begin: Callable[[int, int], Any] = student,
-    lines: int = 50,
+    log_every: int | None = None,
     **options: Any,
 ) -> Trials:
-    """Every arm on every repeat: modes at −10 and 6, 0.25 of the mass in the first."""
+    """Every arm on every repeat: modes at −10 and 6, 0.25 of the mass in the first. Fifty lines by default."""
 
     def problem(arm: Arm, seed: int) -> Problem:
         source = teacher(bench.data, bench.dim, -10.0, 6.0, 0.25, seed)
@@ -67,10 +69,10 @@ def trials_of(
         "steps": bench.steps,
         "batch_size": None,
         "optimiser": rates(bench.rate_means, bench.rate_z),
-        "log_every": max(1, bench.steps // lines),
+        "log_every": log_every or max(1, bench.steps // 50),
     }
-    words = lambda trial: f"p = {trial.curves['mass'][-1]:.4f}"  # noqa: E731
-    return Trials(compared, problem, settings, bench.repeats, watch=watch, words=words, **options)
+    options = {"watch": watch, "words": lambda trial: f"p = {trial.curves['mass'][-1]:.4f}"} | options
+    return Trials(compared, problem, settings, bench.repeats, **options)
 
 
 def body(bench: Bench) -> list[Row]:
@@ -79,7 +81,8 @@ def body(bench: Bench) -> list[Row]:
     def keep(trial: Trial, at: Problem, run: Run) -> LogPartition | None:
         return run.log_partition and replace(run.log_partition, walkers=None)
 
-    trials = trials_of(bench, arms(bench), lines=100, keep=keep, records=(LogPartition,))
+    every = max(1, bench.steps // 100)
+    trials = trials_of(bench, arms(bench), log_every=every, keep=keep, records=(LogPartition,))
     found = trials.run(bench)
     sweep = [jarzynski(bench, f"c={c}", 1 / (1 + c), steps=bench.sweep_steps) for c in bench.sweep]
     swept = replace(trials, arms=sweep, repeats=1).run(bench)
@@ -111,22 +114,29 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
     return [*rows, Row("log_z_std_error/jarzynski", mean(t.kept.std_error for t in jar))]
 
 
-def draw_6(bench: Bench, found: Found) -> None:
-    """Figure 6: weights, means and KL of the three methods."""
-    with picture(bench.folder / "figure-6.png", 11, 3.3, columns=3) as (mass, means, kl):
+@contextmanager
+def courses(path: Path, found: Found, **look: Any) -> Iterator[tuple[Any, Any]]:
+    """Weights, means and KL of all methods; the axes of means and of KL, for what a figure has more."""
+    with picture(path, 11, 3.3, columns=3) as (mass, means, kl):
         for (name, trials), colour in zip(found.items(), palette, strict=False):
-            draw_curves(mass, trials, "mass", colour)
-            draw_curves(means, trials, "a", colour)
-            draw_curves(means, trials, "b", colour)
-            draw_curves(kl, trials, "kl", colour, name)
-        estimated = {"label": "jarzynski, estimated", "lw": 0.8, "ls": ":"}
-        draw_curves(kl, found["jarzynski"], "estimated_kl", "black", **estimated)
+            draw_curves(mass, trials, "mass", colour, **look)
+            draw_curves(means, trials, "a", colour, **look)
+            draw_curves(means, trials, "b", colour, **look)
+            draw_curves(kl, trials, "kl", colour, name, **look)
+        yield means, kl
         draw_level(mass, 0.25)
         mass.set(title="mass of the first mode", xlabel="update", ylim=(-0.02, 1.02))
         means.set(title="first coordinate of the means", xlabel="update")
         kl.set(title="KL(data ‖ model)", xlabel="update")
         kl.set_yscale("log", nonpositive="mask")  # an estimate below 0 is within its error of it
         kl.legend(fontsize=7)
+
+
+def draw_6(bench: Bench, found: Found) -> None:
+    """Figure 6: the three methods, and Jarzynski's own estimate of KL, which is dotted."""
+    with courses(bench.folder / "figure-6.png", found) as (_, kl):
+        estimated = {"label": "jarzynski, estimated", "lw": 0.8, "ls": ":"}
+        draw_curves(kl, found["jarzynski"], "estimated_kl", "black", **estimated)
 
 
 def draw_7(bench: Bench, swept: Found) -> None:

@@ -12,7 +12,6 @@ carry the weight. Three remedies are tried beside it: sorted resampling, a bound
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from metastable.report.figures import draw_level, palette, picture
 
 from .base import Bench, Experiment, Row
 from .gmm import TwoModes, rates
-from .jarzynski_gmm import trials_of
+from .jarzynski_gmm import courses, trials_of
 from .trials import Arm, Trial, by_scale, draw_curves, last, mean
 
 Found = dict[str, list[Trial]]
@@ -118,22 +117,10 @@ def draw(bench: Bench, found: Found, other: Found) -> None:
             draw_curves(axis, trials, "mass", palette.blue)
             draw_level(axis, 0.25)
             axis.set(title=f"mass of the first mode, {name}", xlabel="update", ylim=(-0.02, 1.02))
-    with picture(bench.folder / "figure-1.png", 11, 3.3, columns=3) as (mass, means, kl):
-        look: dict[str, Any] = {"lw": 0.7, "alpha": 0.5}
-        for (name, trials), colour in zip(found.items(), palette, strict=False):
-            draw_curves(mass, trials, "mass", colour, **look)
-            draw_curves(means, trials, "a", colour, **look)
-            draw_curves(means, trials, "b", colour, **look)
-            draw_curves(kl, trials, "kl", colour, name, **look)
+    with courses(bench.folder / "figure-1.png", found, lw=0.7, alpha=0.5) as (means, kl):
         draw_curves(kl, found["algorithm-2"][:1], "estimated_kl", "black", "estimated", lw=0.9, ls=":")
-        draw_level(mass, 0.25)
         for place in TEACHER:
             draw_level(means, place)
-        mass.set(title="mass of the first mode", xlabel="update", ylim=(-0.02, 1.02))
-        means.set(title="first coordinate of the means", xlabel="update")
-        kl.set(title="KL(data ‖ model)", xlabel="update")
-        kl.set_yscale("log", nonpositive="mask")
-        kl.legend(fontsize=7)
 
 
 EXPERIMENT = Experiment(

@@ -26,8 +26,8 @@ from metastable.runs.run import Run
 from metastable.walkers.population import principal_scores
 
 from .base import Bench, Experiment, Row
-from .gmm import rates, student, teacher
-from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves, last, mean
+from .jarzynski_gmm import trials_of
+from .trials import Arm, Problem, Trial, by_scale, draw_curves, last, mean
 
 MIDDLE = -2.0
 """Between the teacher's modes, which stand at −10 and 6 along the first axis."""
@@ -95,10 +95,6 @@ def body(bench: Bench) -> list[Row]:
     """Every scheme at every lag, and no resampling, on every repeat."""
     measured = name_of("systematic", bench.lags[1])  # whose last resampling lies some updates back
 
-    def problem(arm: Arm, seed: int) -> Problem:
-        source = teacher(bench.data, bench.dim, -10.0, 6.0, 0.25, seed)
-        return Problem(student(bench.dim, seed), source.x, source)
-
     def keep(trial: Trial, at: Problem, run: Run) -> dict[str, float] | None:
         if trial.arm.name != measured:
             return None
@@ -110,15 +106,7 @@ def body(bench: Bench) -> list[Row]:
         mass = at.model.first_mass()
         return {"mass": mass, "error": mass - at.truth.first_mass}
 
-    settings = {
-        "steps": bench.steps,
-        "batch_size": None,
-        "optimiser": rates(bench.rate_means, bench.rate_z),
-        "log_every": bench.log_every,
-    }
-    words = lambda trial: f"p = {trial.curves['mass'][-1]:.4f}"  # noqa: E731
-    trials = Trials(arms(bench), problem, settings, bench.repeats, watch=watch, keep=keep, words=words)
-    found = trials.run(bench)
+    found = trials_of(bench, arms(bench), log_every=bench.log_every, watch=watch, keep=keep).run(bench)
     noise = {name: [trial.kept[name] for trial in found[measured]] for name in SCHEMES}
     never = found.pop(NEVER)
     _draw_9(bench, never)

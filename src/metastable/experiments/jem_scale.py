@@ -27,19 +27,8 @@ from metastable.report.figures import save_image_rows
 from metastable.runs.run import Run
 
 from .base import Bench, Experiment, Row
-from .jem_stability import (
-    CLASSIFIER,
-    IN_SMALL,
-    Scenario,
-    Task,
-    digits,
-    mean_accuracy,
-    stopped_share,
-    trials,
-)
-from .jem_stability import (
-    EXPERIMENT as STABILITY,
-)
+from .jem_stability import CLASSIFIER, IN_SMALL, Scenario, Task, digits, mean_accuracy, stopped_share, trials
+from .jem_stability import EXPERIMENT as STABILITY
 from .trials import Arm, Problem, Trial, mean
 
 SCALE = IN_SMALL[1].output_scale

@@ -16,10 +16,9 @@ from metastable.core.random import derive, generator
 from metastable.methods import ImplicitBC, RankingNCE
 from metastable.proposals import Gaussian
 from metastable.report.figures import INK, draw_level, palette, picture
-from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
-from .trials import Arm, Problem, Trial, Trials, by_scale, draw_curves
+from .trials import Arm, Problem, Trial, Trials, by_adam, by_scale, draw_curves
 
 DATA_MEAN = 1.0
 OPTIMA = {("rnce", 10): 1.0, ("rnce", 100): 1.0, ("ibc", 10): 1.95, ("ibc", 100): 1.99}
@@ -114,17 +113,10 @@ def body(bench: Bench) -> list[Row]:
         rng = generator(derive(seed, "data"))
         return Problem(Shifted(), DATA_MEAN + torch.randn((bench.data, 1), generator=rng))
 
-    settings = {
-        "steps": bench.steps,
-        "batch_size": bench.batch,
-        "optimiser": Adam(bench.rate),
-        "schedule": Schedule("cosine"),
-        "log_every": max(1, bench.steps // 100),
-    }
     found = Trials(
         arms(),
         problem,
-        settings,
+        by_adam(bench, bench.batch, log_every=max(1, bench.steps // 100)),
         bench.repeats,
         seed=lambda bench, arm, repeat: derive(bench.seed, *arm.about, repeat) % 2**31,
         watch=lambda at, line: {"theta": float(at.model.theta.detach())},

@@ -59,11 +59,8 @@ class Pieces:
             return None
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
-            content, numbers, settings = (
-                path.with_suffix(".npz").read_bytes(),
-                kept["numbers"],
-                kept["settings"],
-            )
+            content = path.with_suffix(".npz").read_bytes()
+            numbers, settings = kept["numbers"], kept["settings"]
             if kept.get("sha256") not in (None, sha_of(numbers, content)):  # None: from before there was one
                 raise ValueError("it is not as it was written")
             with np.load(BytesIO(content), allow_pickle=False) as stored:

@@ -142,9 +142,8 @@ def train(job: Job, pairs: Batch) -> Run:
 
 def density(job: Job, run: Run) -> Any:
     """The trained density, its ODE solved in the steps of the scale."""
-    model: Any = (
-        run.energy.proposal if isinstance(run.energy, AsEnergy) else run.energy
-    )  # what is no energy by itself is wrapped as one
+    # what is no energy by itself is wrapped as one
+    model: Any = run.energy.proposal if isinstance(run.energy, AsEnergy) else run.energy
     return model.with_steps(job.heun_steps)
 
 

@@ -33,9 +33,7 @@ from .rnce_2d import (
     true_likelihood,
     true_samples,
 )
-from .rnce_2d import (
-    EXPERIMENT as RNCE_2D,
-)
+from .rnce_2d import EXPERIMENT as RNCE_2D
 
 PAPER: Mapping[str, Any] = {"rate": 1e-3, "schedule": "constant", "times": 1, "proposal_layers": 2}
 SMALL: Mapping[str, Any] = {**PAPER, "energy_width": 37, "proposal_width": 64}

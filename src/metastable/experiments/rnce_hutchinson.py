@@ -101,11 +101,7 @@ def rank(bench: Bench, dim: int) -> Iterator[Ranked]:
     """One set of batches, scored with each number of probes and by the trace."""
     field = CorrelatedField(dim, derive(bench.seed, "field", dim))
     flow = InterpolantFlow(
-        dim,
-        field=field,
-        interpolant=field.interpolant,
-        steps=bench.steps,
-        scored=bench.scored,
+        dim, field=field, interpolant=field.interpolant, steps=bench.steps, scored=bench.scored
     ).double()
     rng = generator(derive(bench.seed, "batches", dim))
     z = torch.randn((bench.batches, K + 1, dim), generator=rng, dtype=torch.float64)

@@ -34,7 +34,6 @@ from .rnce_line import Mixture, fisher, grid_of, log_normal, points, slopes, sta
 from .rnce_variance import KS_LEVEL, estimate, ks_p_value, ranking_curvature
 from .trials import by_scale
 
-ORIGIN = torch.zeros(2, dtype=torch.float64)
 POINTS_AT_ONCE = 100_000
 """Data and negatives of all repeats that are in memory together."""
 

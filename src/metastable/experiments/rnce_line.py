@@ -42,7 +42,7 @@ class Mixture:
         return torch.stack([mean, 0.5 * ((weights * (sds**2 + means**2)).sum() - mean**2).log()])
 
 
-def log_normal(y: Tensor, mean: Tensor, log_sd: Tensor) -> Tensor:
+def log_normal(y: Tensor, mean: Tensor | float, log_sd: Tensor) -> Tensor:
     """log N(y; mean, sd²)."""
     return -0.5 * ((y - mean) * torch.exp(-log_sd)).square() - log_sd - 0.5 * math.log(2 * math.pi)
 

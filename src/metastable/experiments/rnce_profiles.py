@@ -21,10 +21,9 @@ from metastable.evaluation.quadrature import grid_density, kl_on_grid
 from metastable.methods import RankingNCE
 from metastable.report.figures import draw_level, palette, picture
 from metastable.runs.run import Run
-from metastable.training.config import Adam, Schedule
 
 from .base import Bench, Experiment, Row
-from .trials import Arm, Problem, Trial, Trials, by_scale
+from .trials import Arm, Problem, Trial, Trials, by_adam, by_scale
 
 K = 15
 MATCHED = -math.log(K + 1)
@@ -167,16 +166,10 @@ def body(bench: Bench) -> list[Row]:
     def problem(arm: Arm, seed: int) -> Problem:
         return Problem(MLP((2,), hidden=(bench.width, bench.width), seed=seed), x, law)
 
-    settings = {
-        "batch_size": bench.batch,
-        "optimiser": Adam(bench.rate),
-        "schedule": Schedule("cosine"),
-        "log_every": max(1, bench.steps // 150),
-    }
     found = Trials(
         arms(bench),
         problem,
-        settings,
+        by_adam(bench, bench.batch, log_every=max(1, bench.steps // 150)),
         seed=lambda bench, arm, repeat: derive(bench.seed, arm.name) % 2**31,
         keep=outcome,
         words=lambda trial: f"objective {trial.kept.end:.3f}, found {', '.join(trial.kept.names)}",

@@ -257,10 +257,7 @@ def _variance_rows(name: str, theta: Tensor, n: int, V: Tensor) -> list[Row]:
 
 
 def _draw(
-    bench: Bench,
-    kept: dict[int, Tensor],
-    fresh: dict[int, Tensor],
-    mismatched: dict[tuple[str, int], Tensor],
+    bench: Bench, kept: dict[int, Tensor], fresh: dict[int, Tensor], mismatched: dict[tuple[str, int], Tensor]
 ) -> None:
     """n·variance against K beside the theory, and the quantiles of n·KL beside those of χ²."""
     with picture(bench.folder / "variance.png", 10, 3.9, columns=2) as (left, right):

@@ -32,18 +32,7 @@ from metastable.evaluation.quadrature import grid_density
 from metastable.report.figures import draw_level, palette, picture
 
 from .base import Bench, Experiment, Row
-from .robust_students import (
-    BETAS,
-    SPREAD,
-    TOYS,
-    Score,
-    Setup,
-    Student,
-    Students,
-    Toy,
-    score,
-    train,
-)
+from .robust_students import BETAS, SPREAD, TOYS, Score, Setup, Student, Students, Toy, score, train
 from .trials import by_scale
 
 READINGS: dict[str, dict[str, Any]] = {

@@ -103,9 +103,8 @@ def draw_circles(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 
 def log_circles(x: Tensor) -> Tensor:
     """log p of the rings, N(r; k, 0.15²)/(2πr) each."""
-    r = torch.linalg.vector_norm(x, dim=-1).clamp(
-        min=1e-6
-    )  # at the origin both are e⁻²², whatever is divided by
+    # at the origin both are e⁻²², whatever is divided by
+    r = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-6)
     k = torch.arange(1.0, 5.0, dtype=x.dtype, device=x.device)
     along = torch.logsumexp(-((r[:, None] - k) / SPREAD).square() / 2, -1)
     return along - r.log() - math.log(4 * 2 * math.pi * SPREAD * math.sqrt(2 * math.pi))
@@ -225,9 +224,8 @@ class Students:
         self.objectives: list[tuple[slice, float | Tensor, str]] = []
         for (robust, variant), group in itertools.groupby(self.each, key=lambda e: e[0].objective):
             begin = self.objectives[-1][0].stop if self.objectives else 0
-            own = slice(
-                begin, begin + len(list(group))
-            )  # neighbours with the same objective, and β/T of each
+            # neighbours with the same objective, and β/T of each
+            own = slice(begin, begin + len(list(group)))
             unit = setup.temperature if setup.tempered else 1.0
             beta = self.beta[own, 0, 0] / unit if robust else 0.0
             self.objectives.append((own, beta, variant))

@@ -108,11 +108,8 @@ EXPERIMENT = Experiment(
         repeats=(1, 3, 3),
         samples=(1000, 2000, 2000),
         everything=(False, True, True),
-        variant_ratio=(
-            0.25,
-            TENTH,
-            TENTH,
-        ),  # with one seed the variants have not gone astray as far as they will
+        # with one seed the variants have not gone astray as far as they will
+        variant_ratio=(0.25, TENTH, TENTH),
     ),
     body=body,
 )

@@ -33,10 +33,10 @@ from metastable.methods import (
 )
 from metastable.report.figures import INK, palette, picture
 from metastable.runs.run import Run
-from metastable.training.config import SGD, Adam, Schedule
+from metastable.training.config import SGD, Schedule
 
 from .base import Bench, Experiment, Row
-from .trials import Arm, Problem, Trial, Trials, by_scale, mean
+from .trials import Arm, Problem, Trial, Trials, by_adam, by_scale, mean
 
 LIGHT = 0.2
 """Mass of the left mode."""
@@ -209,16 +209,10 @@ def learn_all(bench: Bench, distance: float, repeats: int) -> dict[str, list[Lea
         model: Any = run.energy
         return judge(bench, trial.arm.name, model.cpu(), distance)
 
-    settings = {
-        "steps": bench.steps,
-        "batch_size": bench.batch,
-        "optimiser": Adam(bench.rate),
-        "schedule": Schedule("cosine"),
-    }
     trials = Trials(
         arms(bench),
         problem,
-        settings,
+        by_adam(bench, bench.batch),
         repeats,
         seed=lambda bench, arm, repeat: derive(bench.seed, "modes", distance, repeat) % 2**31,
         keep=keep,

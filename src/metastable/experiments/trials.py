@@ -20,6 +20,7 @@ from metastable.core.errors import DivergenceError
 from metastable.core.random import derive
 from metastable.methods import Method
 from metastable.runs.run import Run
+from metastable.training.config import Adam, Schedule
 
 from .base import SCALES, Bench
 
@@ -38,6 +39,12 @@ def by_scale(shared: Mapping[str, Any] | None = None, **each: Sequence[Any]) -> 
         scale: {**(shared or {}), **dict(zip(each, column, strict=True))}
         for scale, column in zip(SCALES, columns, strict=False)
     }
+
+
+def by_adam(bench: Bench, batch: int | None, **others: Any) -> dict[str, Any]:
+    """Settings of `fit`: Adam with the steps and the rate of the scale, which falls along a cosine, and others."""
+    own = {"steps": bench.steps, "batch_size": batch, "optimiser": Adam(bench.rate)}
+    return {**own, "schedule": Schedule("cosine"), **others}
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,8 @@ def warm_up(
             noise = moving.draw(x, rng, energy)
             state, info = moving.step(energy, state, noise, torch.exp(average.log_step))
             average = dual_average_update(average, info.acceptance.mean(), target, anchor)
-    tuned = replace(
-        kernel, step_size=min(max(float(torch.exp(average.log_average)), LEAST), MOST)
-    )  # of a flat energy
+    # bounds are for a flat energy
+    tuned = replace(kernel, step_size=min(max(float(torch.exp(average.log_average)), LEAST), MOST))
     return tuned, tuned.init(energy, state.x)
 
 

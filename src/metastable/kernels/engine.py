@@ -38,14 +38,7 @@ from .captured import (
     watched,
     worth,
 )
-from .compiled import (
-    CompiledGradient,
-    Walk,
-    compiled_for,
-    compiler_gave_up,
-    several,
-    steps_per_call,
-)
+from .compiled import CompiledGradient, Walk, compiled_for, compiler_gave_up, several, steps_per_call
 from .ula import ULA
 from .watch import reads
 

@@ -340,11 +340,7 @@ def contrast(
 def gap_metrics(mean_data: Tensor, mean_model: Tensor) -> Metrics:
     """The numbers that every method with negatives logs, and the guard watches."""
     mean_data, mean_model = mean_data.detach(), mean_model.detach()
-    return {
-        "energy_data": mean_data,
-        "energy_negatives": mean_model,
-        "energy_gap": mean_data - mean_model,
-    }
+    return {"energy_data": mean_data, "energy_negatives": mean_model, "energy_gap": mean_data - mean_model}
 
 
 def without_log_z(metrics: Metrics) -> Metrics:

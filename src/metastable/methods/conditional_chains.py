@@ -114,10 +114,7 @@ def said_of_starts(starts: Starts) -> dict[str, Any]:
     if starts.ess is None:
         return {}
     few, n = too_few(starts), starts.y.shape[1]
-    said = {
-        "start_ess_given": starts.ess,
-        "start_ess": float(starts.ess.clamp(max=n).sum()),
-    }
+    said = {"start_ess_given": starts.ess, "start_ess": float(starts.ess.clamp(max=n).sum())}
     if not bool(few.any()):
         return said
     worst = int(starts.ess.argmin())

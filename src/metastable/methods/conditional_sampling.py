@@ -171,9 +171,8 @@ def sample_interpolating(
     per_step = max(sde_steps, 1) / (1 - t_low)
     rate: float | Tensor = _langevin_step(kernel, tuned) * per_step if eta is None else eta
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
-    y = follow_sde(
-        target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate, engine=engine
-    )  # line 2
+    # line 2
+    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate, engine=engine)
     rows, info = run_chains(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned, anneal)  # line 3
     cost = sde_steps * rows.shape[0] + starts.rows + (0 if tuned is None else tuned.rows)
     info |= {"eta": rate, "sde_steps": sde_steps, "chain_steps": moves} | said_of_starts(starts)

@@ -183,9 +183,8 @@ class NCE(ImportanceSampled):
         """Fit a named flow, refuse noise that cannot have made the data, and begin c at an estimate of log Z."""
         noise: Any = context.players["noise"]
         for flow in self.unfitted(noise) if self.pretrain else ():
-            learns = any(
-                p.requires_grad for p in flow.parameters()
-            )  # a flow by name learns as a whole, or not
+            # a flow by name learns as a whole, or not
+            learns = any(p.requires_grad for p in flow.parameters())
             flow.requires_grad_(True).fit(context.data, self.pretrain, seed=context.rng).requires_grad_(
                 learns
             )

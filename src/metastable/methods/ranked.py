@@ -14,13 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.batch import Batch, Rows, as_batch
-from metastable.core.errors import (
-    ConfigError,
-    require,
-    require_choice,
-    require_count,
-    require_positive,
-)
+from metastable.core.errors import ConfigError, require, require_choice, require_count, require_positive
 from metastable.core.processes import even_share
 from metastable.core.protocols import Fitted, provides
 from metastable.core.types import Proposal

@@ -32,11 +32,7 @@ CHECKED, DRAWS = 1024, 256
 
 
 def proposal_for(
-    choice: str | Mapping[str, Any] | Proposal,
-    data: Rows,
-    field: str,
-    seed: int = 0,
-    **defaults: Any,
+    choice: str | Mapping[str, Any] | Proposal, data: Rows, field: str, seed: int = 0, **defaults: Any
 ) -> nn.Module:
     """The proposal that `choice` names, fitted to `data`, or `choice` itself.
 

@@ -14,13 +14,7 @@ from metastable.core.plain import plain_layers
 
 from .diffusion import Diffusion, coefficients
 from .encoders import Encoder
-from .fields import (
-    PlainField,
-    ResidualField,
-    VectorField,
-    _silu_and_slope,
-    require_no_encoder,
-)
+from .fields import PlainField, ResidualField, VectorField, _silu_and_slope, require_no_encoder
 from .named_fields import FieldChoice, named_field
 from .transformer import TransformerField
 

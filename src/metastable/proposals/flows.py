@@ -165,13 +165,7 @@ class Flow(nn.Module):
         return (self.mean + self.scale * white).view(*white.shape[:-1], *self.event_shape)
 
     def fit(
-        self,
-        data: Rows,
-        steps: int = 500,
-        *,
-        batch: int = 512,
-        learning_rate: float = 2e-3,
-        seed: Seed = 0,
+        self, data: Rows, steps: int = 500, *, batch: int = 512, learning_rate: float = 2e-3, seed: Seed = 0
     ) -> Flow:
         """Maximum likelihood on `data`, in place, by Adam with a cosine schedule; standardises anew.
 

@@ -212,12 +212,8 @@ def save_image_rows(path: Path | str, rows: Mapping[str, Any], dpi: int = 160) -
     ):
         for image, axes in zip(images, line, strict=False):
             pixels = ((np.asarray(image).clip(-1, 1) + 1) / 2).transpose(1, 2, 0)
-            look = {
-                "cmap": "gray",
-                "vmin": 0,
-                "vmax": 1,
-                "interpolation": "nearest",
-            }  # blends are large files
+            # blends are large files
+            look = {"cmap": "gray", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
             axes.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], **look)
         for axes in line:
             axes.set(xticks=[], yticks=[])

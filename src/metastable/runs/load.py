@@ -34,11 +34,7 @@ from .run import Run
 
 
 def read_run(
-    folder: str | Path,
-    energy: nn.Module | None = None,
-    *,
-    method: Method | None = None,
-    device: str = "cpu",
+    folder: str | Path, energy: nn.Module | None = None, *, method: Method | None = None, device: str = "cpu"
 ) -> Run:
     """A run from its folder, without what it was found to be worth."""
     folder, device = require_run_folder(folder), str(Engine(device).device)  # one that is not there says so

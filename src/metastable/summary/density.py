@@ -15,12 +15,7 @@ from metastable.core.random import generator
 from metastable.data import ToySet
 from metastable.evaluation.entropy import excess_mass, nearest_neighbour_entropy
 from metastable.evaluation.modes import mode_weights
-from metastable.evaluation.quadrature import (
-    bounding_box,
-    grid_density,
-    kl_on_grid,
-    log_partition_quadrature,
-)
+from metastable.evaluation.quadrature import bounding_box, grid_density, kl_on_grid, log_partition_quadrature
 from metastable.evaluation.rays import holds_density
 from metastable.proposals import fit_gaussian
 from metastable.runs.run import Run

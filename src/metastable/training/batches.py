@@ -77,9 +77,8 @@ class Batches:
         if epoch != self._epoch:
             rng = generator(derive(self.seed, "epoch", epoch))
             order = torch.randperm(len(self.data), generator=rng)
-            order = (
-                order.pin_memory() if self.device.type == "cuda" else order
-            )  # so that nobody waits for the copy
+            # so that nobody waits for the copy
+            order = order.pin_memory() if self.device.type == "cuda" else order
             self._order = order.to(self.device, non_blocking=True)
             self._epoch = epoch
         rows = self._order[place * self.size : (place + updates) * self.size]

@@ -39,8 +39,6 @@ Weights = dict[str, dict[str, Tensor]]
 FORMAT = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 
-# Every version of safetensors stores these; other dtypes go through their bytes.
-
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:

@@ -240,16 +240,11 @@ class TrainerConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps is not None:
-            require_count("trainer.steps", self.steps)
-        if self.max_seconds is not None:
-            require_positive("trainer.max_seconds", self.max_seconds)
-        if self.checkpoint_seconds is not None:
-            require_positive("trainer.checkpoint_seconds", self.checkpoint_seconds)
-        if self.max_evaluations is not None:
-            require_count("trainer.max_evaluations", self.max_evaluations)
-        if self.batch_size is not None:
-            require_count("trainer.batch_size", self.batch_size)
+        seconds = {"max_seconds": require_positive, "checkpoint_seconds": require_positive}
+        counts = {"max_evaluations": require_count, "batch_size": require_count}
+        for name, check in ({"steps": require_count} | seconds | counts).items():
+            if vars(self)[name] is not None:
+                check(f"trainer.{name}", vars(self)[name])
         for name in ("data_noise", "data_noise_final"):
             value = vars(self)[name]
             require(value is None or 0 <= value < math.inf, f"trainer.{name}", "at least 0", value)
@@ -257,12 +252,8 @@ class TrainerConfig:
         if not isinstance(self.given_noise, (int, float)):
             object.__setattr__(self, "given_noise", tuple(self.given_noise))
         object.__setattr__(self, "augment", require_changes("trainer.augment", self.augment))
-        require(
-            0 < self.data_noise_over <= 1,
-            "trainer.data_noise_over",
-            "above 0 and at most 1",
-            self.data_noise_over,
-        )
+        over = self.data_noise_over
+        require(0 < over <= 1, "trainer.data_noise_over", "above 0 and at most 1", over)
         for name in ("log_every", "checkpoint_every", "keep"):
             require_count(f"trainer.{name}", vars(self)[name])
         require_count("trainer.max_rollbacks", self.max_rollbacks, 0)

@@ -155,12 +155,7 @@ def _settled(
 
 
 def resampled(
-    walkers: Population,
-    U: Tensor,
-    made: ChainResult,
-    threshold: float,
-    uniform: Tensor,
-    read: bool = True,
+    walkers: Population, U: Tensor, made: ChainResult, threshold: float, uniform: Tensor, read: bool = True
 ) -> Settled:
     """A += U_k − U_{k+1}, and systematic resampling along the principal axis where the ESS is below `threshold`.
 
@@ -226,8 +221,7 @@ def told_of(
     pace = None if log_factor is None else rules.pace
     wanted = 2 * NormalDist().inv_cdf(1 - rules.accepted / 2)
     numbers = _numbers(
-        like.device,
-        *(rules.steps / rules.scale**2, wanted, 2 * rules.gain / 3, rules.longest, pace or 1.0),
+        like.device, *(rules.steps / rules.scale**2, wanted, 2 * rules.gain / 3, rules.longest, pace or 1.0)
     )
     with torch.cuda.device_of(like):
         triton.tell_kernel[(3,)](

@@ -68,13 +68,8 @@ def some_numbers(rows: Tensor, most: int, seed: int = 0) -> Tensor:
     return random_rows(len(rows), min(most, len(rows)), generator(seed, rows.device), rows.device)
 
 
-def from_data(data: Tensor, n: int, rng: torch.Generator) -> Tensor:
-    """`n` rows of the data, `(n, *event)`: all of them, in order, when n is their number."""
-    return data[random_rows(len(data), n, rng, data.device)].clone()
-
-
 def from_batch(data: Batch, n: int, rng: torch.Generator) -> Batch:
-    """`n` rows of the data with what they are given."""
+    """`n` rows of the data with what they are given: all of them, in order, when n is their number."""
     return data[random_rows(len(data), n, rng, data.device)]
 
 

@@ -93,10 +93,7 @@ def _mixture(bench: Bench, pool: Executor) -> Finish:
         worst = max(abs(mass - LEFT) for mass, _ in masses)
         covered = sum(abs(mass - LEFT) <= 1.96 * error for mass, error in masses) / len(masses)
         bench.say(f"mass of a mode after sampling: off by {worst:.4f} at most, {covered:.0%} of errors cover")
-        return [
-            Row("mode_mass_error/worst", worst, "<=", 0.02),
-            Row("mode_mass_covered", covered, ">=", 0.9),
-        ]
+        return [Row("mode_mass_error/worst", worst, "<=", 0.02), Row("mode_mass_covered", covered, ">=", 0.9)]
 
     return finish
 

@@ -37,17 +37,8 @@ def first_command(rows: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         table, run = Path(place) / "table.csv", Path(place) / "runs" / "first"
         write_table(table, rows, seed)
-        words = [
-            "train",
-            "--data",
-            str(table),
-            "--method",
-            "jarzynski",
-            "--out",
-            str(run),
-            "--seed",
-            str(seed),
-        ]
+        words = ["train", "--data", str(table), "--method", "jarzynski"]
+        words += ["--out", str(run), "--seed", str(seed)]
         done = subprocess.run([*COMMAND, *words, "--no-progress"], capture_output=True, check=False)
         if done.returncode != 0:
             return {"finished": 0.0, "log_likelihood": float("nan"), "problems": 1.0, "columns_named": 0.0}

@@ -69,26 +69,18 @@ def attempt(way: Broken, kind: str, seed: int, steps: int, walkers: int) -> dict
     x = rows_of(kind, seed)
     method = Jarzynski(**{"walkers": walkers, **way.method})
     options = {"steps": steps, "seed": seed, **way.training}
+    tried = {"way": way.name, "kind": kind, "seed": seed}
     try:
         run = fit({"name": "mlp", "hidden": (32, 32)}, x, method, evaluate=False, **options)
     except DivergenceError:
-        return {
-            "way": way.name,
-            "kind": kind,
-            "seed": seed,
-            "diverged": True,
-            "trusted": False,
-            "errors": 0.0,
-        }
+        return {**tried, "diverged": True, "trusted": False, "errors": 0.0}
     z = run.log_partition
     assert z is not None
     box = bounding_box(x, 2.0)
     exact = log_partition_quadrature(run.learned_energy, box, points=20_001 if x.shape[1] == 1 else 601)
     errors = abs(z.value - exact) / z.std_error if z.std_error > 0 else float("inf")
     return {
-        "way": way.name,
-        "kind": kind,
-        "seed": seed,
+        **tried,
         "diverged": False,
         "trusted": z.trusted,
         "errors": errors,

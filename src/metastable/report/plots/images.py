@@ -47,9 +47,8 @@ def image_grid(
 def _tiled(tiles: np.ndarray, columns: int) -> np.ndarray:
     n, height, width, _ = tiles.shape
     rows = math.ceil(n / columns)
-    sheet = np.zeros(
-        (rows * (height + 1) + 1, columns * (width + 1) + 1, 4), np.uint8
-    )  # gaps are transparent
+    # gaps are transparent
+    sheet = np.zeros((rows * (height + 1) + 1, columns * (width + 1) + 1, 4), np.uint8)
     for i, tile in enumerate(tiles):
         top, left = 1 + (i // columns) * (height + 1), 1 + (i % columns) * (width + 1)
         sheet[top : top + height, left : left + width] = np.dstack(

@@ -17,9 +17,8 @@ def log_z_card(run: Run) -> Html | None:
     warnings = [str(w) for w in sequence(z.get("warnings"))]
     span = f"95 %: {number(interval[0])} … {number(interval[1])}" if len(interval) == 2 else None
     trust = [tag("p", "Do not trust it: ", w, class_="note doubt") for w in warnings]
-    trust += (
-        [run.evaluated_at] if run.evaluated_at else []
-    )  # an earlier model, of which nothing more is known
+    # an earlier model, of which nothing more is known
+    trust += [run.evaluated_at] if run.evaluated_at else []
     power, reverse = run.summary.get("power", 1), None
     of = None if power == 1 else f"Of exp(−{number(power)}·E), which is what was learned."
     if is_number(z.get("reverse")):

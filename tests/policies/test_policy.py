@@ -667,3 +667,75 @@ def test_an_energy_does_not_stand_on_a_flow_of_contexts_in_another_order():
     flow = fit_policy(first, FLOW, "density", config, **options)
     with pytest.raises(InputError, match="observations in the same order, z, a; give the same"):
         fit_policy(second, {"name": "on-proposal"}, RANKED, config, on=flow, **options)
+
+
+# ---- chunks that are counted from where one is
+
+
+def walks(unit: float = 1.0, **options) -> Demonstrations:
+    """Episodes of a pen that goes on from wherever it is: action and observation are places."""
+    rng = np.random.default_rng(0)
+    steps = rng.normal(size=(6, 20, 2)).cumsum(1)
+    place = unit * (50 * rng.normal(size=(6, 1, 2)) + np.concatenate([0 * steps[:, :1], steps[:, :-1]], 1))
+    action = unit * rng.normal(size=(6, 20, 2)) + place
+    seen = {"pen": place.reshape(-1, 2), "other": rng.normal(size=120)}
+    return Demonstrations.of(seen, action.reshape(-1, 2), 20 * np.arange(1, 7), **options)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1000.0, 0.001])
+def test_relative_chunks_are_the_differences_and_come_back(unit):
+    shown = walks(unit, relative="pen")
+    scaling, windows = Scaling.fit(shown, 4), shown.windows(2, 4)
+    contexts, chunks = windows.contexts(), windows.chunks()
+    scaled = scaling.scale_actions(chunks, contexts)
+    assert float(scaled.abs().amax()) == pytest.approx(1, abs=1e-5)  # over all chunks, whatever their origin
+    by_hand = (chunks - contexts["pen"][:, -1:] - scaling.middle["action"]) / scaling.half["action"]
+    torch.testing.assert_close(scaled, by_hand)
+    torch.testing.assert_close(scaling.to_actions(scaled, contexts), chunks, rtol=1e-4, atol=1e-4 * unit)
+    torch.testing.assert_close(windows.dataset().x, scaled.flatten(1))
+    assert Scaling.from_json(json.loads(json.dumps(scaling.as_json()))).relative == "pen"
+    assert float(scaling.half["action"].max()) < float(Scaling.fit(walks(unit)).half["action"].max()) / 5
+    with pytest.raises(ConfigError, match="contexts: must be given, as actions are relative to pen"):
+        scaling.to_actions(scaled)
+
+
+def test_a_relative_chunk_begins_where_one_is_and_its_rest_stays_where_it_was():
+    scaling, model = (
+        replace(SCALING, half={"state": torch.ones(1), "action": torch.tensor([2.0])}),
+        Scripted(),
+    )
+    policy = Policy(model, replace(scaling, relative="state"), PolicyConfig(1, 4, 2, 3, 1, warm=1, freeze=1))
+    first = policy.predict_action_chunk(torch.tensor([[[5.0]]]))
+    assert first.flatten().tolist() == [245.0, 247.0, 249.0, 251.0], "5 + 2·(120 + step)"
+    second = policy.predict_action_chunk(torch.tensor([[[8.0]]]))
+    assert second[0, 0].item() == 8 + 2 * 220
+    start, frozen = model.moved[1]
+    assert frozen.tolist() == [[120.5]], "8 + 2·120.5 is the 249 that was planned"
+    assert start[0, 0].tolist() == [120.5, 121.5, 121.5, 121.5]
+
+
+def test_a_relative_policy_is_the_same_one_elsewhere_in_any_unit_and_when_it_is_read_back(tmp_path):
+    found = []
+    for unit in (1.0, 1000.0):
+        shown = walks(unit, relative="pen")
+        out = tmp_path / f"{unit:g}"
+        policy = fit_policy(shown, "flow", "density", PolicyConfig(1, 4, 2, 1), steps=3, out=out)
+        seen = {"pen": torch.full((2, 1, 2), 9.0 * unit), "other": torch.zeros(2, 1, 1)}
+        chunk = policy.predict_action_chunk(seen)
+        found.append(chunk / unit)
+        again = load_policy(out)
+        assert again.scaling.relative == "pen"
+        torch.testing.assert_close(again.predict_action_chunk(seen), chunk)
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("relative", "said"),
+    [
+        ("pan", "relative: unknown value .pan. .did you mean .pen."),
+        ("other", r"as many numbers as an action has, 2, got \(1,\)"),
+    ],
+)
+def test_actions_are_relative_to_a_place_that_is_seen(relative, said):
+    with pytest.raises(ConfigError, match=said):
+        walks(relative=relative)

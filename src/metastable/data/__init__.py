@@ -3,7 +3,7 @@
 from .arrays import Dataset, load_array, load_images
 from .checks import check_data, check_labels
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet, conditional_toy_set
-from .demonstration_files import load_episodes, load_lasa, load_lerobot, load_pusht
+from .demonstration_files import load_episodes, load_lasa, load_lerobot, load_pusht, pusht_observation
 from .demonstrations import Demonstrations, Scaling, Windows
 from .image_files import IMAGE_SETS, ImageSet
 from .images import Images, open_images
@@ -33,5 +33,6 @@ __all__ = [
     "load_lerobot",
     "load_pusht",
     "open_images",
+    "pusht_observation",
     "toy_set",
 ]

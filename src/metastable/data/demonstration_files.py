@@ -57,7 +57,9 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     return Demonstrations.of(seen, arrays[actions], None if ends is None else arrays[ends], path.name)
 
 
-def load_pusht(path: str | Path, draw: Callable[[Any], Any] | None = None) -> Demonstrations:
+def load_pusht(
+    path: str | Path, draw: Callable[[Any], Any] | None = None, *, centred: bool = True
+) -> Demonstrations:
     """The human demonstrations of Push-T: the agent's position and eight corners of the block, in pixels.
 
     The corners are those of `pusht_corners`, made from the block's pose, since an angle jumps where it is a full
@@ -68,6 +70,8 @@ def load_pusht(path: str | Path, draw: Callable[[Any], Any] | None = None) -> De
             folder that holds one.
         draw: turns states into pictures, uint8 `(T, C, H, W)`, which are then seen instead of the corners, such as
             `policies.pusht_pictures`.
+        centred: whether chunks are counted from where the agent is, and corners are seen from there, too: a push is
+            the same push elsewhere, and a model learns it sooner. The paper's are positions in the window.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -82,16 +86,29 @@ def load_pusht(path: str | Path, draw: Callable[[Any], Any] | None = None) -> De
         raise InputError(
             f"{path.name}: state: must be agent x, y and block x, y, angle, (T, 5), got {states.shape}"
         )
-    seen = pusht_observation(states)
+    seen, relative = pusht_observation(states), "agent" if centred else ""
     if draw is not None:
         seen = {"agent": seen["agent"], "picture": draw(states)}
-    return Demonstrations.of(seen, arrays[actions], arrays[ends], path.name, noisy=("agent",))
+    elif not centred:
+        del seen["beside"]
+    return Demonstrations.of(
+        seen, arrays[actions], arrays[ends], path.name, noisy=("agent",), relative=relative
+    )
 
 
 def pusht_observation(states: Any) -> dict[str, Tensor]:
-    """What a policy sees of states of Push-T, `(…, 5)`: `agent`, `(…, 2)`, and `block`, its corners, `(…, 16)`."""
+    """What a policy may see of states of Push-T, `(…, 5)`.
+
+    `agent`, `(…, 2)`, the corners of the `block`, `(…, 16)`, and those seen from the agent, `beside` it, `(…, 16)`.
+    """
     states = torch.as_tensor(states)
-    return {"agent": states[..., :2].float(), "block": pusht_corners(states[..., 2:]).flatten(-2).float()}
+    agent, corners = states[..., :2], pusht_corners(states[..., 2:])
+    seen = {
+        "agent": agent,
+        "block": corners.flatten(-2),
+        "beside": (corners - agent[..., None, :]).flatten(-2),
+    }
+    return {key: value.float() for key, value in seen.items()}
 
 
 def pusht_corners(pose: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,8 @@ class Demonstrations:
         name: where they came from, for people.
         noisy: names of the observations that σ_pert may perturb: by default all that are no pictures.
         space: names of those that are places and lengths in the space of the actions: one number scales them all.
+        relative: name of the one that chunks are counted from, such as where one stands: models then see and say
+            a[i + j] − o[i]. Empty where actions are taken as they are.
 
     >>> two = Demonstrations.of(np.arange(5.0), np.arange(5.0), [2, 5])
     >>> len(two), two.lengths.tolist(), two.some([1]).actions.flatten().tolist()
@@ -61,6 +63,7 @@ class Demonstrations:
     name: str = "demonstrations"
     noisy: tuple[str, ...] = ()
     space: tuple[str, ...] = ()
+    relative: str = ""
 
     @classmethod
     def of(
@@ -71,6 +74,7 @@ class Demonstrations:
         name: str = "demonstrations",
         noisy: Sequence[str] | None = None,
         space: Sequence[str] = (),
+        relative: str = "",
     ) -> Demonstrations:
         """Demonstrations that are checked: one observation for each action, finite numbers, ends in order.
 
@@ -85,11 +89,18 @@ class Demonstrations:
         rule = f"named anything but {ACTION!r}, as the actions are; call what was done before by another name"
         require(ACTION not in seen, f"{name}: observations", rule, list(seen))
         numbers = tuple(key for key, value in seen.items() if value.dtype != torch.uint8)
-        for field, names in (("noisy", noisy or ()), ("space", space)):
+        named_by = {"noisy": noisy or (), "space": space, "relative": (relative,) if relative else ()}
+        for field, names in named_by.items():
             for key in names:
                 require_choice(f"{name}: {field}", key, numbers)
+        if relative:
+            rule = f"an observation of as many numbers as an action has, {actions.shape[1]}"
+            shape = seen[relative].shape
+            require(shape == actions.shape, f"{name}: relative", rule, tuple(shape[1:]))
         stops = _ends([len(actions)] if ends is None else ends, len(actions), name)
-        return cls(seen, actions, stops, name, numbers if noisy is None else tuple(noisy), tuple(space))
+        return cls(
+            seen, actions, stops, name, numbers if noisy is None else tuple(noisy), tuple(space), relative
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Demonstrations], name: str = "demonstrations") -> Demonstrations:
@@ -102,15 +113,15 @@ class Demonstrations:
         require(bool(parts), f"{name}: parts", "at least one", parts)
         first = parts[0]
         for part in parts[1:]:
-            rule = f"of the shapes of {first.name}, {first.shapes}"
-            kinds = [
-                (set(some.noisy), set(some.space)) for some in (part, first)
-            ]  # of which pictures are not
+            rule = f"of the shapes of {first.name}, {first.shapes}, and alike in noisy, space and relative"
+            # as sets, for files whose arrays stand in another order
+            kinds = [(set(x.noisy), set(x.space), x.relative) for x in (part, first)]
             same = part.shapes == first.shapes and kinds[0] == kinds[1]
             require(same, part.name, rule, part.shapes)
         seen = {key: torch.cat([part.observations[key] for part in parts]) for key in first.observations}
         ends = torch.cat([part.lengths for part in parts]).cumsum(0)
-        return cls(seen, torch.cat([part.actions for part in parts]), ends, name, first.noisy, first.space)
+        actions = torch.cat([part.actions for part in parts])
+        return replace(first, observations=seen, actions=actions, ends=ends, name=name)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -154,7 +165,7 @@ class Demonstrations:
         starts, ends, lengths = self.starts.tolist(), self.ends.tolist(), self.lengths[chosen]
         steps = torch.cat([torch.arange(starts[e], ends[e]) for e in chosen.tolist()])
         seen = {key: value[steps] for key, value in self.observations.items()}
-        return Demonstrations(seen, self.actions[steps], lengths.cumsum(0), self.name, self.noisy, self.space)
+        return replace(self, observations=seen, actions=self.actions[steps], ends=lengths.cumsum(0))
 
     def split(self, fraction: float = 0.1, seed: int = 0) -> tuple[Demonstrations, Demonstrations]:
         """(train, held_out): whole episodes, so that no window of one part has steps of the other."""
@@ -221,8 +232,9 @@ class Windows:
 
     def dataset(self, scaling: Scaling | None = None) -> Dataset:
         """Rows for `fit`: chunks `(n, N_pred·A)` given contexts `(n, c)`, both scaled, grouped by episode."""
-        scaling = Scaling.fit(self.demonstrations) if scaling is None else scaling
-        x, given = scaling.scale_actions(self.chunks()).flatten(1), self._packed(scaling)
+        scaling = Scaling.fit(self.demonstrations, self.prediction) if scaling is None else scaling
+        seen = self.contexts() if scaling.relative else {}
+        x, given = scaling.scale_actions(self.chunks(), seen).flatten(1), self._packed(scaling)
         return Dataset.of(x, self.demonstrations.name, given=given, groups=self.episode)
 
     def _packed(self, scaling: Scaling) -> Tensor:

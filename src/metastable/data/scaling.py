@@ -39,19 +39,25 @@ class Scaling:
         half: likewise.
         pictures: names of observations that are bytes, with their shapes.
         noisy: names of the observations that σ_pert may perturb.
+        relative: name of the observation whose last value actions are counted from; empty for none.
     """
 
     middle: dict[str, Tensor]
     half: dict[str, Tensor]
     pictures: dict[str, tuple[int, ...]]
     noisy: tuple[str, ...]
+    relative: str = ""
 
     @classmethod
-    def fit(cls, demonstrations: Demonstrations) -> Scaling:
-        """The ranges of these demonstrations."""
+    def fit(cls, demonstrations: Demonstrations, prediction: int = 1) -> Scaling:
+        """The ranges of these demonstrations; of `relative` actions over chunks of `prediction` of them."""
         seen = demonstrations.observations
         numbers = {key: value for key, value in seen.items() if value.dtype != torch.uint8}
         numbers[ACTION] = demonstrations.actions
+        if demonstrations.relative:
+            windows = demonstrations.windows(1, prediction)
+            origin = windows.contexts()[demonstrations.relative]
+            numbers[ACTION] = (windows.chunks() - origin).flatten(0, 1)
         low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
         half = {key: (high[key] - low[key]) / 2 for key in numbers}
         middle = {key: (high[key] + low[key]) / 2 for key in numbers}
@@ -62,7 +68,7 @@ class Scaling:
             half[key] = torch.full_like(half[key], max(float(numbers[ACTION].abs().max()), NOTHING))
             middle[key] = torch.zeros_like(middle[key])
         pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
-        return cls(middle, half, pictures, demonstrations.noisy)
+        return cls(middle, half, pictures, demonstrations.noisy, demonstrations.relative)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,14 +133,35 @@ class Scaling:
             float(key in self.noisy and moves) for key in self.names for moves in context * each[key]
         )
 
-    def scale_actions(self, actions: Tensor) -> Tensor:
-        """Actions `(…, A)` from −1 to 1."""
-        return self._in(ACTION, actions)
+    def noised(self, context: int, rows: Tensor | None) -> tuple[float, ...]:
+        """What σ_pert is multiplied with on every number of packed contexts like `rows`, `(n, c)`.
 
-    def to_actions(self, u: Tensor) -> Tensor:
+        0 for one that never changes, which has no spread that the noise could be a share of.
+        """
+        assert rows is not None
+        changes = (rows.amax(0) > rows.amin(0)).tolist()
+        return tuple(m * varies for m, varies in zip(self.noise_mask(context), changes, strict=True))
+
+    def scale_actions(self, actions: Tensor, contexts: Mapping[str, Any] | None = None) -> Tensor:
+        """Actions `(…, A)` from −1 to 1; of B contexts `(B, N_ctx, …)`, `(B, …, A)`, where they are `relative`."""
+        return self._in(ACTION, actions - self.origin(actions, contexts))
+
+    def to_actions(self, u: Tensor, contexts: Mapping[str, Any] | None = None) -> Tensor:
         """The inverse of `scale_actions`."""
         u = u.to(torch.promote_types(u.dtype, self.middle[ACTION].dtype))
-        return u * self.half[ACTION].to(u) + self.middle[ACTION].to(u)
+        return u * self.half[ACTION].to(u) + self.middle[ACTION].to(u) + self.origin(u, contexts)
+
+    def recounted(self, u: Tensor, before: Mapping[str, Any], now: Mapping[str, Any]) -> Tensor:
+        """Actions that were scaled for contexts `before`, as those of `now` have them."""
+        return u + (self.origin(u, before) - self.origin(u, now)) / self.half[ACTION].to(u)
+
+    def origin(self, like: Tensor, contexts: Mapping[str, Any] | None) -> Tensor | float:
+        """What actions `(B, …, A)` are counted from, 0 where they are not `relative`."""
+        if not self.relative:
+            return 0.0
+        require(contexts is not None, "contexts", f"given, as actions are relative to {self.relative}", None)
+        last = tensor_of(contexts[self.relative])[:, -1].to(like)  # pyright: ignore
+        return last.view(len(last), *[1] * (like.dim() - 2), -1)
 
     def _in(self, key: str, values: Tensor) -> Tensor:
         values = values.to(self.middle[key].dtype)
@@ -147,7 +174,8 @@ class Scaling:
         pictures = {k: list(v) for k, v in self.pictures.items()}
         wide = [k for k, v in self.middle.items() if v.dtype == torch.float64]
         said = {**parts, "pictures": pictures, "noisy": list(self.noisy)}
-        return {**said, "wide": wide} if wide else said
+        own = {"wide": wide, "relative": self.relative}
+        return said | {key: value for key, value in own.items() if value}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Scaling:
@@ -160,7 +188,8 @@ class Scaling:
         shapes = [{k: tuple(v.shape) for k, v in part.items()} for part in (middle, half)]
         alike = shapes[0] == shapes[1] and ACTION in middle
         require(alike, "scaling.half", f"of the shapes of middle, {ACTION} among them", shapes[1])
-        return cls(middle, half, {k: tuple(v) for k, v in kept["pictures"].items()}, tuple(kept["noisy"]))
+        pictures = {k: tuple(v) for k, v in kept["pictures"].items()}
+        return cls(middle, half, pictures, tuple(kept["noisy"]), kept.get("relative", ""))
 
 
 def tensor_of(value: Any) -> Tensor:

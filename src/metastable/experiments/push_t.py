@@ -111,7 +111,7 @@ def demonstrations(bench: Bench) -> Demonstrations:
                 raise InputError(f"out: {path} has pictures of other demonstrations; remove it")
             return kept["pictures"]
 
-    return load_pusht(os.environ[FOLDER], draw if bench.pictures else None)
+    return load_pusht(os.environ[FOLDER], draw if bench.pictures else None, centred=bench.centred)
 
 
 def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str, np.ndarray]:
@@ -312,6 +312,7 @@ EXPERIMENT = Experiment(
             "options": {},
             "pretrain": 10_000,
             "pictures": False,
+            "centred": True,
         },
         rate=(3e-3, 1e-3, 1e-3),
         precision=("32-true", "32-true", "tf32"),

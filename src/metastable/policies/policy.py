@@ -176,8 +176,9 @@ class Policy:
 
         Draws ℓ candidates, joins them to the last chunk, moves them by a chain, and takes the one of lowest energy.
         """
-        config, given = self.config, self.scaling.pack(self._windows(contexts))
-        seed, rest = derive(self.seed, "chunk", self.calls), self._rest()
+        config, seen = self.config, self._windows(contexts)
+        given, seed = self.scaling.pack(seen), derive(self.seed, "chunk", self.calls)
+        rest = self._rest(seen)
         try:
             with unwatched(self.records):  # so that flows are recorded on a GPU; what comes out is looked at
                 chosen = self._chosen(given, seed, rest)
@@ -187,9 +188,10 @@ class Policy:
             chosen = self._chosen(given, seed, rest)
         known, D = "those of the run that it was trained as", config.prediction * self.actions
         require(chosen.shape[1] == D, "policy.prediction", f"{known}, {chosen.shape[1]} numbers", D)
-        actions = self.scaling.to_actions(chosen.unflatten(1, (config.prediction, self.actions)).cpu())
+        chunk = chosen.unflatten(1, (config.prediction, self.actions))
+        actions = self.scaling.to_actions(chunk.cpu(), seen)
         require_finite(actions, "the policy's actions")
-        self.last, self.calls = chosen, self.calls + 1
+        self.last, self.before, self.calls = chosen, seen, self.calls + 1
         return actions
 
     def _chosen(self, given: Tensor, seed: int, rest: Tensor | None) -> Tensor:
@@ -214,11 +216,12 @@ class Policy:
         """A, numbers of one action."""
         return self.scaling.middle["action"].numel()
 
-    def _rest(self) -> Tensor | None:
+    def _rest(self, seen: Mapping[str, Tensor]) -> Tensor | None:
         """What is left of the last chunk, its last action repeated, `(B, D)`; None of the first."""
         if self.last is None:
             return None
         chunk = self.last.unflatten(1, (self.config.prediction, self.actions))
+        chunk = self.scaling.recounted(chunk, self.before, seen)
         steps = torch.arange(self.config.prediction) + self.config.execute
         return chunk[:, steps.clamp(max=self.config.prediction - 1)].flatten(1)
 
@@ -339,7 +342,7 @@ def fit_policy(
     require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, type(demonstrations).__name__)
     method = resolve_method(method)
     config = config if isinstance(config, PolicyConfig) else build(PolicyConfig, config or {}, "policy")
-    scaling = Scaling.fit(demonstrations)
+    scaling = Scaling.fit(demonstrations, config.prediction)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     if noise is not None:
         each = (noise, noise) if isinstance(noise, (int, float)) else noise
@@ -347,7 +350,7 @@ def fit_policy(
         require(two, "noise", "a number, two of them, at first and at last, or None", noise)
         stays = on is not None or (isinstance(method, Ranked) and not method.train_proposal)
         schedule = {"data_noise": each[stays], "data_noise_final": each[1], "data_noise_over": 0.5}
-        options = {**schedule, "given_noise": _noised(scaling, config, data.given), **options}
+        options = {**schedule, "given_noise": scaling.noised(config.context, data.given), **options}
     table, flow = None, None
     if on is not None:
         units = options.setdefault("units", "none")
@@ -361,17 +364,6 @@ def fit_policy(
         drawn.steps, drawn.scored = flow.steps, flow.scored
     assert data.given is not None
     return policy_of(run, scaling, data.given, config, seed, table)
-
-
-def _noised(scaling: Scaling, config: PolicyConfig, contexts: Tensor | None) -> tuple[float, ...]:
-    """What σ_pert is multiplied with on every number of a context.
-
-    0 for one that never changes, which has no spread that the noise could be a share of.
-    """
-    assert contexts is not None
-    changes = (contexts.amax(0) > contexts.amin(0)).tolist()
-    mask = scaling.noise_mask(config.context)
-    return tuple(share * varies for share, varies in zip(mask, changes, strict=True))
 
 
 def policy_of(

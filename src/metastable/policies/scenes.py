@@ -19,4 +19,6 @@ def first_chunks(policy: Policy, observation: Any, n: int = 64, seed: int = 0) -
     seen = {key: torch.as_tensor(value)[:, None] for key, value in observation.items()}
     windows = {key: value.expand(-1, config.context, *value.shape[2:]) for key, value in seen.items()}
     x = policy.model.draw(policy.scaling.pack(windows), n, derive(seed, "scene"))
-    return policy.scaling.to_actions(x.unflatten(2, (config.prediction, policy.actions)).cpu()).numpy()
+    return policy.scaling.to_actions(
+        x.unflatten(2, (config.prediction, policy.actions)).cpu(), windows
+    ).numpy()

@@ -162,3 +162,12 @@ def test_proposals_beside_energies_have_rates_of_their_own():
 def test_sets_that_are_not_there_or_do_not_divide_are_refused(sets, words):
     with pytest.raises(ConfigError, match=words):
         layout_of(Scaling.fit(shown()), 2, sets)
+
+
+@pytest.mark.parametrize(("space", "relative"), [((), ""), (("discs", "pen"), "pen")])
+def test_nearness_needs_things_in_the_space_of_actions_as_they_are(space, relative):
+    rng = np.random.default_rng(0)
+    seen = {"pen": rng.normal(size=(20, 2)), "discs": rng.normal(size=(20, 6))}
+    scaling = Scaling.fit(Demonstrations.of(seen, rng.normal(size=(20, 2)), space=space, relative=relative))
+    with pytest.raises(ConfigError, match="near: must be in the space of the actions"):
+        layout_of(scaling, 1, {"discs": 3}, near="discs")

@@ -200,7 +200,25 @@ def test_a_rate_of_collisions_stays_a_rate():
         assert not 0 <= getattr(found["cost"], end) <= 1, "a cost may be anything"
 
 
-@pytest.mark.parametrize("hit", [0, 1])
-def test_paths_that_all_end_alike_say_no_more_than_one_in_each_world(hit):
-    judged = torch.full((25, 8), float(hit))
-    assert path_intervals({"collisions": judged})["collisions"] == clopper_pearson(25 * hit, 25)
+def test_intervals_of_few_collisions_are_no_narrower_than_those_of_none():
+    ends = []
+    for n in (0, 1, 2, 4):
+        hits = torch.zeros(25, 8)
+        hits.view(-1)[: 8 * n : 8] = 1  # in n worlds
+        ends.append(path_intervals({"collisions": hits})["collisions"])
+    assert ends[0] == clopper_pearson(0, 200)
+    assert [x.high for x in ends] == sorted(x.high for x in ends)
+    half = torch.tensor([0.0, 1.0]).repeat(25, 4)
+    assert path_intervals({"collisions": half})["collisions"] == clopper_pearson(100, 200), "no point"
+    whole = torch.zeros(25, 8)
+    whole[:5] = 1  # worlds in which all collide: paths say no more than their worlds do
+    assert path_intervals({"collisions": whole})["collisions"].high > clopper_pearson(40, 200).high + 0.05
+
+
+def test_the_rate_of_independent_paths_is_covered():
+    rng, covered = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        hits = (torch.rand(25, 8, generator=rng) < 0.016).double()
+        found = path_intervals({"collisions": hits})["collisions"]
+        covered += found.low <= 0.016 <= found.high
+    assert covered >= 0.93 * 400

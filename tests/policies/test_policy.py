@@ -739,3 +739,57 @@ def test_a_relative_policy_is_the_same_one_elsewhere_in_any_unit_and_when_it_is_
 def test_actions_are_relative_to_a_place_that_is_seen(relative, said):
     with pytest.raises(ConfigError, match=said):
         walks(relative=relative)
+
+
+def frozen_after(
+    scaling: Scaling, first: np.ndarray, second: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What was planned for the action after the next, and what the next chunk is made to begin with, as actions."""
+    model = Scripted()
+    policy = Policy(model, replace(scaling, relative="state"), PolicyConfig(1, 4, 2, 3, 1, warm=1, freeze=1))
+    planned = policy.predict_action_chunk({"state": first})[0, 2]
+    policy.predict_action_chunk({"state": second})
+    frozen = model.moved[1][1].view(1, 1, 1)
+    return planned, policy.scaling.to_actions(frozen, {"state": second})[0, 0]
+
+
+def test_what_is_frozen_stays_though_positions_are_far_from_zero_or_their_array_is_used_again():
+    shown = Demonstrations.of(1e7 + np.arange(4.0), 1e7 + np.arange(4.0) + [1, 2, 1, 3], relative="state")
+    scaling = Scaling.fit(shown, 2)
+    assert shown.actions.dtype == torch.float64
+    planned, kept = frozen_after(scaling, np.array([[[1e7]]]), np.array([[[1e7 + 0.37]]]))
+    assert planned.item() == pytest.approx(kept.item(), abs=1e-4, rel=0)
+    policy = Policy(
+        Scripted(), replace(SCALING, relative="state"), PolicyConfig(1, 4, 2, 3, 1, warm=1, freeze=1)
+    )
+    buffer = np.array([[[5.0]]], dtype=np.float32)
+    policy.predict_action_chunk(buffer)
+    buffer += 1
+    policy.predict_action_chunk(buffer)
+    assert policy.model.moved[1][1].tolist() == [[121.0]]
+
+
+def test_a_number_that_no_action_moves_is_not_recounted():
+    place = np.stack([np.arange(20.0), np.full(20, 5.0)], 1)
+    action = place + np.stack([np.sin(np.arange(20.0)), np.zeros(20)], 1)
+    scaling = Scaling.fit(Demonstrations.of({"pen": place}, action, relative="pen"), 4)
+    u = torch.zeros(1, 4, 2)
+    moved = scaling.recounted(u, torch.tensor([[1.0, 5.0]]).double(), {"pen": torch.tensor([[[1.5, 5.01]]])})
+    assert moved[0, 0, 1] == 0
+    assert moved[0, 0, 0] == pytest.approx(-0.5 / float(scaling.half["action"][0]), rel=1e-5)
+
+
+def test_differences_are_kept_as_fine_as_they_were_shown():
+    rng = np.random.default_rng(0)
+    place = np.repeat(np.arange(6) * 2e5, 20)[:, None] + 0.01 * rng.normal(size=(120, 1)).cumsum(0)
+    step = 0.01 * rng.normal(size=(120, 1))
+    windows = Demonstrations.of({"pen": place}, place + step, relative="pen").windows(1, 1)
+    got = (windows.chunks()[:, 0] - windows.contexts()["pen"][:, 0]).double()
+    torch.testing.assert_close(got, torch.from_numpy(step), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("relative", ["nope", "wide"])
+def test_a_policys_file_is_relative_to_what_it_has(relative):
+    kept = Scaling.fit(Demonstrations.of({"wide": np.random.rand(9, 3)}, np.arange(9.0))).as_json()
+    with pytest.raises(ConfigError, match=r"scaling\.relative: must be an observation of as many numbers"):
+        Scaling.from_json(kept | {"relative": relative})

@@ -361,3 +361,33 @@ def test_an_energy_among_things_has_its_gradient_and_is_kept_with_its_weights():
     kept = bent(TransformerEnergy(8, 15, **settings), 0.0)
     kept.load_state_dict(near.state_dict())
     torch.testing.assert_close(kept(data.x[:3], given), near(data.x[:3], given))
+
+
+def test_what_never_changes_in_any_thing_stays_out():
+    for n in range(900, 960):
+        rows = torch.randn(n, 21, generator=torch.Generator().manual_seed(n))
+        rows[:, 2::3] = 0.3
+        inner = Standardise((21,), rows)
+        inner.share([(0, 7, 3)])
+        assert inner(rows * 1.01)[:, 2::3].abs().max() == 0
+
+
+@over("near", [(13, 1, 3), (0, 8, 2)])
+def test_things_lie_within_a_context(near):
+    with pytest.raises(ConfigError, match="near: must be start, count and size within the 15 numbers"):
+        TransformerEnergy(8, 15, step=2, width=16, near=near)
+    with pytest.raises(ConfigError, match=r"near: .* within the 0 numbers"):
+        TransformerField(8, None, step=2, width=16, near=near)
+
+
+def test_things_are_trained_in_the_units_they_share():
+    data = ms.data.Dataset.of(normal(40, 8).float(), "paths", given=sorted_things(40).float())
+    table = {
+        "name": "interpolant",
+        "field": {"name": "transformer", "step": 2, "width": 8, "layers": 1, **DISCS},
+    }
+    assert ms.fit(table, data, "density", steps=1, evaluate=False).coordinates is None
+    with pytest.raises(
+        ms.core.errors.UnsupportedError, match="units: must be 'none' for things of a context"
+    ):
+        ms.fit(table, data, "density", steps=1, units="scale")

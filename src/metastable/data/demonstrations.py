@@ -80,7 +80,7 @@ class Demonstrations:
 
         `observations` that are no mapping are one array, by the name `state`. Without `ends` all is one episode.
         """
-        actions = _numbers(actions, f"{name}: actions").flatten(1)
+        given, actions = actions, _numbers(actions, f"{name}: actions").flatten(1)
         named = observations if isinstance(observations, Mapping) else {STATE: observations}
         seen = {
             key: _observed(value, len(actions), f"{name}: observations.{key}") for key, value in named.items()
@@ -97,6 +97,8 @@ class Demonstrations:
             rule = f"an observation of as many numbers as an action has, {actions.shape[1]}"
             shape = seen[relative].shape
             require(shape == actions.shape, f"{name}: relative", rule, tuple(shape[1:]))
+            actions = _numbers(given, f"{name}: actions", named[relative]).flatten(1)
+            seen[relative] = _numbers(named[relative], f"{name}: observations.{relative}", given)
         stops = _ends([len(actions)] if ends is None else ends, len(actions), name)
         return cls(
             seen, actions, stops, name, numbers if noisy is None else tuple(noisy), tuple(space), relative
@@ -233,7 +235,8 @@ class Windows:
     def dataset(self, scaling: Scaling | None = None) -> Dataset:
         """Rows for `fit`: chunks `(n, N_pred·A)` given contexts `(n, c)`, both scaled, grouped by episode."""
         scaling = Scaling.fit(self.demonstrations, self.prediction) if scaling is None else scaling
-        seen = self.contexts() if scaling.relative else {}
+        known = self.demonstrations.observations
+        seen = {key: known[key][self.step, None] for key in known if key == scaling.relative}
         x, given = scaling.scale_actions(self.chunks(), seen).flatten(1), self._packed(scaling)
         return Dataset.of(x, self.demonstrations.name, given=given, groups=self.episode)
 
@@ -270,11 +273,16 @@ def _observed(value: Any, steps: int, name: str) -> Tensor:
     return tensor_of(array)
 
 
-def _numbers(value: Any, name: str) -> Tensor:
-    """Finite and floating: float32, unless that would blur a number by more than `BLUR` of its range."""
-    values = check_data(value, name, dtype=None, least=1)
+def _numbers(value: Any, name: str, origin: Any = None) -> Tensor:
+    """Finite and floating: float32, unless that would blur a number by more than `BLUR` of its range.
+
+    What is taken as a difference from `origin` has the range of that.
+    """
+    kind = None if origin is None else torch.float64
+    values = check_data(value, name, dtype=kind, least=1)
     blur = torch.finfo(torch.float32).eps * values.abs().amax(0)
-    extent = values.amax(0) - values.amin(0)
+    apart = values if origin is None else values - check_data(origin, name, dtype=kind, least=1)
+    extent = apart.amax(0) - apart.amin(0)
     blurred = bool(((blur > BLUR * extent) & (extent > 0)).any())
     return values if blurred else check_data(values, name, least=1)  # which refuses what float32 cannot hold
 

@@ -56,17 +56,18 @@ class Scaling:
         numbers[ACTION] = demonstrations.actions
         if demonstrations.relative:
             windows = demonstrations.windows(1, prediction)
-            origin = windows.contexts()[demonstrations.relative]
-            numbers[ACTION] = (windows.chunks() - origin).flatten(0, 1)
+            numbers[ACTION] = (windows.chunks() - seen[demonstrations.relative][windows.step, None]).flatten(
+                0, 1
+            )
         low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
         half = {key: (high[key] - low[key]) / 2 for key in numbers}
         middle = {key: (high[key] + low[key]) / 2 for key in numbers}
-        size = middle[ACTION].abs()  # as small as nothing is zero, so that its millionth is a number
-        still = STILL * torch.where(size < NOTHING, torch.ones_like(size), size)
-        half[ACTION] = torch.where(half[ACTION] > 0, half[ACTION], still)
-        for key in (*demonstrations.space, *((ACTION,) if demonstrations.space else ())):
-            half[key] = torch.full_like(half[key], max(float(numbers[ACTION].abs().max()), NOTHING))
-            middle[key] = torch.zeros_like(middle[key])
+        half[ACTION] = torch.where(half[ACTION] > 0, half[ACTION], _still(middle[ACTION]))
+        space = (ACTION, *demonstrations.space) if demonstrations.space else ()
+        largest = max((float(numbers[key].abs().max()) for key in space[:1]), default=0.0)
+        largest = largest or max((float(numbers[key].abs().max()) for key in space), default=0.0) or 1.0
+        for key in space:
+            half[key], middle[key] = torch.full_like(half[key], largest), torch.zeros_like(middle[key])
         pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
         return cls(middle, half, pictures, demonstrations.noisy, demonstrations.relative)
 
@@ -151,17 +152,27 @@ class Scaling:
         u = u.to(torch.promote_types(u.dtype, self.middle[ACTION].dtype))
         return u * self.half[ACTION].to(u) + self.middle[ACTION].to(u) + self.origin(u, contexts)
 
-    def recounted(self, u: Tensor, before: Mapping[str, Any], now: Mapping[str, Any]) -> Tensor:
-        """Actions that were scaled for contexts `before`, as those of `now` have them."""
-        return u + (self.origin(u, before) - self.origin(u, now)) / self.half[ACTION].to(u)
+    def recounted(self, u: Tensor, before: Tensor, contexts: Mapping[str, Any]) -> Tensor:
+        """Actions `(B, …, A)` that were scaled for contexts with the `last_seen` `before`, as these have them.
+
+        A number that no action ever moved stays as it is: in units of its own any step is far.
+        """
+        half = self.half[ACTION]
+        shift = (before - self.last_seen(contexts)) / half.where(
+            half != _still(self.middle[ACTION]), torch.inf
+        )
+        return u + shift.view(len(u), *[1] * (u.dim() - 2), u.shape[-1]).to(u)
+
+    def last_seen(self, contexts: Mapping[str, Any] | None) -> Tensor:
+        """A copy of what actions are relative to, `(B, A)` in double precision."""
+        require(contexts is not None, "contexts", f"given, as actions are relative to {self.relative}", None)
+        return tensor_of(contexts[self.relative])[:, -1].double().cpu().clone()  # pyright: ignore
 
     def origin(self, like: Tensor, contexts: Mapping[str, Any] | None) -> Tensor | float:
         """What actions `(B, …, A)` are counted from, 0 where they are not `relative`."""
         if not self.relative:
             return 0.0
-        require(contexts is not None, "contexts", f"given, as actions are relative to {self.relative}", None)
-        last = tensor_of(contexts[self.relative])[:, -1].to(like)  # pyright: ignore
-        return last.view(len(last), *[1] * (like.dim() - 2), -1)
+        return self.last_seen(contexts).view(len(like), *[1] * (like.dim() - 2), like.shape[-1]).to(like)
 
     def _in(self, key: str, values: Tensor) -> Tensor:
         values = values.to(self.middle[key].dtype)
@@ -188,8 +199,17 @@ class Scaling:
         shapes = [{k: tuple(v.shape) for k, v in part.items()} for part in (middle, half)]
         alike = shapes[0] == shapes[1] and ACTION in middle
         require(alike, "scaling.half", f"of the shapes of middle, {ACTION} among them", shapes[1])
-        pictures = {k: tuple(v) for k, v in kept["pictures"].items()}
-        return cls(middle, half, pictures, tuple(kept["noisy"]), kept.get("relative", ""))
+        pictures, relative = {k: tuple(v) for k, v in kept["pictures"].items()}, kept.get("relative", "")
+        rule = "an observation of as many numbers as an action"
+        fits = not relative or (relative in middle and middle[relative].shape == middle[ACTION].shape)
+        require(fits, "scaling.relative", rule, relative)
+        return cls(middle, half, pictures, tuple(kept["noisy"]), relative)
+
+
+def _still(middle: Tensor) -> Tensor:
+    """What stands for half the range of actions that never change; what is as small as nothing is zero."""
+    size = middle.abs()
+    return STILL * torch.where(size < NOTHING, torch.ones_like(size), size)
 
 
 def tensor_of(value: Any) -> Tensor:

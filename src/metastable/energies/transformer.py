@@ -11,6 +11,7 @@ from metastable.core.errors import require_count
 from metastable.core.random import seeded
 from metastable.proposals.encoders import Standardise, require_contexts
 from metastable.proposals.interpolants import log_time
+from metastable.proposals.nearness import require_near
 from metastable.proposals.tokens import Tokenizer, lifted
 from metastable.proposals.transformer import TokenBody
 
@@ -69,6 +70,7 @@ class TransformerEnergy(ConditionalEnergy):
         super().__init__()
         require_count("energy.width", width)
         rows = self._set_up(event_shape, context_shape, time, data, inflate)
+        require_near(near, self.context_shape)
         self.encoder, before = None, (0, 0)
         with seeded(seed):
             if self.context_shape is not None:

@@ -60,6 +60,13 @@ def layout_of(
         require_choice("sets", name, scaling.names)
     if near:
         require_choice("near", near, sets or {})
+        apart = {
+            *scaling.half[near].tolist(),
+            *scaling.half["action"].tolist(),
+            *scaling.middle[near].tolist(),
+        }
+        rule = "in the space of the actions (Demonstrations.of(…, space=…)), which are not relative"
+        require(len(apart - {0.0}) == 1 and not scaling.relative, "near", rule, near)
     at, past, things, pictures, among = 0, [], [], None, None
     for name in scaling.names:
         if name in scaling.pictures:

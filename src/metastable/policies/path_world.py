@@ -324,13 +324,15 @@ def judge_paths(worlds: PathWorlds, taken: Tensor) -> dict[str, Tensor]:
 def path_intervals(judged: Mapping[str, Tensor]) -> dict[str, Interval]:
     """Means of what `judge_paths` says, with 95 % intervals.
 
-    Paths of a world are not independent of one another: intervals are over worlds. Of one path in each, which
-    collides or does not, the rate has Clopper and Pearson's; that of several lies between 0 and 1. Where all paths
-    collide, or none, they count as one in each world, since nothing says how far they are independent.
+    Paths of a world are not independent of one another: intervals are over worlds. That of the rate of collisions
+    lies between 0 and 1, and reaches as far as Clopper and Pearson's of all paths, as if they were independent:
+    where few collide worlds hardly differ, or not at all, which says nothing about others.
     """
     said = {name: mean_over_starts(values) for name, values in judged.items()}
     hits, rate = judged["collisions"], said["collisions"]
-    said["collisions"] = Interval(rate.value, max(rate.low, 0.0), min(rate.high, 1.0))
-    if hits.shape[1] == 1 or bool((hits == hits[0, 0]).all()):
-        said["collisions"] = clopper_pearson(int(hits[:, 0].sum()), len(hits))
-    return said
+    exact = clopper_pearson(int(hits.sum()), hits.numel())
+    if hits.shape[1] > 1:
+        exact = Interval(
+            exact.value, max(min(rate.low, exact.low), 0.0), min(max(rate.high, exact.high), 1.0)
+        )
+    return {**said, "collisions": exact}

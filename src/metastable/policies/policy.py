@@ -191,7 +191,9 @@ class Policy:
         chunk = chosen.unflatten(1, (config.prediction, self.actions))
         actions = self.scaling.to_actions(chunk.cpu(), seen)
         require_finite(actions, "the policy's actions")
-        self.last, self.before, self.calls = chosen, seen, self.calls + 1
+        self.last, self.calls = chosen, self.calls + 1
+        if self.scaling.relative:
+            self.before = self.scaling.last_seen(seen)
         return actions
 
     def _chosen(self, given: Tensor, seed: int, rest: Tensor | None) -> Tensor:
@@ -221,7 +223,8 @@ class Policy:
         if self.last is None:
             return None
         chunk = self.last.unflatten(1, (self.config.prediction, self.actions))
-        chunk = self.scaling.recounted(chunk, self.before, seen)
+        if self.scaling.relative:
+            chunk = self.scaling.recounted(chunk, self.before, seen)
         steps = torch.arange(self.config.prediction) + self.config.execute
         return chunk[:, steps.clamp(max=self.config.prediction - 1)].flatten(1)
 

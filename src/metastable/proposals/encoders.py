@@ -19,6 +19,9 @@ from metastable.core.protocols import Encoded, provides
 Encoder = Callable[[Tensor], Tensor]
 """From contexts `(B, *context)` to vectors `(B, c)`."""
 
+SAME = 1e-5
+"""Means that differ by less than this share of themselves are the same number, rounded."""
+
 
 class Standardise(nn.Module):
     """Flattened contexts with the mean 0 and the standard deviation 1 of `rows` in each coordinate.
@@ -60,9 +63,11 @@ class Standardise(nn.Module):
         self.alike = tuple(groups)
         for start, count, size in groups:
             mean, scale = (x[start : start + count * size].view(count, size) for x in (self.mean, self.scale))
-            both = mean.mean(0), (scale.square().mean(0) + mean.var(0, unbiased=False)).sqrt()
-            for old, new in zip((mean, scale), both, strict=True):
-                old.copy_(new.expand_as(old))
+            m, s = mean.double(), scale.double()
+            apart = m.amax(0) - m.amin(0) > SAME * m.abs().amax(0)  # by more than rounding
+            spread = (s.square().mean(0) + m.var(0, unbiased=False) * apart).sqrt()
+            mean.copy_(m.mean(0).expand_as(m))
+            scale.copy_(spread.expand_as(s))
 
     def _moments(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         mean, scale = moments(self.shape, rows, "given")

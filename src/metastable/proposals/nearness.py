@@ -7,6 +7,7 @@ what two tokens hold. Here it is told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,9 +16,19 @@ from torch import Tensor, nn
 from metastable.core.errors import require, require_positive
 
 REACH = 0.1
-"""How near a thing has to be to matter, in units of the events."""
+"""How near a thing has to be to matter, in units of the events: of `space`, a tenth of the largest action."""
 SHARPNESS = 8
 """Of the nearest thing: a thing that is `REACH` / 8 further away counts e times less."""
+
+
+def require_near(near: Sequence[int] | None, context_shape: Sequence[int] | None) -> None:
+    """Refuse things that do not lie within a context."""
+    if near is not None:
+        numbers = math.prod(context_shape or (0,))
+        within = len(near) == 3 and near[0] + near[1] * near[2] <= numbers
+        require(
+            within, "near", f"start, count and size within the {numbers} numbers of a context", tuple(near)
+        )
 
 
 class Nearness(nn.Module):

@@ -29,7 +29,7 @@ from .encoders import Encoder
 from .fields import FOLDED, VectorField, Velocity
 from .fused_body import fused_value, transforms_are_active, why_not
 from .interpolants import log_time
-from .nearness import Nearness
+from .nearness import Nearness, require_near
 from .tokens import Attention, Block, Conv, ConvPrior, lifted, places, with_tokens
 
 READS = ("future", "path")
@@ -207,6 +207,7 @@ class TransformerField(VectorField):
     ):
         super().__init__()
         require_count("field.width", width)
+        require_near(near, context_shape)
         self.log_time = log_time
         with seeded(seed):
             self.encoder, known = with_tokens(

@@ -94,6 +94,14 @@ def spread_of(x: Tensor) -> float:
     return float(x[:: max(1, len(x) // SOME)].double().std(correction=0))
 
 
+def _has_things(setting: Any) -> bool:
+    """Whether some network of these tables takes numbers of a context alike, or holds them against events."""
+    if isinstance(setting, Mapping):
+        several = any(group[1] > 1 for group in setting.get("tokens") or ())
+        return bool(several or setting.get("near") or any(map(_has_things, setting.values())))
+    return isinstance(setting, list) and any(map(_has_things, setting))
+
+
 def _without_units(energy: Any, method: Method, beside: str) -> str:
     """Why an energy has to be trained in the data's own units; empty where it need not."""
     if _has_own_parts(method):
@@ -103,6 +111,8 @@ def _without_units(energy: Any, method: Method, beside: str) -> str:
         settings = ENERGIES.get(str(energy.get("name")))
     if is_discrete(energy) or is_discrete(settings):
         return "units coded −1 and +1"
+    if _has_things([energy, vars(method).get("proposal")]):
+        return "things of a context that share their units (`near`, and `tokens` of several)"
     if not is_own(energy):
         return ""
     if isinstance(as_energy(energy), AsEnergy) or isinstance(method, Density):

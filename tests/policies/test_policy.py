@@ -793,3 +793,11 @@ def test_a_policys_file_is_relative_to_what_it_has(relative):
     kept = Scaling.fit(Demonstrations.of({"wide": np.random.rand(9, 3)}, np.arange(9.0))).as_json()
     with pytest.raises(ConfigError, match=r"scaling\.relative: must be an observation of as many numbers"):
         Scaling.from_json(kept | {"relative": relative})
+
+
+def test_gradients_that_are_too_few_for_a_move_are_refused_before_a_training():
+    chain = {"name": "hmc", "step_size": 1e-3, "leapfrog": 50}
+    sampling = {"evaluations": 40, "t_low": 0.5}
+    with pytest.raises(ConfigError, match="of 40 only 20 are the chain's, and one move of 'hmc' needs 51"):
+        PolicyConfig(algorithm=4, kernel=chain, sampling=sampling)
+    assert PolicyConfig(algorithm=4, kernel=chain, sampling=sampling | {"evaluations": 200}).algorithm == 4

@@ -17,6 +17,7 @@ energy. They are kept `block` starts at a time, and a command that was stopped g
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
 from typing import Any
@@ -219,7 +220,8 @@ def body(bench: Bench) -> list[Row]:
 
     @cache
     def task() -> Task:
-        return Task(demonstrations(bench), PolicyConfig(candidates=bench.candidates), PUSH_T)
+        sizes = replace(PUSH_T, **bench.sizes)
+        return Task(demonstrations(bench), PolicyConfig(candidates=bench.candidates), sizes)
 
     for arm in (*BASELINES, *bench.arms):
         make(bench, pieces, partial(task), arm, rolls)
@@ -310,6 +312,7 @@ EXPERIMENT = Experiment(
             "most_parameters": 3_400_000,
             "warmup": 200,
             "options": {},
+            "sizes": {},
             "pretrain": 10_000,
             "pictures": False,
             "centred": True,

@@ -24,7 +24,7 @@ from metastable.data.demonstrations import STATE, Demonstrations, Scaling
 from metastable.kernels import KERNELS
 from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
-from metastable.methods.conditional_sampling import best_of
+from metastable.methods.conditional_sampling import best_of, split_evaluations
 from metastable.methods.ranked import Ranked
 from metastable.proposals.continuous import ContinuousFlow
 from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, write_json
@@ -100,8 +100,10 @@ class PolicyConfig:
         require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
         require_choice("policy.rank", self.rank, RANKS)
         require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
-        if self.kernel is not None:  # refused now, not when a training has ended
-            build_tagged(KERNELS, self.kernel, "policy.kernel")
+        # refused now, not when a training has ended
+        kernel = None if self.kernel is None else build_tagged(KERNELS, self.kernel, "policy.kernel")
+        if self.algorithm == 4 and {"evaluations", "t_low"} <= set(self.sampling):
+            split_evaluations(self.sampling["evaluations"], self.sampling["t_low"], kernel)
         whole = self.kernel is not None and self.steps > 0
         require(
             not (whole and self.freeze),

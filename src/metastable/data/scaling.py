@@ -56,18 +56,17 @@ class Scaling:
         numbers[ACTION] = demonstrations.actions
         if demonstrations.relative:
             windows = demonstrations.windows(1, prediction)
-            numbers[ACTION] = (windows.chunks() - seen[demonstrations.relative][windows.step, None]).flatten(
-                0, 1
-            )
+            origin = seen[demonstrations.relative][windows.step, None]
+            numbers[ACTION] = (windows.chunks() - origin).flatten(0, 1)
         low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
         half = {key: (high[key] - low[key]) / 2 for key in numbers}
         middle = {key: (high[key] + low[key]) / 2 for key in numbers}
         half[ACTION] = torch.where(half[ACTION] > 0, half[ACTION], _still(middle[ACTION]))
-        space = (ACTION, *demonstrations.space) if demonstrations.space else ()
-        largest = max((float(numbers[key].abs().max()) for key in space[:1]), default=0.0)
-        largest = largest or max((float(numbers[key].abs().max()) for key in space), default=0.0) or 1.0
-        for key in space:
-            half[key], middle[key] = torch.full_like(half[key], largest), torch.zeros_like(middle[key])
+        if demonstrations.space:
+            sizes = {key: float(numbers[key].abs().max()) for key in (ACTION, *demonstrations.space)}
+            largest = sizes[ACTION] or max(sizes.values()) or 1.0
+            half |= {key: torch.full_like(half[key], largest) for key in sizes}
+            middle |= {key: torch.zeros_like(middle[key]) for key in sizes}
         pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
         return cls(middle, half, pictures, demonstrations.noisy, demonstrations.relative)
 

@@ -75,7 +75,7 @@ class Frame(NamedTuple):
         )  # straight ahead: what rounding leaves aside would be scaled up
         if sight:
             ends[SIGHT] = seen_distances(centres, radii, sight)
-        if not (not sight if discs is None else discs):
+        if discs is False or (discs is None and sight):
             return ends
         order = (centres.norm(dim=-1) - radii).argsort(-1)[..., None]
         nearest = torch.cat([centres, radii[..., None]], -1).take_along_dim(order, 2).flatten(2)

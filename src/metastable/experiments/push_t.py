@@ -11,13 +11,15 @@ ends at score 1. Nothing is picked: the weights are those at the end of a traini
 Training needs no simulator. An arm that lies finished in `training/` is rolled out wherever `gym-pusht` is
 installed; where it is not, the command trains and says what is missing. Rollouts of small dense networks need no
 GPU; those of the paper's networks do: 38 chunks an episode, each of 512 steps of an ODE or 1,000 gradients of an
-energy. They are kept `block` starts at a time, and a command that was stopped goes on with the next block.
+energy. They are kept `block` starts at a time, and a command that was stopped goes on with the next block. Several
+may roll out beside one another, each some `kinds`, with `timed=false`: the same command without it then times one
+chunk of each where nothing else runs, and finishes them.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from time import perf_counter
 from typing import Any
@@ -49,7 +51,7 @@ DENSITIES = ("flow", "diffusion", "diffusion-phi")
 PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "diffusion": 0.864}
 PAPER |= {"diffusion-phi": 0.860}
 """Table 7: maximum within 200 steps, from pictures."""
-CHOICES = ("arms", "required", "seconds", "least", "ahead", "block", "pictures")
+CHOICES = ("arms", "kinds", "timed", "gradients", "required", "seconds", "least", "ahead", "block", "pictures")
 DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
 RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")
@@ -159,30 +161,40 @@ def chunk_ms(bench: Bench, policy: Policy) -> float:
 def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
     """How an arm acts: by the best of ℓ draws, by one, or both. Ranking by the density of an ODE costs most.
 
-    I-R-NCE also acts with fewer gradients: what a score costs in milliseconds.
+    I-R-NCE also acts with fewer gradients: what a score costs in milliseconds. `kinds` may name some of these.
     """
     if arm in (*BASELINES, "cloning") or (arm in DENSITIES and not bench.ranked_densities):
         return ("one",)
     shorter = [f"g{n}" for n in bench.gradients] if arm == "i-r-nce" else []
-    return ("best", "one", *shorter)
+    kinds = ("best", "one", *shorter)
+    return tuple(kind for kind in kinds if kind in bench.kinds) if bench.kinds else kinds
 
 
 def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
-    """A policy as it acts: with all its draws, with one, or with fewer gradients for a chunk (`g100`)."""
-    if not kind.startswith("g"):
-        return acting_with(policy, candidates=1) if kind == "one" else policy
-    gradients, kernel = int(kind[1:]), policy.config.kernel
-    if kernel is not None and "leapfrog" in kernel:  # so that a move still fits
-        kernel = {**kernel, "leapfrog": max(1, min(kernel["leapfrog"], gradients // 4))}
-    fewer = {"sampling": {**policy.config.sampling, "evaluations": gradients}, "kernel": kernel}
-    return load_policy(bench.folder / "training" / arm, device=bench.device, **fewer)
+    """A policy as it acts: with all its draws, with one, or with fewer gradients for a chunk (`g100`).
+
+    What `acts` says of the arm stands in the place of the settings that its training was saved with.
+    """
+    asked, config = bench.acts.get(arm, {}), policy.config
+    changed = asked | {"sampling": {**config.sampling, **asked.get("sampling", {})}}
+    if kind.startswith("g"):
+        gradients, kernel = int(kind[1:]), changed.get("kernel", config.kernel)
+        changed["sampling"] |= {"evaluations": gradients}
+        if kernel is not None and "leapfrog" in kernel:  # so that a move still fits
+            kernel = {**kernel, "leapfrog": max(1, min(kernel["leapfrog"], gradients // 4))}
+        changed["kernel"] = kernel
+    if asked or kind.startswith("g"):
+        own = {**asdict(config), **changed}
+        policy = load_policy(bench.folder / "training" / (ARMS[arm].of or arm), device=bench.device, **own)
+    return acting_with(policy, candidates=1) if kind == "one" else policy
 
 
 def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> None:
     """The training of one arm, and its rollouts where they can be made."""
     kinds = kinds_of(bench, arm)
     missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
-    drawn = arm in BASELINES or (bench.folder / f"table-6-{arm}.png").is_file()
+    shows = arm not in BASELINES and (not bench.kinds or "best" in bench.kinds)
+    drawn = not shows or (bench.folder / f"table-6-{arm}.png").is_file()
     if not (missing or (rolls and not drawn)) or (arm in BASELINES and not rolls):
         return
     policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task(), arm)
@@ -195,18 +207,21 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
         arrays = rolled(bench, pieces, acts, name)
         numbers = numbers_of(arrays)
         if learned:
+            if not bench.timed:
+                continue  # what was rolled out is kept
             numbers["chunk_ms"] = chunk_ms(bench, acts)
         pieces.finish(name, numbers | own, arrays)
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
-    if learned:
-        show(bench, arm, policy)
+    if shows:
+        show(bench, arm, acting(bench, policy, arm, "best"))
 
 
 def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows of all that are there."""
-    for arm in bench.arms:
-        require_choice("arms", arm, ARMS)
+    for name in ("arms", "acts"):
+        for arm in bench.settings[name]:
+            require_choice(name, arm, ARMS)
     if FOLDER not in os.environ:
         bench.say(
             f"skipped: {FOLDER} names no folder with the demonstrations of Push-T (action, state, episode_ends)"
@@ -223,7 +238,7 @@ def body(bench: Bench) -> list[Row]:
         sizes = replace(PUSH_T, **bench.sizes)
         return Task(demonstrations(bench), PolicyConfig(candidates=bench.candidates), sizes)
 
-    for arm in (*BASELINES, *bench.arms):
+    for arm in bench.arms if bench.kinds else (*BASELINES, *bench.arms):
         make(bench, pieces, partial(task), arm, rolls)
     found: Found = {}
     for name in pieces.names():
@@ -316,6 +331,9 @@ EXPERIMENT = Experiment(
             "pretrain": 10_000,
             "pictures": False,
             "centred": True,
+            "acts": {},
+            "kinds": (),
+            "timed": True,
         },
         rate=(3e-3, 1e-3, 1e-3),
         precision=("32-true", "32-true", "tf32"),

@@ -495,6 +495,51 @@ def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     assert config.kernel["leapfrog"] == 50
 
 
+def test_what_acts_says_stands_in_the_place_of_what_was_saved(tmp_path, monkeypatch):
+    config = PolicyConfig(**policy_model("i-r-nce-2", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
+    asked, policy = {}, SimpleNamespace(config=config)
+    monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
+    own = bench(push_t, tmp_path, acts={"i-r-nce-2": {"kernel": None, "sampling": {"eta": 0.1}}})
+    push_t.acting(own, policy, "i-r-nce-2", "best")
+    assert asked["folder"] == tmp_path / "training" / "i-r-nce"
+    assert (asked["kernel"], asked["sampling"]) == (None, {**config.sampling, "eta": 0.1})
+    assert (asked["algorithm"], asked["steps"]) == (2, config.steps), "the rest is the arm's own"
+    assert push_t.acting(own, policy, "i-r-nce", "best") is policy
+    with pytest.raises(InputError, match="acts: unknown value 'nobody'"):
+        push_t.body(bench(push_t, tmp_path, acts={"nobody": {}}))
+
+
+def test_kinds_are_rolled_out_apart_and_timed_later(tmp_path, monkeypatch):
+    rolled, timed = [], []
+
+    def roll(policy, starts, *, rollouts, steps, seed, pictures):
+        rolled.append(len(starts))
+        lengths = torch.full((len(starts), rollouts), steps)
+        return Rollouts(torch.rand(*lengths.shape, steps), lengths, "coverage", "Push-T", acting=0.5)
+
+    run = SimpleNamespace(seconds=1.0)
+    policy = SimpleNamespace(model=SimpleNamespace(run=run), config=PolicyConfig())
+    for name, stand_in in {
+        "rollout_pusht": roll,
+        "trained": lambda *_: policy,
+        "parameters": lambda _: 5,
+        "acting": lambda bench, policy, arm, kind: kind,
+        "chunk_ms": lambda bench, kind: timed.append(kind) or 1.0,
+        "show": lambda *_: timed.append("shown"),
+    }.items():
+        monkeypatch.setattr(push_t, name, stand_in)
+    options = {"starts": 4, "block": 2, "gradients": (20,), "rollouts": 1}
+    pieces = push_t.Pieces(tmp_path / "pieces", {})
+    for kind in ("one", "g20"):
+        own = bench(push_t, tmp_path, kinds=(kind,), timed=False, **options)
+        push_t.make(own, pieces, lambda: None, "i-r-nce", True)
+    assert (len(rolled), timed, pieces.names()) == (4, [], [])
+    assert {path.name for path in pieces.folder.iterdir()} == {"i-r-nce-one", "i-r-nce-g20"}
+    push_t.make(bench(push_t, tmp_path, **options), pieces, lambda: None, "i-r-nce", True)
+    assert (len(rolled), timed) == (6, ["best", "one", "g20", "shown"]), "only the best was missing"
+    assert pieces.names() == ["i-r-nce-best", "i-r-nce-g20", "i-r-nce-one"]
+
+
 def test_without_demonstrations_push_t_is_skipped_with_a_reason(tmp_path, monkeypatch):
     monkeypatch.delenv(push_t.FOLDER, raising=False)
     own, seen = bench(push_t, tmp_path), []

@@ -521,6 +521,22 @@ def test_an_energy_stands_on_a_flow_that_was_trained_before_and_is_read_back_wit
         fit_policy(shown, energy, "density", config, on=flow, **options)
 
 
+def test_an_energy_with_a_time_stands_on_a_flow_and_acts_by_its_sde(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, options = Demonstrations.of(x, x[:, :1], [20, 40]), {"steps": 3, "batch_size": 8, "units": "none"}
+    flow = fit_policy(shown, FLOW, "density", PolicyConfig(1, 2, 1, 3, 0, 0), **options)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2, "time": True}
+    method = {"name": "interpolating-nce", "negatives_per_datum": 2, "times": 2, "reuse": 2, "pool": 16}
+    acts = PolicyConfig(1, 2, 1, 3, 0, 0, rank="network", algorithm=4, sampling={"evaluations": 5})
+    policy = fit_policy(shown, energy, method, acts, on=flow, out=tmp_path / "run", **options)
+    seen = torch.zeros(2, 1, 2)
+    chunk = policy.predict_action_chunk(seen)
+    assert torch.equal(load_policy(tmp_path / "run").predict_action_chunk(seen), chunk)
+    assert chunk.isfinite().all()
+    more = load_policy(tmp_path / "run", sampling={"evaluations": 50, "t_low": 0.2})
+    assert not torch.equal(more.predict_action_chunk(seen), chunk)
+
+
 def test_draws_below_an_energy_are_solved_in_fewer_steps_in_training_alone(tmp_path, monkeypatch):
     x = np.random.default_rng(0).normal(size=(40, 2))
     shown, config = Demonstrations.of(x, x[:, :1], [20, 40]), PolicyConfig(1, 2, 1, 3, 0, 0, rank="network")

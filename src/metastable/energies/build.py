@@ -250,7 +250,6 @@ class OnProposalConfig(ConditionalConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("energy.reference", self.reference, ("none",))
-        require(not self.time, "energy.time", "False: the density of a proposal is that at t = 1", self.time)
 
     def build(self, data: Rows, seed: int) -> nn.Module:  # pyright: ignore
         """The energy for this data."""
@@ -302,9 +301,6 @@ class TransformerConfig:
         require_choice("energy.reads", self.reads, READS)
         require_choice("energy.reference", self.reference, ("gaussian", "none"))
         require_positive("energy.inflate", self.inflate)
-        if self.on_proposal:
-            rule = "False on a proposal, whose density is that at t = 1"
-            require(not self.time, "energy.time", rule, self.time)
 
     def build(self, data: Rows, seed: int) -> nn.Module:
         """The energy for this data."""

@@ -2,6 +2,9 @@
 
 exp(−E) is p_ξ·exp(−network): what is learned is by how much data are likelier than draws of the proposal. Among
 draws of p_ξ and a datum, ranking by −E − log p_ξ is ranking by −network alone: no density is needed to train.
+
+With a time, E(y | x, t) = network(y | x, t) − log p_ξ^t(y | x) stands on a flow cut at t. No ODE is solved for its
+gradient: that of log p_ξ^t follows from the flow's velocity (`InterpolantFlow.score`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from metastable.core.protocols import StepwiseSolved, event_shape_of, provides
+from metastable.core.protocols import StepwiseSolved, event_shape_of, has_time, provides
 from metastable.proposals.given import log_prob_given
 
 from .networks import zero_last_layer
@@ -31,7 +34,7 @@ class OnProposal(nn.Module):
         super().__init__()
         self.network = network
         self.event_shape = event_shape_of(network)
-        self.time, self.costly = False, False
+        self.time, self.costly = has_time(network, False), False
         self.beneath: tuple[Any, ...] = ()  # in a tuple, so that weights are saved once, where they belong
         if zero_start:
             zero_last_layer(network)
@@ -41,8 +44,12 @@ class OnProposal(nn.Module):
         self.beneath = (proposal,)
         self.costly = provides(proposal, StepwiseSolved)  # its density is an ODE solved
 
-    def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
-        """E: `(B, *event)` to `(B,)`, or `(B, K, *event)` to `(B, K)` with contexts."""
+    def forward(self, x: Tensor, given: Tensor | None = None, t: Tensor | float | None = None) -> Tensor:
+        """E: `(B, *event)` to `(B,)`, or `(B, K, *event)` to `(B, K)` with contexts; t as the network takes it."""
+        if self.time:
+            E = self.network(x, given, t)
+            at = {} if t is None else {"at": t}
+            return E - self.beneath[0].log_prob(x, given, **at) if self.beneath else E
         E = self.network(x) if given is None else self.network(x, given)
         if not self.beneath:
             return E

@@ -3,8 +3,8 @@
 Networks are `paper`, the transformers of `policies.models`, or `dense`: the same models from plain dense layers,
 which a processor trains in minutes. An arm is a model, or one with other settings: `r-nce-7` has 7 negatives; the
 proposal of `r-nce-pretrained` is learned first and then stays, at the noise that the others only end with; the
-energy of `on-flow` stands on the flow of the arm `flow`, which stays; and `i-r-nce-2` is the training of `i-r-nce`
-under another sampler.
+energies of `on-flow` and `i-on-flow` stand on the flow of the arm `flow`, which stays; and `i-r-nce-2` is the
+training of `i-r-nce` under another sampler.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ ARMS = {name: Arm(name) for name in MODELS} | {
     "r-nce-pretrained": Arm("r-nce", early=True),
     "i-r-nce-2": Arm("i-r-nce-2", of="i-r-nce"),
 }
-RANKED = ("r-nce", "i-r-nce", "i-r-nce-2", "ibc", "on-flow")
+STANDING = ("on-flow", "i-on-flow")
+"""Energies on the flow of the arm `flow`."""
+RANKED = ("r-nce", "i-r-nce", "i-r-nce-2", "ibc", *STANDING)
 """Models of two players."""
 
 
@@ -106,7 +108,7 @@ class Task:
 
 def units_of(bench: Bench) -> str:
     """Units that dense models are trained in: an energy on a flow needs those of the demonstrations."""
-    return "none" if "on-flow" in bench.arms else bench.units
+    return "none" if set(STANDING) & set(bench.arms) else bench.units
 
 
 def dense_model(bench: Bench, name: str) -> PolicyModel:
@@ -122,7 +124,7 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
         return PolicyModel(
             energy.get(name, {"name": name, **ode}) | size, {"name": "density"}, acting, options
         )
-    timed = name.startswith("i-r-nce")
+    timed = name.startswith("i-")
     proposal = {"name": "interpolant", "field": "residual", **size, **ode}
     method = {
         "name": {"ibc": "ibc"}.get(name, "interpolating-nce" if timed else "ranking-nce"),
@@ -132,13 +134,12 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
     energy = {"name": "conditional", "width": bench.width, "depth": bench.layers, "time": timed}
     if timed:
         method["times"] = 1
-        if name == "i-r-nce":
+        if name != "i-r-nce-2":
             acting |= {"algorithm": 4, "sampling": {"evaluations": max(bench.chain, LEAST_GRADIENTS)}}
-    elif name != "ibc":
+    if name in STANDING or name == "r-nce":
         method |= {"reuse": bench.reuse, "pool": bench.pool}
-    if name == "on-flow":
-        energy = {"name": "on-proposal", "width": bench.width, "depth": bench.layers}
-        return PolicyModel(energy, method, {**acting, "rank": "network"}, options)
+    if name in STANDING:
+        return PolicyModel({**energy, "name": "on-proposal"}, method, {**acting, "rank": "network"}, options)
     return PolicyModel(energy, method, {**acting, "steps": 0 if timed else bench.chain}, options)
 
 
@@ -202,8 +203,8 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
         policy = load_policy(folder, device=bench.device)
         if finished(bench, policy, arm):
             return policy
-    flow = trained(bench, task, "flow") if arm.model == "on-flow" else None
-    if arm.model == "on-flow" and flow is None:
+    flow = trained(bench, task, "flow") if arm.model in STANDING else None
+    if arm.model in STANDING and flow is None:
         return None
     task = task if isinstance(task, Task) else task()
     refuse_another(folder, bench, arm, task)

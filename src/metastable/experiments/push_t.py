@@ -51,7 +51,18 @@ DENSITIES = ("flow", "diffusion", "diffusion-phi")
 PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "diffusion": 0.864}
 PAPER |= {"diffusion-phi": 0.860}
 """Table 7: maximum within 200 steps, from pictures."""
-CHOICES = ("arms", "kinds", "timed", "gradients", "required", "seconds", "least", "ahead", "block", "pictures")
+CHOICES = (
+    "arms",
+    "kinds",
+    "timed",
+    "gradients",
+    "required",
+    "seconds",
+    "least",
+    "ahead",
+    "block",
+    "pictures",
+)
 DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
 RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")

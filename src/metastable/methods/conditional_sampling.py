@@ -34,6 +34,7 @@ from metastable.proposals.given import sample_given
 from .conditional_chains import checked_walkers, choose_kernel, require_finite, run_chains, said_of_starts
 from .conditional_starts import Starts, draw_starts, own_draws, pilot_candidates
 from .conditional_tuning import Starter, Tuned
+from .draw_pool import OnDensity
 from .interpolating_sde import follow_sde, require_eta
 
 CAREFUL = 0.95
@@ -156,23 +157,36 @@ def sample_interpolating(
         two stages; `evaluations` has what step sizes and candidates cost beside it.
 
     Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps. It has one step size
-    for all contexts.
+    for all contexts. An energy on its proposal (`OnProposal`) has no chain, whose energies would each be an ODE
+    solved: all of T is the SDE's, with ∇ log p_ξ^t from the flow's velocity, and η is dt in the flow's standardised
+    units by default.
     """
     require_count("n", n)
     require_count("candidates", candidates)
     require_eta(eta or 0)
     require(0 < anneal <= 1, "anneal", "above 0 and at most 1", anneal)
-    target, tuned = bind(energy, given, 1.0), None
-    if kernel is None and eta:
+    stands, chosen = provides(energy, OnDensity), None if candidates == 1 else candidates
+    for name, value in {"kernel": kernel, "tune": tune, "candidates": chosen}.items():
+        rule = "left out for an energy on its proposal, which has no chain"
+        require(not stands or value is None, name, rule, value)
+    target, tuned = bind(energy.network if stands else energy, given, 1.0), None
+    if kernel is None and eta and not stands:
         kernel = ULA(eta)
-    if kernel is not None or eta != 0:  # at η = 0 without a kernel nothing but the flow moves
+    if not stands and (
+        kernel is not None or eta != 0
+    ):  # at η = 0 without a kernel nothing but the flow moves
         kernel, tuned = choose_kernel(kernel, tune, target, _flow_starts(flow), CAREFUL)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
     per_step = max(sde_steps, 1) / (1 - t_low)
-    rate: float | Tensor = _langevin_step(kernel, tuned) * per_step if eta is None else eta
+    rate: Any = eta
+    if eta is None and stands:
+        rate = flow.scale.square().view(1, 1, *flow.event_shape) / per_step
+    elif eta is None:
+        rate = _langevin_step(kernel, tuned) * per_step
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
     # line 2
-    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, steps=sde_steps, eta=rate, engine=engine)
+    how = {"steps": sde_steps, "eta": rate, "engine": engine, "stands": stands}
+    y = follow_sde(target, flow, starts.y, rng, t_low=t_low, **how)
     rows, info = run_chains(target, y.flatten(0, 1), kernel, moves, rng, engine, tuned, anneal)  # line 3
     cost = sde_steps * rows.shape[0] + starts.rows + (0 if tuned is None else tuned.rows)
     info |= {"eta": rate, "sde_steps": sde_steps, "chain_steps": moves} | said_of_starts(starts)

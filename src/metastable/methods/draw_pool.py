@@ -93,13 +93,20 @@ def keep_rows(pool: DrawPool, batch: Batch, **parts: Tensor) -> DrawPool:
 
 def taken_rows(pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> DrawPool:
     """`n` of the first `filled` rows, with replacement."""
-    at = torch.randint(filled, (n,), generator=rng, device=pool.x.device)
+    return _rows_at(pool, torch.randint(filled, (n,), generator=rng, device=pool.x.device))
+
+
+def newest_rows(pool: DrawPool, n: int) -> DrawPool:
+    """The `n` rows written last."""
+    return _rows_at(pool, (pool.written - n + torch.arange(n, device=pool.x.device)) % len(pool.x))
+
+
+def _rows_at(pool: DrawPool, at: Tensor) -> DrawPool:
     return DrawPool(**{k: v if k == "written" else v[at] for k, v in pool._asdict().items()})
 
 
-def drawn_rows(pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> Drawn:
-    """`taken_rows` as a batch and its negatives."""
-    rows = taken_rows(pool, n, filled, rng)
+def drawn_rows(rows: DrawPool) -> Drawn:
+    """Rows of a pool as a batch and its negatives."""
     log_prob = rows.log_prob if rows.log_prob.shape[1] else None
     own, others = (None, None) if log_prob is None else (log_prob[:, 0], log_prob[:, 1:].flatten())
     return Drawn(Batch(rows.x, given_of(rows)), Negatives(rows.negatives.flatten(0, 1), log_prob=others), own)

@@ -41,7 +41,7 @@ from metastable.proposals.choose import named_settings, require_density
 
 from .base import Context, Metrics
 from .conditional_sampling import sample_interpolating
-from .draw_pool import DrawPool, empty_pool, given_of, keep_rows, taken_rows
+from .draw_pool import DrawPool, empty_pool, given_of, keep_rows
 from .ranked import Ranked
 from .ranking_terms import ranking_loss, ranking_metrics
 
@@ -57,14 +57,15 @@ class Positioned(NamedTuple):
         t: `(B, m)`.
         positives: I_t(z, y), `(B, m, *event)`.
         negatives: K points of the flow's trajectories, `(B, m, K, *event)`.
-        log_prob: log p_ξ^t of the positives, then of their negatives, `(B, m, 1 + K)`.
+        log_prob: log p_ξ^t of the positives, then of their negatives, `(B, m, 1 + K)`; None for an energy on its
+            proposal, which has them in it.
         given: contexts, `(B, *context)`, where there are any.
     """
 
     t: Tensor
     positives: Tensor
     negatives: Tensor
-    log_prob: Tensor
+    log_prob: Tensor | None
     given: Tensor | None
 
 
@@ -162,6 +163,10 @@ class InterpolatingNCE(Ranked):
         flow: Any = context.players["proposal"]
         y, x = rows.x, rows.given
         m, K, rng = self.times, self.negatives_per_datum, context.rng
+        if not self.ranked(context)[1] and x is not None:
+            t = flow.draw_times((len(y), m), rng)
+            negatives, _ = flow.trajectories(K, t, rng, x, scored=False)
+            return Positioned(t, flow.interpolate(y, t, rng), negatives, None, x)
         if x is None:  # the times are shared, and draws `(m, B·K, …)` become `(B, m, K, …)`
             t = flow.draw_times((m,), rng)
             drawn = flow.trajectories(K * len(y), t, rng)
@@ -182,18 +187,19 @@ class InterpolatingNCE(Ranked):
 
     def new_pool(self, context: Context) -> DrawPool:
         """One with times."""
-        return empty_pool(context, self.pool, self.negatives_per_datum, True, self.times)
+        return empty_pool(context, self.pool, self.negatives_per_datum, self.ranked(context)[1], self.times)
 
     def pooled(self, context: Context, pool: DrawPool, rows: Batch) -> DrawPool:
         """The pool with these rows and their points: those of the flow as it is now, for which they are right."""
         t, positives, negatives, log_prob, _ = self.points(context, rows)
         y = torch.cat([positives[:, :, None], negatives], 2)
-        return keep_rows(pool, rows, negatives=y.flatten(1, 2), log_prob=log_prob.flatten(1), t=t)
+        densities = {} if log_prob is None else {"log_prob": log_prob.flatten(1)}
+        return keep_rows(pool, rows, negatives=y.flatten(1, 2), t=t, **densities)
 
-    def taken(self, pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> Positioned:
-        """Points of `n` rows of the pool."""
-        rows = taken_rows(pool, n, filled, rng)
-        y, log_prob = (part.unflatten(1, (self.times, -1)) for part in (rows.negatives, rows.log_prob))
+    def taken(self, rows: DrawPool) -> Positioned:
+        """Points of rows of the pool."""
+        y = rows.negatives.unflatten(1, (self.times, -1))
+        log_prob = rows.log_prob.unflatten(1, (self.times, -1)) if rows.log_prob.shape[1] else None
         return Positioned(rows.t, y[:, :, 0], y[:, :, 1:], log_prob, given_of(rows))
 
     def loss(
@@ -202,15 +208,17 @@ class InterpolatingNCE(Ranked):
         """Line 14 for the energy, lines 2, 3 and 9 for the flow."""
         if player == "proposal":
             return self.proposal_loss(context, batch)
-        E = self._energies(context.energy, negatives)  # (B, m, 1 + K)
+        E = self._energies(self.ranked(context)[0], negatives)  # (B, m, 1 + K)
         r = self.scores(E, negatives.log_prob)
         losses = ranking_loss(r[..., 0].flatten(), r[..., 1:].flatten(0, 1))  # (5.4)
         metrics = ranking_metrics(losses, E[..., 0], E[..., 1:].flatten(0, 1), r[..., 1:].flatten(0, 1))
-        return losses.mean(), {**metrics, "proposal_nll": -negatives.log_prob[..., 0].mean()}
+        if negatives.log_prob is not None:
+            metrics["proposal_nll"] = -negatives.log_prob[..., 0].mean()
+        return losses.mean(), metrics
 
     def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:
-        """−E − log p_ξ^t."""
-        return -E - log_prob  # pyright: ignore
+        """−E − log p_ξ^t; −E where that has p_ξ^t in it."""
+        return -E if log_prob is None else -E - log_prob
 
     def _energies(self, energy: Any, points: Positioned) -> Tensor:
         """E of the positives, then of their negatives, `(B, m, 1 + K)`, in one call: a context is encoded once."""

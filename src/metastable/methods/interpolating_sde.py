@@ -65,23 +65,27 @@ def follow_sde(
     steps: int,
     eta: float | Tensor,
     engine: str = "auto",
+    stands: bool = False,
 ) -> Tensor:
     """(5.7): dy = [v̂_t(y) − η∇E(y | given, t)] dt + √(2η) dW from t̲ to 1, by Euler's rule; `(B, n, *event)`.
 
     With the exact field and energy the law at t is p^t for every η: what the noise spreads, the drift brings back.
-    η is a number, or one for each context, `(B,)`. `engine` is as `run_chain` takes it: all but `eager` record on
-    a GPU, and `compile` compiles gradients.
+    η is a number, one for each context, `(B,)`, or one for each number of an event, `(1, 1, *event)`. `engine` is
+    as `run_chain` takes it: all but `eager` record on a GPU, and `compile` compiles gradients. With `stands` the
+    target is the network of an energy on the flow, and ∇ log p_ξ^t follows from the flow's velocity.
     """
     if not isinstance(eta, Tensor):
         require_eta(eta)
     dt = (1 - t_low) / max(steps, 1)
-    each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
+    each = y.new_full((), eta) if not isinstance(eta, Tensor) else eta.to(y)
+    each = each.view(-1, *[1] * (y.dim() - 1)) if each.dim() == 1 else each
     times = [t_low + k * dt for k in range(steps)]
-    y, finite_for, done = _launched(target, flow, y.contiguous(), rng, times, dt, each, engine)
+    y, finite_for, done = _launched(target, flow, y.contiguous(), rng, times, dt, each, engine, stands)
+    score = flow.score if stands else None
     table, velocities = torch.tensor(times, dtype=torch.float64).to(y), _velocities(flow, target.given)
     for k in range(done, steps, stride := stride_of(steps)):
         some = slice(k, k + stride)
-        y, finite = euler(target, velocities(table[some]), y, rng, times[some], dt, each)
+        y, finite = euler(target, velocities(table[some]), y, rng, times[some], dt, each, False, score)
         finite_for = finite_for + finite
     _require_finite(finite_for, t_low, dt, steps, each)
     return y
@@ -105,6 +109,7 @@ def euler(
     dt: float,
     eta: Tensor,
     compiled: bool = False,
+    score: Callable[[Tensor, Tensor, Any], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A step at each of these times: where walkers are then, and in how many steps each was finite, `(B, n)`."""
     noise, each, passed = (2 * eta * dt).sqrt(), iter(velocities), []
@@ -115,6 +120,7 @@ def euler(
         grad = energy_and_grad(energy, y.flatten(0, 1)).grad.view(y.shape)
         join()
         with torch.no_grad():
+            grad = grad if score is None else grad - score(y, v, t)
             drift = torch.addcmul(v, eta, grad, value=-1)
             y = torch.addcmul(y.add(drift, alpha=dt), noise, normal_like(y, rng))
             passed.append(y)
@@ -138,6 +144,7 @@ def _launched(
     dt: float,
     eta: Tensor,
     asked: str,
+    stands: bool,
 ) -> tuple[Tensor, Tensor, int]:
     """`euler` in launches of `stride_of` steps, and how many steps were made so: none where that cannot be."""
     at, finite_for = y, y.new_zeros(y.shape[:2], dtype=torch.long)
@@ -146,13 +153,13 @@ def _launched(
         return y, finite_for, 0
     own = _RECORDED[target.energy]
     mine = own.rng(y.device)
-    stretch = _stretch(target, flow, mine, dt, compiled)
+    stretch = _stretch(target, flow, mine, dt, compiled, stands)
     table, held = torch.tensor(times, dtype=torch.float64).to(y), [x for x in target.parts() if x is not None]
     mine.set_state(rng.get_state())
     try:
         for k in range(0, len(times), stride := stride_of(len(times))):
             inputs = (at, eta, table[k : k + stride], *held)
-            at, finite = own.replays(stretch, (key, dt, compiled), *inputs, generators=(mine,))
+            at, finite = own.replays(stretch, (key, dt, compiled, stands), *inputs, generators=(mine,))
             finite_for = finite_for + finite
     except Exception as error:
         why = _why(error, compiled)
@@ -161,14 +168,14 @@ def _launched(
         lasting = not isinstance(error, NO_ROOM)
         engine.refuse(target, "compile" if compiled else "captured", why, remembered=lasting)
         if lasting and compiled:
-            return _launched(target, flow, y, rng, times, dt, eta, asked)
+            return _launched(target, flow, y, rng, times, dt, eta, asked, stands)
         return y, y.new_zeros(y.shape[:2], dtype=torch.long), 0
     rng.set_state(mine.get_state())
     return at, finite_for, len(times)
 
 
 def _stretch(
-    target: Bound, flow: Any, rng: torch.Generator, dt: float, compiled: bool
+    target: Bound, flow: Any, rng: torch.Generator, dt: float, compiled: bool, stands: bool
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """`euler` as a function of tensors alone, which keeps neither energy nor flow alive."""
     energy, field, there = (
@@ -182,8 +189,9 @@ def _stretch(
         parts: list[Any] = [next(left) if known else None for known in there]
         bound = Bound(energy(), *parts)
         with torch.no_grad():
-            velocities = _velocities(field(), bound.given)(times)
-            return euler(bound, velocities, y, rng, times.unbind(), dt, eta, compiled)
+            own: Any = field()
+            velocities, score = _velocities(own, bound.given)(times), own.score if stands else None
+            return euler(bound, velocities, y, rng, times.unbind(), dt, eta, compiled, score)
 
     return run
 
@@ -237,7 +245,7 @@ def _require_finite(finite_for: Tensor, t_low: float, dt: float, steps: int, eta
         return
     context, _ = (finite_for < steps).nonzero()[0].tolist()
     t = t_low + (1 + int(finite_for[context].min())) * dt
-    used = float(eta.flatten()[context if eta.numel() > 1 else 0])
+    used = float(eta[context].flatten()[0] if len(eta.shape) and len(eta) > 1 else eta.max())
     raise InputError(
         f"eta: the SDE left every finite region at t = {t:.3g} for context {context} (counting from 0); try "
         f"more evaluations or a smaller eta than {used:g}"

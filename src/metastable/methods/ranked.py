@@ -30,7 +30,17 @@ from metastable.proposals.given import (
 )
 
 from .base import Context, Metrics, Negatives, Nothing
-from .draw_pool import Drawn, DrawPool, OnDensity, drawn_rows, empty_pool, keep_draws, kept_pool
+from .draw_pool import (
+    Drawn,
+    DrawPool,
+    OnDensity,
+    drawn_rows,
+    empty_pool,
+    keep_draws,
+    kept_pool,
+    newest_rows,
+    taken_rows,
+)
 from .importance import ImportanceSampled
 from .ranking_terms import energies, ranking_loss, ranking_metrics
 
@@ -75,7 +85,8 @@ class Ranked(ImportanceSampled):
             flow cost hundreds of energies each; with 50 an update hardly costs more than the energy itself. Data,
             draws and densities of the last `pool` rows are kept, and an update takes rows of them at random. They
             are those of the proposal as it was, up to `reuse`·`pool`/batch updates ago: another proposal, for which
-            the objective is as right.
+            the objective is as right. But a row is seen about `reuse` times: a large network learns a small pool by
+            heart, and then `objective_new`, of rows just drawn, stays behind the logged `objective`.
         pool: rows that are kept where `reuse` is above 1.
     """
 
@@ -217,6 +228,10 @@ class Ranked(ImportanceSampled):
                 f"{self.name}.shared", "events with contexts cannot share negatives; leave it out"
             )
         require_support(proposal_of(context), Batch(context.data, context.given), f"{self.name}.proposal")
+        if provides(context.energy, OnDensity) and not self.plays_against(self.pretrain):
+            moves = self.reuse > 1 and self.train_proposal and learns(proposal_of(context))
+            rule = "1 for an energy on its proposal that learns on; set train_proposal=False and pretrain"
+            require(not moves, f"{self.name}.reuse", rule, self.reuse)
         return Nothing() if self.reuse == 1 else self.new_pool(context)
 
     def load(self, tree: dict[str, Any]) -> Any:
@@ -230,11 +245,14 @@ class Ranked(ImportanceSampled):
         rows = self.seen(batch)
         if self.reuse == 1:
             return self.points(context, rows), state, {}
-        k = self.energy_updates(context)
+        k, said = self.energy_updates(context), {}
         if k < self.filling(len(rows)) or k % self.reuse == 0:
             state = self.pooled(context, state, rows)
+            new = self.taken(newest_rows(state, min(len(rows), self.pool)))
+            with torch.no_grad():  # what the energy says of rows that it has not learned from
+                said = {"objective_new": self.loss(context, state, "energy", batch, new)[1]["objective"]}
         filled = min(self.pool, (k + 1) * len(rows))
-        return self.taken(state, len(rows), filled, context.rng), state, {}
+        return self.taken(taken_rows(state, len(rows), filled, context.rng)), state, said
 
     @torch.no_grad()
     def points(self, context: Context, rows: Batch) -> Any:
@@ -255,9 +273,9 @@ class Ranked(ImportanceSampled):
         require_density(log_prob, "data rows", f"{self.name}.proposal", context.step)
         return keep_draws(pool, rows, drawn, log_prob)
 
-    def taken(self, pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> Any:
-        """What `loss` takes of `n` rows of the pool."""
-        return drawn_rows(pool, n, filled, rng)
+    def taken(self, rows: DrawPool) -> Any:
+        """What `loss` takes of rows of the pool."""
+        return drawn_rows(rows)
 
     def seen(self, batch: Rows) -> Batch:
         """The rows of a batch that the energy learns from."""

@@ -28,7 +28,6 @@ from metastable.core.protocols import Reparametrised, is_biased, provides
 from metastable.core.types import Proposal
 
 from .base import Context
-from .draw_pool import OnDensity
 from .ranked import Ranked as Ranked
 from .ranked import learns, proposal_of
 from .ranking_terms import ranking_loss as ranking_loss
@@ -87,12 +86,6 @@ class RankingNCE(Ranked):
             able = provides(proposal, Reparametrised) and learns(proposal)
             rule = "False for a proposal without parameters or without rsample; 'flow' and 'interpolant' have both"
             require(able, "ranking-nce.adversarial", rule, True)
-        if provides(context.energy, OnDensity) and not self.adversarial:
-            moves = self.reuse > 1 and self.train_proposal and learns(proposal)
-            rule = (
-                "1 for an energy on its proposal that goes on learning; set train_proposal=False and pretrain"
-            )
-            require(not moves, "ranking-nce.reuse", rule, self.reuse)
         return super().start(context)
 
     def scores(self, E: Tensor, log_prob: Tensor | None) -> Tensor:

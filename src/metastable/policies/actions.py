@@ -116,7 +116,8 @@ class RunActions:
         self.density = isinstance(run.trained_with, Density)
         self.has_chains = not self.density and not is_costly(self.model.energy)  # whose gradient is an ODE's
         self.time = None if self.density or not has_time(self.model.energy) else 1.0
-        self.tunes = algorithm == 4 and not self.density and not {"kernel", "eta", "tune"} & set(options)
+        known = stands or self.density or {"kernel", "eta", "tune"} & set(options)
+        self.tunes = algorithm == 4 and not known
 
     @torch.no_grad()
     def draw(self, contexts: Tensor, n: int, seed: int) -> Tensor:

@@ -14,6 +14,7 @@ interpolating energy models*, TMLR 2024, Section 7.1, Appendices B.3 and B.4, Ta
 | `diffusion-phi` | Diffusion-EDM-φ | an energy whose gradient is the denoiser | its ODE, ranked by the energy |
 | `cloning` | – | the mean action, by mean-squared error | that |
 | `on-flow` | – | an energy that starts as a flow that stays | best of the flow's draws |
+| `i-on-flow` | – | the same with a time | Algorithm 4 without its chain |
 """
 
 from __future__ import annotations
@@ -284,13 +285,17 @@ def _cloning(layout: Layout, sizes: Sizes) -> PolicyModel:
     return _alone({"name": "regression", "network": _field(layout, sizes)}, sizes, candidates=1)
 
 
-def _on_flow(layout: Layout, sizes: Sizes) -> PolicyModel:
+def _on_flow(method: str, layout: Layout, sizes: Sizes) -> PolicyModel:
     """A proposal that is learned first and stays, whose draws then serve many updates."""
-    made = _ranked("ranking-nce", 2, layout, replace(sizes, encoder_owner=""))
+    timed = method == "interpolating-nce"
+    made = _ranked(method, 4 if timed else 2, layout, replace(sizes, encoder_owner=""))
     energy = {**made.energy, "on_proposal": True}
-    method = {**made.method, "train_proposal": False, "pretrain": 10_000}
-    acting = {"steps": 0, "warm": 0, "rank": "network"}
-    return PolicyModel(energy, method, acting, made.options)
+    own = {**made.method, "train_proposal": False, "pretrain": 10_000}
+    acting: dict[str, Any] = {"steps": 0, "warm": 0, "rank": "network"}
+    if timed:
+        stages = {name: made.acting["sampling"][name] for name in ("t_low", "evaluations")}
+        acting |= {"algorithm": 4, "sampling": stages}
+    return PolicyModel(energy, own, acting, made.options)
 
 
 MODELS: dict[str, Callable[[Layout, Sizes], PolicyModel]] = {
@@ -302,7 +307,8 @@ MODELS: dict[str, Callable[[Layout, Sizes], PolicyModel]] = {
     "diffusion": lambda layout, sizes: _diffusion("diffusion", layout, sizes),
     "diffusion-phi": lambda layout, sizes: _diffusion("diffusion-phi", layout, sizes),
     "cloning": _cloning,
-    "on-flow": _on_flow,
+    "on-flow": lambda layout, sizes: _on_flow("ranking-nce", layout, sizes),
+    "i-on-flow": lambda layout, sizes: _on_flow("interpolating-nce", layout, sizes),
 }
 
 

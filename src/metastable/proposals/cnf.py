@@ -234,9 +234,21 @@ class InterpolantFlow(ContinuousFlow):
 
         return velocities
 
+    def score(self, x: Tensor, velocity: Tensor, t: float | Tensor) -> Tensor:
+        """∇ log p_t of events, from their velocity at one time t in [0, 1): exact where the field is.
+
+        With w = a z + b w₁ in standardised units the field is v = a′ 𝔼[z | w] + b′ 𝔼[w₁ | w], which is solved for
+        𝔼[z | w]; and ∇ log p_t = −𝔼[z | w]/a.
+        """
+        t = torch.as_tensor(t, dtype=x.dtype, device=x.device)
+        (a, b), (da, db) = self.interpolant.coefficients(t), self.interpolant.derivatives(t)
+        w, v = self._white(x), velocity.view(*x.shape[: x.dim() - len(self.event_shape)], -1) / self.scale
+        z = (b * v - db * w) / (b * da - a * db)
+        return (-z / (a * self.scale)).view(x.shape)
+
     @torch.no_grad()
     def trajectories(
-        self, k: int, times: Tensor, rng: torch.Generator, given: Tensor | None = None
+        self, k: int, times: Tensor, rng: torch.Generator, given: Tensor | None = None, *, scored: bool = True
     ) -> tuple[Tensor, Tensor]:
         """One set of k trajectories, read at m times (Remark 5.1): draws and log-densities of the flow cut at each.
 
@@ -249,6 +261,7 @@ class InterpolantFlow(ContinuousFlow):
             times: `(m,)`, or `(B, m)` for B contexts, in any order.
             rng: of the latents.
             given: `(B, *context)`.
+            scored: whether log-densities are wanted, which cost more than the draws; they are 0 otherwise.
 
         Returns:
             Draws `(m, k, *event)` and log-densities `(m, k)`; `(B, m, k, *event)` and `(B, m, k)` for contexts.
@@ -260,7 +273,8 @@ class InterpolantFlow(ContinuousFlow):
             shape = "(m,)" if given is None else f"({count}, m)"
             raise InputError(f"times: must have shape {shape}, got {tuple(times.shape)}")
         z = normal_like(self.mean.expand(count, k, -1), rng)
-        x, log_prob = self._tiled(self._along, z, code, rows[:, None], states=self.steps + 1)
+        solver = self._along if scored else self._points_along
+        x, log_prob = self._tiled(solver, z, code, rows[:, None], states=self.steps + 1)
         lead = (*times.shape, k)
         return self._event(x.reshape(*lead, len(self.mean))), log_prob.reshape(lead)
 
@@ -270,9 +284,26 @@ class InterpolantFlow(ContinuousFlow):
         share = 1 - left.pow(self.crowding)
         return share.view(-1, *[1] * until.dim()) * until
 
+    def _points_along(self, z: Tensor, code: Tensor | None, times: Tensor, first: int) -> Solution:
+        """`_along` without densities."""
+        x = self._read_along(z, code, times[:, 0], first)[0]
+        return x, x.new_zeros(x.shape[:-1])
+
     def _along(self, z: Tensor, code: Tensor | None, times: Tensor, first: int) -> Solution:
         """`_forwards` to every one of `times`, `(B, 1, m)`: `(B, m, K, d)` and `(B, m, K)`."""
-        times = times[:, 0]
+        x, states, grid, place = self._read_along(z, code, times[:, 0], first)
+        t, row = times[:, 0, :, None], torch.arange(len(times), device=z.device)[:, None]
+        nodes = coarse_nodes(self.steps, self.scored, z.device)
+        values, integral = self._integral(states[nodes], code, grid[nodes], first)
+        last = torch.searchsorted(nodes.to(place), place, right=True) - 1
+        end_value = self._divergences(x.transpose(0, 1), code, t.transpose(0, 1)).transpose(0, 1)
+        rest = 0.5 * (t - grid[nodes[last], row]) * (values[last, row] + end_value)
+        return x, self._base(z)[:, None] - integral[last, row] - rest  # (6.2)
+
+    def _read_along(
+        self, z: Tensor, code: Tensor | None, times: Tensor, first: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Trajectories at `times`, `(B, m)`; their states at the grid, that grid, and the place of times in it."""
         end, row = times.amax(1, keepdim=True), torch.arange(len(times), device=z.device)[:, None]
         grid = self._grid(end)
         states = solve(self.field, z, code, grid, None, first)
@@ -287,10 +318,4 @@ class InterpolantFlow(ContinuousFlow):
             partial(self.field.velocity, code=code_m, clock=c) for c in (self.field.clock(start), clock)
         )
         x = heun_step(here, after, states[before, row], (t - start)[..., None])
-
-        nodes = coarse_nodes(self.steps, self.scored, z.device)
-        values, integral = self._integral(states[nodes], code, grid[nodes], first)
-        last = torch.searchsorted(nodes.to(place), place, right=True) - 1
-        end_value = self._divergences(x.transpose(0, 1), code, t.transpose(0, 1)).transpose(0, 1)
-        rest = 0.5 * (t - grid[nodes[last], row]) * (values[last, row] + end_value)
-        return x, self._base(z)[:, None] - integral[last, row] - rest  # (6.2)
+        return x, states, grid, place

@@ -18,6 +18,7 @@ from .contrasts import (
     PROFILES,
     conditional_noise,
     negatives_ignored,
+    pool_by_heart,
     posterior_collapse,
     profile_of,
     ranking_profile,
@@ -56,6 +57,7 @@ RULES: list[Rule] = [
     stuck_chains,
     conditional_noise,
     posterior_collapse,
+    pool_by_heart,
     ranking_profile,
     negatives_ignored,
     estimated_density,
@@ -74,7 +76,7 @@ def diagnose(history: Sequence[Row], facts: Facts | None = None) -> list[Finding
             energy_negatives, energy_gap, grad_norm, cross_entropy, label_cross_entropy, ess, ess_held_out,
             resamplings, resampled, ancestors, log_z_noise, pace, displacement, acceptance, step_size (where it
             tunes itself), gradient_magnitude, pair_logit, pair_weight, saturated, positive_weight, objective,
-            grad_scale, negatives_ignored, beta_o.
+            objective_new, grad_scale, negatives_ignored, beta_o.
         facts: what is known beside the log.
 
     >>> rows = [{"step": k, "energy_gap": 0.0, "acceptance": 0.02} for k in range(100)]

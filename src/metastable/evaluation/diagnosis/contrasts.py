@@ -14,6 +14,7 @@ PAIRS_ALIKE = 0.05  # nats of log-odds in a pair: below, σ needs fifty times th
 PAIRS_APART = 0.01  # mean weight 1 − posterior: below, ten times the data
 IGNORED = 0.01  # mean weight of negatives, 1 without β: below, an update is a hundredth of what it was
 COLLAPSED = 0.01  # mean weight of a datum among its negatives: below, hardly a gradient is left
+BY_HEART = 0.25  # nats by which rows of a pool are told from their negatives better than rows just drawn
 
 
 def conditional_noise(log: Log, facts: Facts) -> Finding | None:
@@ -60,9 +61,25 @@ def posterior_collapse(log: Log, facts: Facts) -> Finding | None:
     )
 
 
+def pool_by_heart(log: Log, facts: Facts) -> Finding | None:
+    """Draws that serve so many updates that the energy knows them, and not what sets data apart from draws."""
+    pooled, new = (log.late(key) for key in ("objective", "objective_new"))
+    if pooled is None or new is None or pooled - new < BY_HEART:
+        return None
+    return Finding(
+        "pool-by-heart",
+        "problem" if pooled - new > 4 * BY_HEART else "warning",
+        f"The energy knows its pool of draws by heart: the objective is {pooled:.3f} on rows of the pool and "
+        f"{new:.3f} on rows just drawn.",
+        {"objective": pooled, "objective_new": new},
+        "Raise pool or lower reuse, so that a row is seen fewer times; or lower the learning rate.",
+    )
+
+
 def profile_of(log: Log, facts: Facts) -> profiles.Profile | None:
     """The course of the objective of ranking NCE; None for other methods and short logs."""
-    K, objective = facts.negatives_per_datum, log.series("objective")
+    new = log.series("objective_new")  # of a pool that is known by heart the objective says little
+    K, objective = facts.negatives_per_datum, new if len(new) else log.series("objective")
     if K is None or not facts.traits.weighs or len(objective) < LEAST_ROWS:
         return None
     error = mean_error(objective[len(objective) // 2 :], len(objective) // 5)

@@ -37,6 +37,8 @@ from .conditional_tuning import Starter, Tuned
 from .draw_pool import OnDensity
 from .interpolating_sde import follow_sde, require_eta
 
+SHARE = 0.25
+"""Of the variance that noise still has, what a step on an energy on its flow moves by."""
 CAREFUL = 0.95
 """Share of moves that the default chain of Algorithm 4 accepts: most, since the SDE takes steps of that length and
 rejects none."""
@@ -158,8 +160,9 @@ def sample_interpolating(
 
     Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps. It has one step size
     for all contexts. An energy on its proposal (`OnProposal`) has no chain, whose energies would each be an ODE
-    solved: all of T is the SDE's, with ∇ log p_ξ^t from the flow's velocity, and η is dt in the flow's standardised
-    units by default.
+    solved: all of T is the SDE's, with ∇ log p_ξ^t from the flow's velocity. There `eta` is η dt as a share of the
+    variance that noise still has at t, below 1 and `SHARE` by default: what is right far from the data is too far
+    near them.
     """
     require_count("n", n)
     require_count("candidates", candidates)
@@ -179,10 +182,8 @@ def sample_interpolating(
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
     per_step = max(sde_steps, 1) / (1 - t_low)
     rate: Any = eta
-    if eta is None and stands:
-        rate = flow.scale.square().view(1, 1, *flow.event_shape) / per_step
-    elif eta is None:
-        rate = _langevin_step(kernel, tuned) * per_step
+    if eta is None:
+        rate = SHARE if stands else _langevin_step(kernel, tuned) * per_step
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
     # line 2
     how = {"steps": sde_steps, "eta": rate, "engine": engine, "stands": stands}

@@ -70,22 +70,21 @@ def follow_sde(
     """(5.7): dy = [v̂_t(y) − η∇E(y | given, t)] dt + √(2η) dW from t̲ to 1, by Euler's rule; `(B, n, *event)`.
 
     With the exact field and energy the law at t is p^t for every η: what the noise spreads, the drift brings back.
-    η is a number, one for each context, `(B,)`, or one for each number of an event, `(1, 1, *event)`. `engine` is
-    as `run_chain` takes it: all but `eager` record on a GPU, and `compile` compiles gradients. With `stands` the
-    target is the network of an energy on the flow, and ∇ log p_ξ^t follows from the flow's velocity.
+    η is a number, or one for each context, `(B,)`. `engine` is as `run_chain` takes it: all but `eager` record on
+    a GPU, and `compile` compiles gradients. With `stands` the target is the network of an energy on the flow:
+    ∇ log p_ξ^t follows from the flow's velocity, and `eta` is η dt as a share of the variance that noise still has.
     """
     if not isinstance(eta, Tensor):
         require_eta(eta)
     dt = (1 - t_low) / max(steps, 1)
-    each = y.new_full((), eta) if not isinstance(eta, Tensor) else eta.to(y)
-    each = each.view(-1, *[1] * (y.dim() - 1)) if each.dim() == 1 else each
+    each = eta.to(y).view(-1, *[1] * (y.dim() - 1)) if isinstance(eta, Tensor) else y.new_full((), eta)
     times = [t_low + k * dt for k in range(steps)]
     y, finite_for, done = _launched(target, flow, y.contiguous(), rng, times, dt, each, engine, stands)
-    score = flow.score if stands else None
+    below = flow if stands else None
     table, velocities = torch.tensor(times, dtype=torch.float64).to(y), _velocities(flow, target.given)
     for k in range(done, steps, stride := stride_of(steps)):
         some = slice(k, k + stride)
-        y, finite = euler(target, velocities(table[some]), y, rng, times[some], dt, each, False, score)
+        y, finite = euler(target, velocities(table[some]), y, rng, times[some], dt, each, False, below)
         finite_for = finite_for + finite
     _require_finite(finite_for, t_low, dt, steps, each)
     return y
@@ -109,10 +108,10 @@ def euler(
     dt: float,
     eta: Tensor,
     compiled: bool = False,
-    score: Callable[[Tensor, Tensor, Any], Tensor] | None = None,
+    below: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """A step at each of these times: where walkers are then, and in how many steps each was finite, `(B, n)`."""
-    noise, each, passed = (2 * eta * dt).sqrt(), iter(velocities), []
+    rate, noise, each, passed = eta, (2 * eta * dt).sqrt(), iter(velocities), []
     for t in times:
         energy = CompiledGradient(target.at(t)) if compiled else target.at(t)
         with aside(y.device) as join, torch.no_grad():  # neither asks for the other
@@ -120,8 +119,10 @@ def euler(
         grad = energy_and_grad(energy, y.flatten(0, 1)).grad.view(y.shape)
         join()
         with torch.no_grad():
-            grad = grad if score is None else grad - score(y, v, t)
-            drift = torch.addcmul(v, eta, grad, value=-1)
+            if below is not None:  # the flow that the energy stands on
+                grad, h = grad - below.score(y, v, t), eta * below.noise_variance(t)
+                rate, noise = h / dt, (2 * h).sqrt()
+            drift = torch.addcmul(v, rate, grad, value=-1)
             y = torch.addcmul(y.add(drift, alpha=dt), noise, normal_like(y, rng))
             passed.append(y)
     return y, torch.stack(passed).isfinite().flatten(3).all(3).sum(0)
@@ -189,9 +190,8 @@ def _stretch(
         parts: list[Any] = [next(left) if known else None for known in there]
         bound = Bound(energy(), *parts)
         with torch.no_grad():
-            own: Any = field()
-            velocities, score = _velocities(own, bound.given)(times), own.score if stands else None
-            return euler(bound, velocities, y, rng, times.unbind(), dt, eta, compiled, score)
+            velocities, below = _velocities(field(), bound.given)(times), field() if stands else None
+            return euler(bound, velocities, y, rng, times.unbind(), dt, eta, compiled, below)
 
     return run
 
@@ -245,7 +245,7 @@ def _require_finite(finite_for: Tensor, t_low: float, dt: float, steps: int, eta
         return
     context, _ = (finite_for < steps).nonzero()[0].tolist()
     t = t_low + (1 + int(finite_for[context].min())) * dt
-    used = float(eta[context].flatten()[0] if len(eta.shape) and len(eta) > 1 else eta.max())
+    used = float(eta.flatten()[context if eta.numel() > 1 else 0])
     raise InputError(
         f"eta: the SDE left every finite region at t = {t:.3g} for context {context} (counting from 0); try "
         f"more evaluations or a smaller eta than {used:g}"

@@ -246,6 +246,13 @@ class InterpolantFlow(ContinuousFlow):
         z = (b * v - db * w) / (b * da - a * db)
         return (-z / (a * self.scale)).view(x.shape)
 
+    def noise_variance(self, t: float | Tensor) -> Tensor:
+        """a(t)² in the events' own units: how much of the latents' variance is left at t, `(*event,)`."""
+        a, _ = self.interpolant.coefficients(
+            torch.as_tensor(t, dtype=self.mean.dtype, device=self.mean.device)
+        )
+        return (a * self.scale).square().view(self.event_shape)
+
     @torch.no_grad()
     def trajectories(
         self, k: int, times: Tensor, rng: torch.Generator, given: Tensor | None = None, *, scored: bool = True

@@ -12,14 +12,7 @@ from metastable.core import ConfigError
 from metastable.core.batch import Batch
 from metastable.core.method import Context, Negatives
 from metastable.energies import ConditionalNet, OnProposal
-from metastable.methods.draw_pool import (
-    drawn_rows,
-    empty_pool,
-    keep_draws,
-    kept_pool,
-    newest_rows,
-    taken_rows,
-)
+from metastable.methods.draw_pool import drawn_rows, empty_pool, keep_draws, kept_pool
 from metastable.proposals import Gaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore:Along")  # a parabola that starts flat
@@ -70,8 +63,8 @@ def test_rows_are_written_around_and_keep_together():
     assert torch.equal(pool.given, GIVEN[order])
     assert torch.equal(pool.negatives, X[order][:, None].expand(5, 2, 1) + 10)
     assert torch.equal(pool.log_prob[:, 0], X[order, 0] + 30)
-    assert torch.equal(newest_rows(pool, 3).x, X[3:6]), "in the order in which they were written"
-    rows = drawn_rows(taken_rows(pool, 64, 2, torch.Generator().manual_seed(0)))
+    assert torch.equal(pool.newest(3).x, X[3:6]), "in the order in which they were written"
+    rows = drawn_rows(pool.some(64, 2, torch.Generator().manual_seed(0)))
     assert set(rows.batch.x.flatten().tolist()) == set(X[[5, 1]].flatten().tolist()), (
         "of the filled ones only"
     )

@@ -37,7 +37,7 @@ from .conditional_tuning import Starter, Tuned
 from .draw_pool import OnDensity
 from .interpolating_sde import follow_sde, require_eta
 
-SHARE = 0.25
+SHARE = 0.1
 """Of the variance that noise still has, what a step on an energy on its flow moves by."""
 CAREFUL = 0.95
 """Share of moves that the default chain of Algorithm 4 accepts: most, since the SDE takes steps of that length and
@@ -161,23 +161,19 @@ def sample_interpolating(
     Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps. It has one step size
     for all contexts. An energy on its proposal (`OnProposal`) has no chain, whose energies would each be an ODE
     solved: all of T is the SDE's, with ∇ log p_ξ^t from the flow's velocity. There `eta` is η dt as a share of the
-    variance that noise still has at t, below 1 and `SHARE` by default: what is right far from the data is too far
-    near them.
+    variance that noise still has at t, below 1 and `SHARE` by default.
     """
     require_count("n", n)
     require_count("candidates", candidates)
     require_eta(eta or 0)
     require(0 < anneal <= 1, "anneal", "above 0 and at most 1", anneal)
     stands, chosen = provides(energy, OnDensity), None if candidates == 1 else candidates
-    for name, value in {"kernel": kernel, "tune": tune, "candidates": chosen}.items():
-        rule = "left out for an energy on its proposal, which has no chain"
-        require(not stands or value is None, name, rule, value)
+    for name, value in {"kernel": kernel, "tune": tune, "candidates": chosen}.items() if stands else ():
+        require(value is None, name, "left out for an energy on its proposal, which has no chain", value)
     target, tuned = bind(energy.network if stands else energy, given, 1.0), None
     if kernel is None and eta and not stands:
         kernel = ULA(eta)
-    if not stands and (
-        kernel is not None or eta != 0
-    ):  # at η = 0 without a kernel nothing but the flow moves
+    if not stands and not (kernel is None and eta == 0):  # where nothing but the flow moves
         kernel, tuned = choose_kernel(kernel, tune, target, _flow_starts(flow), CAREFUL)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
     per_step = max(sde_steps, 1) / (1 - t_low)

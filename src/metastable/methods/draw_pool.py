@@ -42,6 +42,17 @@ class DrawPool(NamedTuple):
     written: Tensor
     t: Tensor
 
+    def some(self, n: int, filled: int, rng: torch.Generator) -> DrawPool:
+        """`n` of the first `filled` rows, with replacement."""
+        return self._at(torch.randint(filled, (n,), generator=rng, device=self.x.device))
+
+    def newest(self, n: int) -> DrawPool:
+        """The `n` rows written last."""
+        return self._at((self.written - n + torch.arange(n, device=self.x.device)) % len(self.x))
+
+    def _at(self, rows: Tensor) -> DrawPool:
+        return DrawPool(**{k: v if k == "written" else v[rows] for k, v in self._asdict().items()})
+
 
 class Drawn(NamedTuple):
     """Rows of the pool: data with their log-density, and their negatives with theirs."""
@@ -89,20 +100,6 @@ def keep_rows(pool: DrawPool, batch: Batch, **parts: Tensor) -> DrawPool:
     last = max(0, B - P)  # of more rows than there are places the last ones stay
     new: dict[str, Any] = {k: pool._asdict()[k].index_copy(0, at[last:], v[last:]) for k, v in parts.items()}
     return pool._replace(written=pool.written + B, **new)
-
-
-def taken_rows(pool: DrawPool, n: int, filled: int, rng: torch.Generator) -> DrawPool:
-    """`n` of the first `filled` rows, with replacement."""
-    return _rows_at(pool, torch.randint(filled, (n,), generator=rng, device=pool.x.device))
-
-
-def newest_rows(pool: DrawPool, n: int) -> DrawPool:
-    """The `n` rows written last."""
-    return _rows_at(pool, (pool.written - n + torch.arange(n, device=pool.x.device)) % len(pool.x))
-
-
-def _rows_at(pool: DrawPool, at: Tensor) -> DrawPool:
-    return DrawPool(**{k: v if k == "written" else v[at] for k, v in pool._asdict().items()})
 
 
 def drawn_rows(rows: DrawPool) -> Drawn:

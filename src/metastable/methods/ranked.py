@@ -30,17 +30,7 @@ from metastable.proposals.given import (
 )
 
 from .base import Context, Metrics, Negatives, Nothing
-from .draw_pool import (
-    Drawn,
-    DrawPool,
-    OnDensity,
-    drawn_rows,
-    empty_pool,
-    keep_draws,
-    kept_pool,
-    newest_rows,
-    taken_rows,
-)
+from .draw_pool import Drawn, DrawPool, OnDensity, drawn_rows, empty_pool, keep_draws, kept_pool
 from .importance import ImportanceSampled
 from .ranking_terms import energies, ranking_loss, ranking_metrics
 
@@ -248,11 +238,11 @@ class Ranked(ImportanceSampled):
         k, said = self.energy_updates(context), {}
         if k < self.filling(len(rows)) or k % self.reuse == 0:
             state = self.pooled(context, state, rows)
-            new = self.taken(newest_rows(state, min(len(rows), self.pool)))
+            new = self.taken(state.newest(min(len(rows), self.pool)))
             with torch.no_grad():  # what the energy says of rows that it has not learned from
                 said = {"objective_new": self.loss(context, state, "energy", batch, new)[1]["objective"]}
         filled = min(self.pool, (k + 1) * len(rows))
-        return self.taken(taken_rows(state, len(rows), filled, context.rng)), state, said
+        return self.taken(state.some(len(rows), filled, context.rng)), state, said
 
     @torch.no_grad()
     def points(self, context: Context, rows: Batch) -> Any:

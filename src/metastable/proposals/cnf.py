@@ -248,9 +248,8 @@ class InterpolantFlow(ContinuousFlow):
 
     def noise_variance(self, t: float | Tensor) -> Tensor:
         """a(t)² in the events' own units: how much of the latents' variance is left at t, `(*event,)`."""
-        a, _ = self.interpolant.coefficients(
-            torch.as_tensor(t, dtype=self.mean.dtype, device=self.mean.device)
-        )
+        t = torch.as_tensor(t, dtype=self.mean.dtype, device=self.mean.device)
+        a, _ = self.interpolant.coefficients(t)
         return (a * self.scale).square().view(self.event_shape)
 
     @torch.no_grad()

@@ -62,7 +62,7 @@ def posterior_collapse(log: Log, facts: Facts) -> Finding | None:
 
 
 def pool_by_heart(log: Log, facts: Facts) -> Finding | None:
-    """Draws that serve so many updates that the energy knows them, and not what sets data apart from draws."""
+    """Draws that serve so many updates that the energy knows them by heart."""
     pooled, new = (log.late(key) for key in ("objective", "objective_new"))
     if pooled is None or new is None or pooled - new < BY_HEART:
         return None

@@ -28,9 +28,9 @@ class Piece:
 
 
 def refuse_other(path: Path, kept: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse what lies at `path` and was made with other settings than these."""
+    """Refuse what lies at `path` and was made with other settings than these; what is empty may be new."""
     for key, value in json.loads(json.dumps(dict(settings), default=str)).items():
-        if kept.get(key) != value:
+        if kept.get(key) != value and (key in kept or value not in (None, False, {}, [])):
             raise InputError(
                 f"out: {path} was made with {key} = {kept.get(key)!r}, now it is {value!r}; choose another folder"
             )

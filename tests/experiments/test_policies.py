@@ -507,6 +507,9 @@ def test_what_acts_says_stands_in_the_place_of_what_was_saved(tmp_path, monkeypa
     assert push_t.acting(own, policy, "i-r-nce", "best") is policy
     with pytest.raises(InputError, match="acts: unknown value 'nobody'"):
         push_t.body(bench(push_t, tmp_path, acts={"nobody": {}}))
+    with pytest.raises(InputError, match="kinds: unknown value 'bets'"):
+        push_t.body(bench(push_t, tmp_path, kinds=("bets",)))
+    assert push_t.kinds_of(bench(push_t, tmp_path, kinds=("best",)), "cloning") == ()
 
 
 def test_kinds_are_rolled_out_apart_and_timed_later(tmp_path, monkeypatch):

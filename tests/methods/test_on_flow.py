@@ -10,7 +10,7 @@ from torch import nn
 import metastable as ms
 from metastable.core import ConfigError
 from metastable.energies import OnProposal
-from metastable.evaluation.diagnosis import diagnose
+from metastable.evaluation.diagnosis import Facts, diagnose
 from metastable.methods import interpolating_sde as sde
 from metastable.methods.conditional_sampling import sample_interpolating
 from metastable.proposals import InterpolantFlow
@@ -152,7 +152,7 @@ def test_without_a_network_it_is_the_flow():
     assert_within(square - 1, torch.zeros_like(square), error)
 
 
-@over("asked", [{"kernel": ms.kernels.ULA(0.1)}, {"candidates": 2}, {"tune": True}])
+@over("asked", [{"kernel": ms.kernels.ULA(0.1)}, {"candidates": 2}, {"tune": True}, {"anneal": 0.5}])
 def test_what_needs_a_chain_is_refused(asked):
     with pytest.raises(
         ConfigError, match=f"{next(iter(asked))}: must be left out for an energy on its proposal"
@@ -160,9 +160,16 @@ def test_what_needs_a_chain_is_refused(asked):
         walkers(**asked)
 
 
-def data() -> ms.data.Dataset:
+@over("eta", [1.0, 5.0])
+def test_a_share_of_all_the_noise_is_refused(eta):
+    with pytest.raises(ConfigError, match="eta: must be below 1 on a proposal"):
+        walkers(eta=eta)
+    walkers(eta=0.5, tune=False, n=2, evaluations=3)
+
+
+def data(contexts: bool = True) -> ms.data.Dataset:
     x = torch.randn(256, 2, generator=rng(5))
-    return ms.data.Dataset.of(x + 1, "mine", given=x[:, :1])
+    return ms.data.Dataset.of(x + 1, "mine", given=x[:, :1] if contexts else None)
 
 
 def ranked(**settings):
@@ -178,14 +185,18 @@ def ranked(**settings):
 ON_FLOW = {"name": "on-proposal", "width": 8, "depth": 2, "time": True}
 
 
-def test_it_starts_at_chance_and_needs_no_density(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore:Along")
+@over("contexts", [True, False])
+def test_it_starts_at_chance_and_needs_no_density(contexts, tmp_path, monkeypatch):
     method = ranked(train_proposal=False, pretrain=2, reuse=2, pool=64)
     monkeypatch.setattr(InterpolantFlow, "_along", lambda *a, **k: pytest.fail("no density is needed"))
     options = {"steps": 8, "batch_size": 32, "log_every": 1, "evaluate": False, "units": "none"}
-    run = ms.fit(ON_FLOW, data(), method, **options, out=tmp_path / "run")
+    run = ms.fit(ON_FLOW, data(contexts), method, **options, out=tmp_path / "run")
     first = next(row for row in run.history if "objective" in row)
     assert first["objective"] == pytest.approx(-math.log(4), abs=1e-6)
     assert first["objective_new"] == pytest.approx(-math.log(4), abs=1e-6)
+    if not contexts:
+        return
     x = run.sample(5, given=torch.zeros(2, 1), seed=3, evaluations=6).x
     assert torch.equal(
         ms.load_run(tmp_path / "run").sample(5, given=torch.zeros(2, 1), seed=3, evaluations=6).x, x
@@ -200,11 +211,19 @@ def test_draws_of_a_moving_flow_cannot_serve_again():
     ms.fit(ON_FLOW, data(), ranked(), steps=2, batch_size=16, evaluate=False)
 
 
+def test_what_cannot_be_cut_or_stood_on_is_named(monkeypatch):
+    with pytest.raises(ConfigError, match=r"energy\.time: must be False for 'ranking-nce'"):
+        ms.fit(ON_FLOW, data(), {"name": "ranking-nce", "proposal": "flow"}, steps=2, evaluate=False)
+    monkeypatch.delattr(InterpolantFlow, "noise_variance")
+    with pytest.raises(ms.core.UnsupportedError, match="this one has no noise_variance"):
+        ms.fit(ON_FLOW, data(), ranked(), steps=2, evaluate=False)
+
+
 # ---- draws that are known by heart
 
 
 @pytest.mark.filterwarnings("ignore:Along")
-@over(("reuse", "pool", "known"), [(64, 64, True), (2, 4096, False)])
+@over(("reuse", "pool", "known"), [(32, 64, True), (2, 4096, False)])
 def test_a_small_pool_is_learned_by_heart_and_the_log_tells(reuse, pool, known):
     """Negatives of the data's own law: there is nothing to learn, and rows just drawn are told at chance."""
     proposal = ms.proposals.Gaussian(torch.zeros(2))
@@ -217,6 +236,29 @@ def test_a_small_pool_is_learned_by_heart_and_the_log_tells(reuse, pool, known):
     assert new < -math.log(8) + 0.05
     assert (pooled - new > 0.25) == known
     assert ("pool-by-heart" in [finding.name for finding in diagnose(run.history)]) == known
+
+
+def test_rows_just_drawn_are_compared_with_the_log_beside_them_alone():
+    """A pool is filled at first, when the energy knows nothing: rows of that time say nothing about the end."""
+    late = [
+        {"step": 40 + k, "objective": -0.2, **({"objective_new": -0.25} if k % 5 == 0 else {})}
+        for k in range(60)
+    ]
+    filling = [{"step": k, "objective": -2.0, "objective_new": -2.0} for k in range(40)]
+    assert "pool-by-heart" not in [finding.name for finding in diagnose(filling + late)]
+
+
+def test_a_course_is_read_off_rows_just_drawn_where_a_pool_is_known_by_heart():
+    facts = Facts(method=ms.methods.RankingNCE(7, reuse=50), negatives_per_datum=7)
+    behind = [{"step": k, "objective": -2.6 + 0.01 * math.sin(k)} for k in range(90)]
+    some = [{**row, **({"objective_new": -2.6} if k % 5 == 0 else {})} for k, row in enumerate(behind)]
+    assert (
+        [f.name for f in diagnose(some, facts)]
+        == [f.name for f in diagnose(behind, facts)]
+        == ["energy-behind"]
+    )
+    heart = [{**row, "objective": -0.5, "objective_new": row["objective"]} for row in behind]
+    assert {f.name for f in diagnose(heart, facts)} == {"pool-by-heart", "energy-behind"}
 
 
 def test_what_is_learned_by_heart_is_said():

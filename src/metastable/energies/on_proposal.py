@@ -48,8 +48,7 @@ class OnProposal(nn.Module):
         """E: `(B, *event)` to `(B,)`, or `(B, K, *event)` to `(B, K)` with contexts; t as the network takes it."""
         if self.time:
             E = self.network(x, given, t)
-            at = {} if t is None else {"at": t}
-            return E - self.beneath[0].log_prob(x, given, **at) if self.beneath else E
+            return E - self.beneath[0].log_prob(x, given, at=1.0 if t is None else t) if self.beneath else E
         E = self.network(x) if given is None else self.network(x, given)
         if not self.beneath:
             return E

@@ -11,9 +11,8 @@ ends at score 1. Nothing is picked: the weights are those at the end of a traini
 Training needs no simulator. An arm that lies finished in `training/` is rolled out wherever `gym-pusht` is
 installed; where it is not, the command trains and says what is missing. Rollouts of small dense networks need no
 GPU; those of the paper's networks do: 38 chunks an episode, each of 512 steps of an ODE or 1,000 gradients of an
-energy. They are kept `block` starts at a time, and a command that was stopped goes on with the next block. Several
-may roll out beside one another, each some `kinds`, with `timed=false`: the same command without it then times one
-chunk of each where nothing else runs, and finishes them.
+energy. They are kept `block` starts at a time, and a command that was stopped goes on with the next block. With
+`timed=false` commands roll out some `kinds` each, and one without it times a chunk of all where nothing else runs.
 """
 
 from __future__ import annotations
@@ -52,16 +51,8 @@ PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "d
 PAPER |= {"diffusion-phi": 0.860}
 """Table 7: maximum within 200 steps, from pictures."""
 CHOICES = (
-    "arms",
-    "kinds",
-    "timed",
-    "gradients",
-    "required",
-    "seconds",
-    "least",
-    "ahead",
-    "block",
-    "pictures",
+    *("arms", "acts", "kinds", "timed", "gradients", "required"),
+    *("seconds", "least", "ahead", "block", "pictures"),
 )
 DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
@@ -170,22 +161,19 @@ def chunk_ms(bench: Bench, policy: Policy) -> float:
 
 
 def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
-    """How an arm acts: by the best of ℓ draws, by one, or both. Ranking by the density of an ODE costs most.
+    """How an arm acts: by the best of ℓ draws, by one, I-R-NCE by fewer gradients; `kinds` may name some."""
+    alone = arm in (*BASELINES, "cloning") or (arm in DENSITIES and not bench.ranked_densities)
+    kinds = ("one",) if alone else ("best", "one", *(shorter(bench) if arm == "i-r-nce" else ()))
+    return tuple(kind for kind in kinds if not bench.kinds or kind in bench.kinds)
 
-    I-R-NCE also acts with fewer gradients: what a score costs in milliseconds. `kinds` may name some of these.
-    """
-    if arm in (*BASELINES, "cloning") or (arm in DENSITIES and not bench.ranked_densities):
-        return ("one",)
-    shorter = [f"g{n}" for n in bench.gradients] if arm == "i-r-nce" else []
-    kinds = ("best", "one", *shorter)
-    return tuple(kind for kind in kinds if kind in bench.kinds) if bench.kinds else kinds
+
+def shorter(bench: Bench) -> tuple[str, ...]:
+    """Kinds with fewer gradients."""
+    return tuple(f"g{n}" for n in bench.gradients)
 
 
 def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
-    """A policy as it acts: with all its draws, with one, or with fewer gradients for a chunk (`g100`).
-
-    What `acts` says of the arm stands in the place of the settings that its training was saved with.
-    """
+    """A policy as it acts, `acts` of its arm in the place of what was saved: by all its draws, one, or `g100`."""
     asked, config = bench.acts.get(arm, {}), policy.config
     changed = asked | {"sampling": {**config.sampling, **asked.get("sampling", {})}}
     if kind.startswith("g"):
@@ -230,9 +218,9 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
 
 def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows of all that are there."""
-    for name in ("arms", "acts"):
-        for arm in bench.settings[name]:
-            require_choice(name, arm, ARMS)
+    for name, known in {"arms": ARMS, "acts": ARMS, "kinds": ("best", "one", *shorter(bench))}.items():
+        for value in bench.settings[name]:
+            require_choice(name, value, known)
     if FOLDER not in os.environ:
         bench.say(
             f"skipped: {FOLDER} names no folder with the demonstrations of Push-T (action, state, episode_ends)"
@@ -242,7 +230,10 @@ def body(bench: Bench) -> list[Row]:
     require(not bench.pictures or bench.networks == "paper", "pictures", rule, bench.pictures)
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
     how |= {"pictures": True} if bench.pictures else {}
-    pieces, rolls = Pieces(bench.folder / "pieces", how), simulator(bench)
+    rolls = simulator(bench)
+
+    def pieces(arm: str) -> Pieces:
+        return Pieces(bench.folder / "pieces", {**how, "acts": bench.acts.get(arm, {})})
 
     @cache
     def task() -> Task:
@@ -250,10 +241,11 @@ def body(bench: Bench) -> list[Row]:
         return Task(demonstrations(bench), PolicyConfig(candidates=bench.candidates), sizes)
 
     for arm in bench.arms if bench.kinds else (*BASELINES, *bench.arms):
-        make(bench, pieces, partial(task), arm, rolls)
+        make(bench, pieces(arm), partial(task), arm, rolls)
     found: Found = {}
-    for name in pieces.names():
-        piece, (arm, _, kind) = pieces.find(name), name.rpartition("-")
+    for name in pieces("").names():
+        arm, _, kind = name.rpartition("-")
+        piece = pieces(arm).find(name)
         found |= {} if piece is None else {(arm, kind): piece}
     draw(bench, found)
     return rows_of(bench, found)

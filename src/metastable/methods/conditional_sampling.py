@@ -161,15 +161,18 @@ def sample_interpolating(
     Deviations: the paper names no integrator for (5.7); it is Euler's here, with equal steps. It has one step size
     for all contexts. An energy on its proposal (`OnProposal`) has no chain, whose energies would each be an ODE
     solved: all of T is the SDE's, with ∇ log p_ξ^t from the flow's velocity. There `eta` is η dt as a share of the
-    variance that noise still has at t, below 1 and `SHARE` by default.
+    variance that noise still has at t, below 1 and `SHARE` by default; where flow and data differ the SDE stays a
+    little on the side of the flow, by less the more steps and the larger a share it has.
     """
     require_count("n", n)
     require_count("candidates", candidates)
     require_eta(eta or 0)
     require(0 < anneal <= 1, "anneal", "above 0 and at most 1", anneal)
-    stands, chosen = provides(energy, OnDensity), None if candidates == 1 else candidates
-    for name, value in {"kernel": kernel, "tune": tune, "candidates": chosen}.items() if stands else ():
-        require(value is None, name, "left out for an energy on its proposal, which has no chain", value)
+    stands = provides(energy, OnDensity)
+    chain = {"kernel": kernel, "tune": tune, "candidates": candidates != 1 and candidates}
+    for name, value in {**chain, "anneal": anneal != 1 and anneal}.items() if stands else ():
+        require(not value, name, "left out for an energy on its proposal, which has no chain", value)
+    require(not stands or (eta or 0) < 1, "eta", "below 1 on a proposal, a share of its noise", eta)
     target, tuned = bind(energy.network if stands else energy, given, 1.0), None
     if kernel is None and eta and not stands:
         kernel = ULA(eta)
@@ -177,9 +180,8 @@ def sample_interpolating(
         kernel, tuned = choose_kernel(kernel, tune, target, _flow_starts(flow), CAREFUL)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
     per_step = max(sde_steps, 1) / (1 - t_low)
-    rate: Any = eta
-    if eta is None:
-        rate = SHARE if stands else _langevin_step(kernel, tuned) * per_step
+    usual = SHARE if stands else _langevin_step(kernel, tuned) * per_step
+    rate: float | Tensor = usual if eta is None else eta
     starts = _starts_at(target, flow, n, rng, t_low, candidates)  # line 1
     # line 2
     how = {"steps": sde_steps, "eta": rate, "engine": engine, "stands": stands}

@@ -35,19 +35,21 @@ from metastable.core.errors import (
     require_options,
     require_positive,
 )
-from metastable.core.protocols import has_time
+from metastable.core.protocols import has_time, provides
 from metastable.core.types import Proposal, Walkers
 from metastable.proposals.choose import named_settings, require_density
 
 from .base import Context, Metrics
 from .conditional_sampling import sample_interpolating
-from .draw_pool import DrawPool, empty_pool, given_of, keep_rows
+from .draw_pool import DrawPool, OnDensity, empty_pool, given_of, keep_rows
 from .ranked import Ranked
 from .ranking_terms import ranking_loss, ranking_metrics
 
 NAMED = ("interpolant",)
 ABILITIES = ("draw_times", "interpolate", "trajectories")
 """What a flow must have beside a density: `InterpolantFlow` is such a one."""
+STOOD_ON = ("score", "noise_variance")
+"""And what an energy on it needs when it is sampled; its `trajectories` take `scored=False`."""
 
 
 class Positioned(NamedTuple):
@@ -143,7 +145,8 @@ class InterpolatingNCE(Ranked):
 
     def start(self, context: Context) -> Any:
         """As of all ranking, for an energy that has a time and a flow that can be cut."""
-        missing = [name for name in ABILITIES if not hasattr(context.players["proposal"], name)]
+        needed = (*ABILITIES, *STOOD_ON) if provides(context.energy, OnDensity) else ABILITIES
+        missing = [name for name in needed if not hasattr(context.players["proposal"], name)]
         if missing:
             raise UnsupportedError(
                 f"{self.name}.proposal: must be a flow that can be cut at any time, such as 'interpolant'; this "
@@ -162,23 +165,23 @@ class InterpolatingNCE(Ranked):
         """Algorithm 3, line 13."""
         flow: Any = context.players["proposal"]
         y, x = rows.x, rows.given
-        m, K, rng = self.times, self.negatives_per_datum, context.rng
-        if not self.ranked(context)[1] and x is not None:
-            t = flow.draw_times((len(y), m), rng)
-            negatives, _ = flow.trajectories(K, t, rng, x, scored=False)
-            return Positioned(t, flow.interpolate(y, t, rng), negatives, None, x)
+        m, K, rng, weighs = self.times, self.negatives_per_datum, context.rng, self.ranked(context)[1]
+        how, log_prob = {} if weighs else {"scored": False}, None
         if x is None:  # the times are shared, and draws `(m, B·K, …)` become `(B, m, K, …)`
             t = flow.draw_times((m,), rng)
-            drawn = flow.trajectories(K * len(y), t, rng)
+            drawn = flow.trajectories(K * len(y), t, rng, **how)
             negatives, log_prob_negatives = (v.unflatten(1, (-1, K)).transpose(0, 1) for v in drawn)
             t = t.expand(len(y), m)
             positives = flow.interpolate(y, t, rng)
-            log_prob = flow.log_prob(positives.flatten(0, 1), at=t.flatten()).view(t.shape)
+            if weighs:
+                log_prob = flow.log_prob(positives.flatten(0, 1), at=t.flatten()).view(t.shape)
         else:
             t = flow.draw_times((len(y), m), rng)  # t_ij ~ Λ
-            negatives, log_prob_negatives = flow.trajectories(K, t, rng, x)  # Remark 5.1
+            negatives, log_prob_negatives = flow.trajectories(K, t, rng, x, **how)  # Remark 5.1
             positives = flow.interpolate(y, t, rng)  # y_ij = I_t(z_ij, y_i)
-            log_prob = flow.log_prob(positives, x, at=t)
+            log_prob = flow.log_prob(positives, x, at=t) if weighs else None
+        if log_prob is None:
+            return Positioned(t, positives, negatives, None, x)
         field, step = f"{self.name}.proposal", context.step
         require_density(log_prob, "points between noise and data", field, step)
         require_density(log_prob_negatives, "negatives", field, step)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from metastable.core.batch import Batch, Rows, as_batch
 from metastable.core.errors import ConfigError, require, require_choice, require_count, require_positive
 from metastable.core.processes import even_share
-from metastable.core.protocols import Fitted, provides
+from metastable.core.protocols import Fitted, has_time, provides
 from metastable.core.types import Proposal
 from metastable.proposals import proposal_for, require_support
 from metastable.proposals.choose import LEARNED, named_settings, require_density
@@ -95,6 +95,7 @@ class Ranked(ImportanceSampled):
     pool: int = 4096
 
     needs: ClassVar[str] = "given?"
+    timed: ClassVar[bool] = False
     weighs: ClassVar[bool] = True
     """Whether points are ranked with their density under the proposal."""
 
@@ -189,6 +190,10 @@ class Ranked(ImportanceSampled):
         """Updates of the energy in which a pool is filled; all of them where nobody says how many rows one has."""
         return -(-self.pool // batch) if batch else 2**62
 
+    def draws_at(self, k: int, rows: int) -> bool:
+        """Whether update `k` of the energy draws negatives: all do until a pool is full, then one in `reuse`."""
+        return k < self.filling(rows) or k % self.reuse == 0
+
     def energy_updates(self, context: Context) -> int:
         """Updates of the energy before this one."""
         if not learns(proposal_of(context)):
@@ -218,6 +223,9 @@ class Ranked(ImportanceSampled):
                 f"{self.name}.shared", "events with contexts cannot share negatives; leave it out"
             )
         require_support(proposal_of(context), Batch(context.data, context.given), f"{self.name}.proposal")
+        if provides(context.energy, OnDensity) and not self.timed:
+            rule = f"False for {self.name!r}, whose proposal is not cut at a time"
+            require(not has_time(context.energy), "energy.time", rule, True)
         if provides(context.energy, OnDensity) and not self.plays_against(self.pretrain):
             moves = self.reuse > 1 and self.train_proposal and learns(proposal_of(context))
             rule = "1 for an energy on its proposal that learns on; set train_proposal=False and pretrain"
@@ -236,7 +244,7 @@ class Ranked(ImportanceSampled):
         if self.reuse == 1:
             return self.points(context, rows), state, {}
         k, said = self.energy_updates(context), {}
-        if k < self.filling(len(rows)) or k % self.reuse == 0:
+        if self.draws_at(k, len(rows)):
             state = self.pooled(context, state, rows)
             new = self.taken(state.newest(min(len(rows), self.pool)))
             with torch.no_grad():  # what the energy says of rows that it has not learned from
@@ -362,7 +370,10 @@ class Ranked(ImportanceSampled):
         batch = self.rows_of(batch)
         points = batch + self.negatives_per_datum * (1 if self.shared else batch)
         again = self.turns(context).count("proposal") if self.plays_against(context.step) else 0
-        return points * (self.turns(context).count("energy") + again)
+        energy = self.turns(context).count("energy")
+        if energy and self.reuse > 1:  # rows just drawn are judged, too
+            again += self.draws_at(self.energy_updates(context), batch)
+        return points * (energy + again)
 
 
 def proposal_of(context: Context) -> Any:

@@ -63,12 +63,15 @@ def posterior_collapse(log: Log, facts: Facts) -> Finding | None:
 
 def pool_by_heart(log: Log, facts: Facts) -> Finding | None:
     """Draws that serve so many updates that the energy knows them by heart."""
-    pooled, new = (log.late(key) for key in ("objective", "objective_new"))
-    if pooled is None or new is None or pooled - new < BY_HEART:
+    later = Log([row for row in log.rows[len(log) // 2 :] if "objective_new" in row])
+    if min(len(later.series(key)) for key in ("objective", "objective_new")) < 5:
+        return None
+    pooled, new = (float(np.median(later.series(key))) for key in ("objective", "objective_new"))
+    if (gap := pooled - new) < BY_HEART:
         return None
     return Finding(
         "pool-by-heart",
-        "problem" if pooled - new > 4 * BY_HEART else "warning",
+        "problem" if gap > 4 * BY_HEART else "warning",
         f"The energy knows its pool of draws by heart: the objective is {pooled:.3f} on rows of the pool and "
         f"{new:.3f} on rows just drawn.",
         {"objective": pooled, "objective_new": new},
@@ -78,8 +81,8 @@ def pool_by_heart(log: Log, facts: Facts) -> Finding | None:
 
 def profile_of(log: Log, facts: Facts) -> profiles.Profile | None:
     """The course of the objective of ranking NCE; None for other methods and short logs."""
-    new = log.series("objective_new")  # of a pool that is known by heart the objective says little
-    K, objective = facts.negatives_per_datum, new if len(new) else log.series("objective")
+    by_heart = pool_by_heart(log, facts) is not None  # then the objective says little
+    K, objective = facts.negatives_per_datum, log.series("objective_new" if by_heart else "objective")
     if K is None or not facts.traits.weighs or len(objective) < LEAST_ROWS:
         return None
     error = mean_error(objective[len(objective) // 2 :], len(objective) // 5)

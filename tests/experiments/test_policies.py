@@ -404,6 +404,29 @@ def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monk
     assert [path.name for path in sorted(pieces.folder.iterdir())] == ["flow-best.json", "flow-best.npz"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"reuse": 3}, True),
+        ({"sizes": {"pool": 64, "turns": [1, 1]}}, True),
+        ({"energy_updates": 5}, True),
+        ({"sizes": {"field_layers": 2}}, False),
+        ({"rate": 0.5}, False),
+    ],
+)
+def test_densities_depend_on_nothing_that_is_an_energys(changes, same, tmp_path):
+    one, other = (
+        policy_arms.made_with(bench(push_t, tmp_path, **c), ARMS["flow"], partial(Task))
+        for c in ({}, changes)
+    )
+    assert (one == other) == same
+    one, other = (
+        policy_arms.made_with(bench(push_t, tmp_path, **c), ARMS["r-nce"], partial(Task))
+        for c in ({}, changes)
+    )
+    assert one != other
+
+
 # ---- Push-T
 
 

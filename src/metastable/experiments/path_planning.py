@@ -162,9 +162,8 @@ def planner_rows(bench: Bench, pieces: Pieces) -> list[Row]:
     least = {"free_of_collisions": 0.95, "within_0.05_of_the_goal": 0.95}
     least["blocked_worlds_with_both_sides"] = bench.both_sides
     asked = {name: (">=", limit) for name, limit in least.items()}
-    return [
-        Row(f"planner/{name}", value, *asked.get(name, (None, None))) for name, value in piece.numbers.items()
-    ]
+    numbers = piece.numbers.items()
+    return [Row(f"planner/{name}", value, *asked.get(name, (None, None))) for name, value in numbers]
 
 
 # ---- walking

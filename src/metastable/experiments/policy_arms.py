@@ -45,6 +45,19 @@ LEARNS = (
     *("within", "sight", "near", "precision"),
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
+OF_ENERGIES = ("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates")
+OF_FIELDS = (
+    "field_width",
+    "field_layers",
+    "heads",
+    "reads",
+    "alpha",
+    "ode",
+    "rates",
+    "weight_decay",
+    "warmup",
+)
+"""Settings that densities do not know, and `sizes` that they do."""
 DENSE = ("width", "layers", "chain", "units")
 """Settings of dense networks alone."""
 SIZES = {
@@ -121,9 +134,8 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
     if name not in RANKED:
         network = {"field": "residual", **ode} if name == "flow" else ode
         energy = {"flow": {"name": "interpolant", **network}, "cloning": {"name": "regression"}}
-        return PolicyModel(
-            energy.get(name, {"name": name, **ode}) | size, {"name": "density"}, acting, options
-        )
+        own = energy.get(name, {"name": name, **ode}) | size
+        return PolicyModel(own, {"name": "density"}, acting, options)
     timed = name.startswith("i-")
     proposal = {"name": "interpolant", "field": "residual", **size, **ode}
     method = {
@@ -178,14 +190,23 @@ def made_with(bench: Bench, arm: Arm, task: Task | partial[Task]) -> dict[str, A
     """What a training of an arm depends on; demonstrations, where they are there, by their digest."""
     settings = {key: bench.settings[key] for key in LEARNS if key in bench.settings}
     shown = {"demonstrations": task.shown.digest()} if isinstance(task, Task) else {}
-    return settings | {"units": units_of(bench), "updates": updates(bench, arm), "seed": bench.seed} | shown
+    own = {"units": units_of(bench), "updates": updates(bench, arm), "seed": bench.seed} | shown
+    return concerning(settings, arm) | own
+
+
+def concerning(settings: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
+    """Those of the settings that matter to an arm: a density has neither negatives nor an energy's sizes."""
+    if arm.model in RANKED:
+        return dict(settings)
+    sizes = {k: v for k, v in settings.get("sizes", {}).items() if k in (*OF_FIELDS, "batch_size")}
+    return {k: v for k, v in settings.items() if k not in OF_ENERGIES} | {"sizes": sizes}
 
 
 def refuse_another(folder: Path, bench: Bench, arm: Arm, task: Task | partial[Task]) -> None:
     """Refuse a training of other settings, another seed or other demonstrations."""
     if (folder / MADE).is_file():
         kept = json.loads((folder / MADE).read_text(encoding="utf-8"))
-        refuse_other(folder / MADE, kept, made_with(bench, arm, task))
+        refuse_other(folder / MADE, concerning(kept, arm), made_with(bench, arm, task))
 
 
 def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | None:
@@ -266,17 +287,14 @@ def run_of(policy: Policy) -> Any:
 def finished(bench: Bench, policy: Policy, arm: Arm) -> bool:
     """Whether its updates or its seconds are spent."""
     run = run_of(policy)
-    return run.steps >= updates(bench, arm) or (
-        bench.seconds is not None and run.seconds >= SPENT * bench.seconds
-    )
+    spent = bench.seconds is not None and run.seconds >= SPENT * bench.seconds
+    return spent or run.steps >= updates(bench, arm)
 
 
 def parameters(policy: Policy) -> int:
     """Numbers that its training moved, those that players share once: a flow below an energy is another arm's."""
-    run = run_of(policy)
-    stays = isinstance(run.trained_with, Ranked) and not (
-        run.trained_with.train_proposal or run.trained_with.pretrain
-    )
+    run, method = run_of(policy), run_of(policy).trained_with
+    stays = isinstance(method, Ranked) and not (method.train_proposal or method.pretrain)
     players = [player for name, player in run.players.items() if not (stays and name == "proposal")]
     return sum({id(p): p.numel() for player in players for p in player.parameters()}.values())
 

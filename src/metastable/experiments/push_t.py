@@ -41,7 +41,7 @@ from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Task, acting_with, parameters, trained
+from .policy_arms import ARMS, Arm, Task, acting_with, concerning, parameters, trained
 from .push_t_figures import Found, draw, show
 from .trials import by_scale
 
@@ -96,9 +96,7 @@ def simulator(bench: Bench) -> bool:
     try:
         PushT(pusht_starts(1))
     except MissingDependencyError as error:
-        bench.say(
-            f"no rollouts: {error}. Trainings are kept in {bench.folder / 'training'}: the same command goes on"
-        )
+        bench.say(f"no rollouts: {error}. The same command goes on with what lies in {bench.folder}")
         return False
     return True
 
@@ -222,9 +220,8 @@ def body(bench: Bench) -> list[Row]:
         for value in bench.settings[name]:
             require_choice(name, value, known)
     if FOLDER not in os.environ:
-        bench.say(
-            f"skipped: {FOLDER} names no folder with the demonstrations of Push-T (action, state, episode_ends)"
-        )
+        what = "the demonstrations of Push-T (action, state, episode_ends)"
+        bench.say(f"skipped: {FOLDER} names no folder with {what}")
         return []
     rule = "false with dense networks, which have no eyes; set networks=paper"
     require(not bench.pictures or bench.networks == "paper", "pictures", rule, bench.pictures)
@@ -233,7 +230,8 @@ def body(bench: Bench) -> list[Row]:
     rolls = simulator(bench)
 
     def pieces(arm: str) -> Pieces:
-        return Pieces(bench.folder / "pieces", {**how, "acts": bench.acts.get(arm, {})})
+        own = concerning({**how, "acts": bench.acts.get(arm, {})}, ARMS.get(arm, Arm("")))
+        return Pieces(bench.folder / "pieces", own)
 
     @cache
     def task() -> Task:
@@ -303,9 +301,8 @@ def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
     for name, key in compared.items():
         if key in found and key != (arm, first_kind(found, arm)):
             for steps in [h for h in HORIZONS if h <= bench.horizon]:
-                rows += ahead_rows(
-                    bench, f"{arm}/{name}/{steps}", *(best_so_far(p, steps) for p in (best, found[key]))
-                )
+                both = (best_so_far(each, steps) for each in (best, found[key]))
+                rows += ahead_rows(bench, f"{arm}/{name}/{steps}", *both)
     return rows
 
 

@@ -45,9 +45,8 @@ def draw_costs(bench: Bench, timed: Found) -> None:
                 if other == arm
             )
             at, value, low, high = (np.array(column) for column in list(zip(*points, strict=True))[:4])
-            axes.errorbar(
-                at, value, (value - low, high - value), marker="o", ms=3, lw=1, capsize=2, label=arm
-            )
+            off = (value - low, high - value)
+            axes.errorbar(at, value, off, marker="o", ms=3, lw=1, capsize=2, label=arm)
             for x, y, *_, kind in points:
                 axes.annotate(kind, (x, y), textcoords="offset points", xytext=(3, 3), fontsize=6)
         axes.set(xscale="log", xlabel="milliseconds of a chunk, one environment", ylabel="score", ylim=(0, 1))

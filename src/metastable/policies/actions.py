@@ -104,9 +104,8 @@ class RunActions:
         rule = "'energy', or 'weights' or 'network' for an energy on its proposal"
         require(rank == "energy" or (rank in RANKS and stands), "rank", rule, rank)
         self.rank = rank
-        self.kernel = (
-            build_tagged(KERNELS, kernel, "policy.kernel") if isinstance(kernel, Mapping) else kernel
-        )
+        named = isinstance(kernel, Mapping)
+        self.kernel: Any = build_tagged(KERNELS, kernel, "policy.kernel") if named else kernel
         if algorithm == 4 and self.kernel is not None:
             options["kernel"] = self.kernel
         self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
@@ -278,9 +277,8 @@ def pooled_covariance(x: Tensor) -> Tensor:
     """C: the covariance of `(B, n, D)` within contexts, averaged over them, float64 `(D, D)`, never singular."""
     centred = (x - x.mean(1, keepdim=True)).double()
     C = torch.einsum("bni,bnj->ij", centred, centred) / (x.shape[0] * (x.shape[1] - 1))
-    return C + RIDGE * C.diagonal().mean().clamp(min=1e-12) * torch.eye(
-        len(C), dtype=C.dtype, device=C.device
-    )
+    least = RIDGE * C.diagonal().mean().clamp(min=1e-12)
+    return C + least * torch.eye(len(C)).to(C)
 
 
 def free_root(C: Tensor, frozen: int) -> Tensor:

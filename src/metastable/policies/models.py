@@ -258,9 +258,8 @@ def _ranked(method: str, algorithm: int, layout: Layout, sizes: Sizes) -> Policy
 
 
 def _alone(energy: dict[str, Any], sizes: Sizes, candidates: int | None = None) -> PolicyModel:
-    acting: dict[str, Any] = {"steps": 0, "warm": 0} | (
-        {} if candidates is None else {"candidates": candidates}
-    )
+    own = {} if candidates is None else {"candidates": candidates}
+    acting: dict[str, Any] = {"steps": 0, "warm": 0} | own
     rates = {"optimiser": Adam(sizes.rates[2], weight_decay=sizes.weight_decay)}
     return PolicyModel(energy, {"name": "density"}, acting, rates | _common(sizes))
 

@@ -70,9 +70,8 @@ class Frame(NamedTuple):
         known = observations["discs"].unflatten(2, (-1, 3))
         centres, radii = self.inside(known[..., :2]), known[..., 2]
         ends = {key: self.inside(observations[name]) for key, name in ((PLACE, "place"), (GOAL, "goal"))}
-        ends[GOAL] = ends[GOAL].round(
-            decimals=5
-        )  # straight ahead: what rounding leaves aside would be scaled up
+        # straight ahead: what rounding leaves aside would be scaled up
+        ends[GOAL] = ends[GOAL].round(decimals=5)
         if sight:
             ends[SIGHT] = seen_distances(centres, radii, sight)
         if discs is False or (discs is None and sight):

@@ -305,9 +305,8 @@ class Wandering:
     def select_action(self, observation: Any) -> Tensor:
         """The next point, `(B, 2)`."""
         place, goal = observation["place"], observation["goal"]
-        length = (
-            (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1) if self.length is None else self.length
-        )
+        straight = (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1)
+        length = straight if self.length is None else self.length
         step, self.length = torch.randn(place.shape, generator=self.rng), length
         return place + length * step / step.norm(dim=1, keepdim=True)
 

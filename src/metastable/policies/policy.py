@@ -263,9 +263,7 @@ class Policy:
         """Write `policy.json` into the folder of its run, from where `load_policy` reads it."""
         model = self.model
         if not isinstance(model, RunActions) or model.run.folder is None:
-            raise InputError(
-                "policy: only that of a run with a folder can be saved; fit with out='runs/name'"
-            )
+            raise InputError("policy: only that of a run with a folder can be saved; fit with out='…'")
         covariance = None if model.covariance is None else model.covariance.tolist()
         kept = {"covariance": covariance, "step_size": model.step_size, "scaling": self.scaling.as_json()}
         own = {"proposal": self.proposal, "sampler_step": model.sampler_step}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
-from metastable.runs.folder import write_json
+from metastable.runs.folder import write_arrays, write_json
 
 from .environments import FULL, Environments, PushT
 from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference
@@ -86,9 +86,8 @@ class Rollouts:
         for h in self.horizons:
             found[f"maximum at {h}"] = _interval(self.best(h), level)
             found[f"final at {h}"] = _interval(self.final(h), level)
-        if (
-            self.measure == "coverage" and self.progress.shape[1] == 1
-        ):  # several of a start are not independent
+        # several of a start are not independent
+        if self.measure == "coverage" and self.progress.shape[1] == 1:
             full = int((self.best(self.horizons[-1]) >= 1).sum())
             found["full score"] = clopper_pearson(full, len(self.progress), level)
         return found
@@ -109,11 +108,8 @@ class Rollouts:
                 f"other: must be {len(self.progress)} starts of {self.name}, got {len(other.progress)} of "
                 f"{other.name}"
             )
-        if (
-            self.starts is not None
-            and other.starts is not None
-            and not np.array_equal(self.starts, other.starts)
-        ):
+        known = self.starts is not None and other.starts is not None
+        if known and not np.array_equal(self.starts, other.starts):  # pyright: ignore
             raise InputError("other: must begin at the same starts, got others")
         steps = self.horizons[-1] if steps is None else steps
         made = min(self.progress.shape[-1], other.progress.shape[-1])
@@ -127,12 +123,10 @@ class Rollouts:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(
-            folder / "rollouts.npz", progress=self.progress.numpy(), lengths=self.lengths.numpy()
-        )
-        said = (
-            {key: value._asdict() for key, value in self.scores().items()} if len(self.progress) > 1 else {}
-        )
+        arrays = {"progress": self.progress.numpy(), "lengths": self.lengths.numpy()}
+        write_arrays(folder / "rollouts.npz", **arrays)
+        found = self.scores() if len(self.progress) > 1 else {}
+        said = {key: value._asdict() for key, value in found.items()}
         facts = {key: vars(self)[key] for key in ("name", "measure", "clipped", "seconds", "acting")}
         more = differences(other, apart or {})
         write_json(folder / "rollouts.json", {**facts, "scores": said, "episodes": self.table(), **more})

@@ -47,15 +47,8 @@ LEARNS = (
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 OF_ENERGIES = ("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates")
 OF_FIELDS = (
-    "field_width",
-    "field_layers",
-    "heads",
-    "reads",
-    "alpha",
-    "ode",
-    "rates",
-    "weight_decay",
-    "warmup",
+    *("field_width", "field_layers", "heads", "reads", "alpha"),
+    *("ode", "rates", "weight_decay", "warmup", "batch_size"),
 )
 """Settings that densities do not know, and `sizes` that they do."""
 DENSE = ("width", "layers", "chain", "units")
@@ -198,7 +191,7 @@ def concerning(settings: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
     """Those of the settings that matter to an arm: a density has neither negatives nor an energy's sizes."""
     if arm.model in RANKED:
         return dict(settings)
-    sizes = {k: v for k, v in settings.get("sizes", {}).items() if k in (*OF_FIELDS, "batch_size")}
+    sizes = {k: v for k, v in settings.get("sizes", {}).items() if k in OF_FIELDS}
     return {k: v for k, v in settings.items() if k not in OF_ENERGIES} | {"sizes": sizes}
 
 

@@ -176,7 +176,8 @@ def sample_interpolating(
     target, tuned = bind(energy.network if stands else energy, given, 1.0), None
     if kernel is None and eta and not stands:
         kernel = ULA(eta)
-    if not stands and not (kernel is None and eta == 0):  # where nothing but the flow moves
+    flows = kernel is None and eta == 0  # nothing but the flow moves
+    if not (stands or flows):
         kernel, tuned = choose_kernel(kernel, tune, target, _flow_starts(flow), CAREFUL)
     sde_steps, moves = split_evaluations(evaluations, t_low, kernel)
     per_step = max(sde_steps, 1) / (1 - t_low)

@@ -305,8 +305,9 @@ class Wandering:
     def select_action(self, observation: Any) -> Tensor:
         """The next point, `(B, 2)`."""
         place, goal = observation["place"], observation["goal"]
-        straight = (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1)
-        length = straight if self.length is None else self.length
+        length = self.length
+        if length is None:
+            length = (goal - place).norm(dim=1, keepdim=True) / (POINTS - 1)
         step, self.length = torch.randn(place.shape, generator=self.rng), length
         return place + length * step / step.norm(dim=1, keepdim=True)
 

@@ -471,3 +471,22 @@ def test_what_lies_in_the_space_of_the_actions_keeps_its_distances(unit):
 def test_a_space_names_observations():
     with pytest.raises(ConfigError, match="space"):
         Demonstrations.of(np.arange(3.0), np.arange(3.0), space=("disks",))
+
+
+def test_the_digest_knows_other_demonstrations_and_no_last_bits():
+    rng = torch.Generator().manual_seed(0)
+    seen = {"state": 300 * torch.rand(40, 3, generator=rng), "picture": torch.zeros(40, 2, dtype=torch.uint8)}
+    shown = Demonstrations.of(seen, torch.rand(40, 2, generator=rng), [25, 40])
+    same = {**seen, "state": torch.nextafter(seen["state"], torch.tensor(1e9))}
+    assert Demonstrations.of(same, shown.actions, [25, 40]).digest() == shown.digest()
+    moved = seen["state"].clone()
+    moved[3, 1] += 20
+    others = [
+        Demonstrations.of({**seen, "state": moved}, shown.actions, [25, 40]),
+        Demonstrations.of({**seen, "state": 1.01 * seen["state"]}, shown.actions, [25, 40]),
+        Demonstrations.of({**seen, "picture": seen["picture"] + 1}, shown.actions, [25, 40]),
+        Demonstrations.of(seen, shown.actions.flip(0), [25, 40]),
+        Demonstrations.of(seen, shown.actions, [24, 40]),
+        Demonstrations.of({"other": seen["state"], "picture": seen["picture"]}, shown.actions, [25, 40]),
+    ]
+    assert len({each.digest() for each in (shown, *others)}) == 7

@@ -385,6 +385,12 @@ def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monk
 
     own = bench(push_t, tmp_path, starts=7, block=3, rollouts=2)
     monkeypatch.setattr(push_t, "rollout_pusht", roll)
+    apart = [bench(push_t, tmp_path, starts=7, block=3, rollouts=n, apart=True) for n in (1, 2)]
+    one, two = (push_t.rolled(b, push_t.Pieces(tmp_path / "a", b.settings), None, "x") for b in apart)
+    assert np.array_equal(two["progress"][:, :1], one["progress"]), "a second round leaves the first as it is"
+    assert two["progress"].shape == (7, 2, own.horizon)
+    assert push_t.numbers_of(two)["clipped"] == 0.25
+    assert not np.array_equal(two["progress"][:, 0], two["progress"][:, 1])
     whole = push_t.rolled(own, push_t.Pieces(tmp_path / "whole", {}), None, "flow-best")
     pieces = push_t.Pieces(tmp_path / "cut", {})
     cut = stop_after(2, roll)
@@ -508,7 +514,10 @@ def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     config = PolicyConfig(**policy_model("i-r-nce", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
     asked = {}
     monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
+    flow = SimpleNamespace(model=SimpleNamespace(players={"proposal": SimpleNamespace(steps=64)}))
+    monkeypatch.setattr(push_t, "run_of", lambda policy: flow)
     push_t.acting(bench(push_t, tmp_path), SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
+    assert asked["ode"] == min(gradients, 64)
     assert asked["folder"] == tmp_path / "training" / "i-r-nce"
     assert asked["sampling"] == {**config.sampling, "evaluations": gradients}
     leapfrog = {500: 50, 100: 25, 50: 12}[gradients]
@@ -558,7 +567,11 @@ def test_kinds_are_rolled_out_apart_and_timed_later(tmp_path, monkeypatch):
     pieces = push_t.Pieces(tmp_path / "pieces", {})
     for kind in ("one", "g20"):
         own = bench(push_t, tmp_path, kinds=(kind,), timed=False, **options)
-        push_t.make(own, pieces, lambda: None, "i-r-nce", True)
+        untimed = push_t.make(own, pieces, lambda: None, "i-r-nce", True)
+        assert list(untimed) == [("i-r-nce", kind)]
+        rows = {row.metric for row in push_t.rows_of(own, untimed)}
+        assert f"maximum/i-r-nce/{kind}/200" in rows
+        assert f"ms_a_chunk/i-r-nce/{kind}" not in rows
     assert (len(rolled), timed, pieces.names()) == (4, [], [])
     assert {path.name for path in pieces.folder.iterdir()} == {"i-r-nce-one", "i-r-nce-g20"}
     push_t.make(bench(push_t, tmp_path, **options), pieces, lambda: None, "i-r-nce", True)

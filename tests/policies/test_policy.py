@@ -817,3 +817,40 @@ def test_gradients_that_are_too_few_for_a_move_are_refused_before_a_training():
     with pytest.raises(ConfigError, match="of 40 only 20 are the chain's, and one move of 'hmc' needs 51"):
         PolicyConfig(algorithm=4, kernel=chain, sampling=sampling)
     assert PolicyConfig(algorithm=4, kernel=chain, sampling=sampling | {"evaluations": 200}).algorithm == 4
+
+
+@pytest.mark.parametrize(
+    ("energy", "method"),
+    [
+        ({"name": "interpolant", "width": 8, "layers": 2, "steps": 16, "scored": 5}, "density"),
+        ({"name": "diffusion", "width": 8, "layers": 2, "steps": 16, "scored": 5}, "density"),
+        (
+            "conditional",
+            {"name": "ranking-nce", "proposal": {"name": "interpolant", "steps": 16, "scored": 5}},
+        ),
+    ],
+)
+def test_a_policy_solves_its_ode_in_as_many_steps_as_it_is_told(tmp_path, energy, method, monkeypatch):
+    config = {"context": 2, "prediction": 4, "execute": 2, "candidates": 2, "steps": 0}
+    fit_policy(shown(), energy, method, config, out=tmp_path / "run", steps=4, batch_size=16, seed=0)
+    seen, counted = {"place": torch.zeros(3, 2, 1), "goal": torch.ones(3, 2, 1)}, []
+    own = ms.proposals.ode.heun_step
+    monkeypatch.setattr(ms.proposals.ode, "heun_step", lambda *args: counted.append(1) or own(*args))
+    chunks = {}
+    for ode in (None, 16, 64, 3):
+        counted.clear()
+        policy = load_policy(tmp_path / "run", ode=ode, candidates=1, warm=0)
+        chunks[ode] = policy.predict_action_chunk(seen)
+        assert len(counted) == (16 if ode is None else ode)
+    assert torch.equal(chunks[None], chunks[16])
+    off = {ode: float((chunks[ode] - chunks[64]).abs().max()) for ode in (16, 3)}
+    assert 0 < off[16] < off[3], "Heun's error falls with the step"
+
+
+def test_a_model_without_an_ode_has_no_steps_of_one(tmp_path):
+    config = {"context": 2, "prediction": 4, "execute": 2, "candidates": 1, "steps": 0}
+    fit_policy(shown(), "regression", "density", config, out=tmp_path / "run", steps=2, batch_size=16, seed=0)
+    with pytest.raises(ConfigError, match=r"policy\.ode"):
+        load_policy(tmp_path / "run", ode=4)
+    with pytest.raises(ConfigError, match=r"policy\.ode"):
+        PolicyConfig(ode=0)

@@ -150,11 +150,18 @@ class Demonstrations:
         return self.ends - self.starts
 
     def digest(self) -> str:
-        """Sixteen hexadecimal digits of the sha256 of all arrays, by which one tells others."""
+        """Sixteen hexadecimal digits by which one tells others. Of real numbers they know four digits of two means
+        of each: the last bits of a cosine, which processors round as they like, make no other demonstrations.
+        """
         sha, parts = hashlib.sha256(), {**self.observations, "actions": self.actions, "ends": self.ends}
-        for name in sorted(parts):
-            sha.update(f"{name} {tuple(parts[name].shape)} {parts[name].dtype}".encode())
-            sha.update(parts[name].cpu().contiguous().numpy().tobytes())
+        for name, values in sorted((name, values.detach().cpu()) for name, values in parts.items()):
+            sha.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+            if values.is_floating_point():
+                rows, later = values.double().flatten(1), torch.linspace(0, 2, len(values)).double()
+                means = torch.cat([rows.mean(0), (later[:, None] * rows).mean(0)])
+                sha.update(" ".join(f"{value:.3e}" for value in means.tolist()).encode())
+            else:
+                sha.update(values.contiguous().numpy().tobytes())
         return sha.hexdigest()[:16]
 
     def some(self, episodes: Sequence[int] | Tensor) -> Demonstrations:

@@ -18,6 +18,7 @@ energy. They are kept `block` starts at a time, and a command that was stopped g
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from time import perf_counter
@@ -41,7 +42,7 @@ from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Arm, Task, acting_with, concerning, parameters, trained
+from .policy_arms import ARMS, Arm, Task, acting_with, concerning, parameters, run_of, trained
 from .push_t_figures import Found, draw, show
 from .trials import by_scale
 
@@ -54,12 +55,16 @@ CHOICES = (
     *("arms", "acts", "kinds", "timed", "gradients", "required"),
     *("seconds", "least", "ahead", "block", "pictures"),
 )
+EVERYWHERE: dict[str, Any] = {"options": {}, "sizes": {}, "acts": {}, "kinds": (), "timed": True}
+EVERYWHERE |= {"most_parameters": 3_400_000, "warmup": 200, "pretrain": 10_000}
+EVERYWHERE |= {"pictures": False, "centred": True}
+"""Settings of all scales."""
 DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
 RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")
 """Whom I-R-NCE is compared with, beside the flow."""
-TIMES = 5
-"""Chunks that are timed, the first of which may still be recorded."""
+TIMES, FIRST = 14, 7
+"""Chunks that are timed, and those before: short chains are recorded once some were asked for."""
 
 
 class Going:
@@ -118,20 +123,28 @@ def demonstrations(bench: Bench) -> Demonstrations:
 
 
 def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str, np.ndarray]:
-    """Every episode of one policy from all starts, `block` of them at a time, with a seed of their own."""
+    """Every episode of one policy from all starts, `block` of them at a time, with a seed of their own.
+
+    Where rollouts of a start are `apart` they come in rounds over all starts, so that others can be added later.
+    """
     starts = pusht_starts(bench.starts, bench.start_seed)
+    rounds = bench.rollouts if bench.apart else 1
 
-    def roll(rows: range) -> dict[str, np.ndarray]:
-        seed = derive(bench.seed, "rollouts", rows.start) % 2**31
+    def roll(rows: range, later: Sequence[int] = ()) -> dict[str, np.ndarray]:
+        seed = derive(bench.seed, "rollouts", rows.start, *later) % 2**31
         own = starts[rows.start : rows.stop]
-        options = {"rollouts": bench.rollouts, "steps": bench.horizon, "pictures": bench.pictures}
+        each = {"rollouts": bench.rollouts // rounds, "steps": bench.horizon, "pictures": bench.pictures}
         with precision(bench.precision, bench.device):
-            found = rollout_pusht(policy, own, seed=seed, **options)
+            found = rollout_pusht(policy, own, seed=seed, **each)
         costs = {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
-        each = {key: np.full(len(rows), value) for key, value in costs.items()}
-        return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **each}
+        every = {key: np.full((len(rows), 1), value) for key, value in costs.items()}
+        return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **every}
 
-    return pieces.blocks(name, bench.starts, bench.block, roll)
+    counts, made = ("rollouts",) if bench.apart else (), []
+    for later in [(k,) if k else () for k in range(rounds)]:
+        own, each = "/".join((name, *map(str, later))), partial(roll, later=later)
+        made.append(pieces.blocks(own, bench.starts, bench.block, each, counts=counts))
+    return {key: np.hstack([each[key] for each in made]) for key in made[0]}
 
 
 def numbers_of(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -142,12 +155,13 @@ def numbers_of(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     for h in found.horizons:
         numbers[f"maximum/{h}"] = list(mean_over_starts(found.best(h)))
         numbers[f"final/{h}"] = list(mean_over_starts(found.final(h)))
-    clipped = float(np.average(arrays["clipped"], weights=arrays["lengths"].sum(1)))
+    weights = arrays["lengths"].reshape(*arrays["clipped"].shape, -1).sum(-1)
+    clipped = float(np.average(arrays["clipped"], weights=weights))
     return {**numbers, "acting_ms": float(arrays["acting_ms"].mean()), "clipped": clipped}
 
 
 def chunk_ms(bench: Bench, policy: Policy) -> float:
-    """Milliseconds of one chunk in one environment, the median of some after the first."""
+    """Milliseconds of one chunk in one environment, the median of those after the first few."""
     start, times = pusht_starts(1, bench.start_seed), []
     seen = PushT(start, pictures=bench.pictures).reset()
     for k in range(TIMES):
@@ -155,18 +169,18 @@ def chunk_ms(bench: Bench, policy: Policy) -> float:
         begun = perf_counter()
         policy.select_action(seen)
         times.append(1e3 * (perf_counter() - begun))
-    return float(np.median(times[1:]))
+    return float(np.median(times[FIRST:]))
 
 
 def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
-    """How an arm acts: by the best of ℓ draws, by one, I-R-NCE by fewer gradients; `kinds` may name some."""
+    """How an arm acts: by the best of ℓ draws, by one, I-R-NCE by less work; `kinds` may name some."""
     alone = arm in (*BASELINES, "cloning") or (arm in DENSITIES and not bench.ranked_densities)
     kinds = ("one",) if alone else ("best", "one", *(shorter(bench) if arm == "i-r-nce" else ()))
     return tuple(kind for kind in kinds if not bench.kinds or kind in bench.kinds)
 
 
 def shorter(bench: Bench) -> tuple[str, ...]:
-    """Kinds with fewer gradients."""
+    """Kinds with fewer gradients, and no more steps of the proposal's ODE than gradients."""
     return tuple(f"g{n}" for n in bench.gradients)
 
 
@@ -177,6 +191,7 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
     if kind.startswith("g"):
         gradients, kernel = int(kind[1:]), changed.get("kernel", config.kernel)
         changed["sampling"] |= {"evaluations": gradients}
+        changed["ode"] = min(gradients, run_of(policy).model.players["proposal"].steps)
         if kernel is not None and "leapfrog" in kernel:  # so that a move still fits
             kernel = {**kernel, "leapfrog": max(1, min(kernel["leapfrog"], gradients // 4))}
         changed["kernel"] = kernel
@@ -186,32 +201,34 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
     return acting_with(policy, candidates=1) if kind == "one" else policy
 
 
-def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> None:
-    """The training of one arm, and its rollouts where they can be made."""
+def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> Found:
+    """The training of one arm, and its rollouts where they can be made; those that are not timed yet."""
     kinds = kinds_of(bench, arm)
     missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
-    shows = arm not in BASELINES and (not bench.kinds or "best" in bench.kinds)
+    shows = arm not in BASELINES and ("best" in bench.kinds if bench.kinds else bench.timed)
     drawn = not shows or (bench.folder / f"table-6-{arm}.png").is_file()
     if not (missing or (rolls and not drawn)) or (arm in BASELINES and not rolls):
-        return
+        return {}
     policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task(), arm)
     if policy is None or not rolls:
-        return
-    learned = arm not in BASELINES
+        return {}
+    learned, untimed = arm not in BASELINES, {}
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
         acts, name = acting(bench, policy, arm, kind) if learned else policy, f"{arm}-{kind}"
         arrays = rolled(bench, pieces, acts, name)
         numbers = numbers_of(arrays)
         if learned:
-            if not bench.timed:
-                continue  # what was rolled out is kept
+            if not bench.timed:  # what was rolled out is kept in its blocks
+                untimed[arm, kind] = Piece(name, numbers | own, arrays)
+                continue
             numbers["chunk_ms"] = chunk_ms(bench, acts)
         pieces.finish(name, numbers | own, arrays)
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
     if shows:
         show(bench, arm, acting(bench, policy, arm, "best"))
+    return untimed
 
 
 def body(bench: Bench) -> list[Row]:
@@ -238,9 +255,9 @@ def body(bench: Bench) -> list[Row]:
         sizes = replace(PUSH_T, **bench.sizes)
         return Task(demonstrations(bench), PolicyConfig(candidates=bench.candidates), sizes)
 
-    for arm in bench.arms if bench.kinds else (*BASELINES, *bench.arms):
-        make(bench, pieces(arm), partial(task), arm, rolls)
     found: Found = {}
+    for arm in bench.arms if bench.kinds else (*BASELINES, *bench.arms):
+        found |= make(bench, pieces(arm), partial(task), arm, rolls)
     for name in pieces("").names():
         arm, _, kind = name.rpartition("-")
         piece = pieces(arm).find(name)
@@ -323,18 +340,7 @@ EXPERIMENT = Experiment(
     title="Policies that push a T to its place: energies and diffusions from human demonstrations (Tables 6, 7)",
     paper="Singh, Tu, Sindhwani, TMLR 2024, Section 7.4 and Appendix B.4",
     scales=by_scale(
-        {
-            "most_parameters": 3_400_000,
-            "warmup": 200,
-            "options": {},
-            "sizes": {},
-            "pretrain": 10_000,
-            "pictures": False,
-            "centred": True,
-            "acts": {},
-            "kinds": (),
-            "timed": True,
-        },
+        EVERYWHERE,
         rate=(3e-3, 1e-3, 1e-3),
         precision=("32-true", "32-true", "tf32"),
         ema=(0.99, 0.999, 0.999),
@@ -354,8 +360,9 @@ EXPERIMENT = Experiment(
         ),
         gradients=((), (), (500, 250, 100, 50)),
         starts=(32, 64, 256),
-        block=(32, 64, 64),
+        block=(32, 64, 256),
         rollouts=(1, 2, 4),
+        apart=(False, False, True),
         horizon=(200, 300, 300),
         candidates=(4, 8, 8),
         ranked_densities=(False, False, True),

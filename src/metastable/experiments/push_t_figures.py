@@ -17,15 +17,20 @@ from .pieces import Piece
 
 SHOWN = 4
 """Starts that are drawn."""
+TICKS = [first * 10**k for k in range(5) for first in (1, 2, 5)]
+"""Milliseconds that are named."""
 Found = dict[tuple[str, str], Piece]
 """By arm, and how it acts: by the `best` of ℓ draws, by `one`, or by fewer gradients, such as `g100`."""
 
 
 def draw(bench: Bench, found: Found) -> None:
-    """Mean score over steps of every arm, and what it costs."""
+    """Mean score over steps of every arm, by `best` where it has that, and what every kind costs."""
+    first = [key for key in found if key[1] == "best" or (key[1] == "one" and (key[0], "best") not in found)]
     with picture(bench.folder / "scores.png", 6, 3.6) as axes:
-        for (arm, kind), piece in found.items():
-            score = np.maximum.accumulate(piece.arrays["progress"] / FULL, -1).clip(max=1).mean((0, 1))
+        for arm, kind in first:
+            score = (
+                np.maximum.accumulate(found[arm, kind].arrays["progress"] / FULL, -1).clip(max=1).mean((0, 1))
+            )
             axes.plot(np.arange(1, len(score) + 1), score, lw=1.2, label=f"{arm}, {kind}")
         axes.set(xlabel="step", ylabel="maximum of coverage/0.95 so far", ylim=(0, 1))
         if found:
@@ -50,6 +55,8 @@ def draw_costs(bench: Bench, timed: Found) -> None:
             for x, y, *_, kind in points:
                 axes.annotate(kind, (x, y), textcoords="offset points", xytext=(3, 3), fontsize=6)
         axes.set(xscale="log", xlabel="milliseconds of a chunk, one environment", ylabel="score", ylim=(0, 1))
+        ends = [piece.numbers["chunk_ms"] for piece in timed.values()]
+        axes.set_xticks([t for t in TICKS if min(ends) / 2.5 < t < 2.5 * max(ends)])
         axes.legend(fontsize=7)
 
 

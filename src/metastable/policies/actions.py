@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,10 +21,11 @@ from torch import Tensor, nn
 
 from metastable.core.configure import build_tagged
 from metastable.core.errors import InputError, require
-from metastable.core.protocols import Encoding, has_time, is_costly, provides
+from metastable.core.protocols import Encoding, StepwiseSolved, has_time, is_costly, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import Bound, Walkers, bind
 from metastable.core.units import Units
+from metastable.energies.normalised import AsEnergy
 from metastable.kernels import KERNELS, MALA, Kernel
 from metastable.kernels.adaptation import warm_up_each
 from metastable.methods import Density
@@ -31,6 +33,7 @@ from metastable.methods.conditional_chains import run_chains
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.methods.draw_pool import OnDensity
 from metastable.proposals.given import sample_given
+from metastable.runs.model import Model
 from metastable.runs.run import Run
 
 RANKS = ("energy", "network", "weights")
@@ -83,6 +86,7 @@ class RunActions:
             as the run was trained on them. None for MALA on v, and for what the run's own sampler takes.
         sampler_step: of the run's own sampler where it would look for one, from `settle`: what it found for one
             context would depend on those before.
+        ode: Heun steps of a flow or diffusion; None for those that it was trained with.
         options: of `Run.sample`, for algorithm 4.
     """
 
@@ -95,6 +99,7 @@ class RunActions:
         rank: str = "energy",
         kernel: Mapping[str, Any] | Kernel | None = None,
         sampler_step: float | None = None,
+        ode: int | None = None,
         **options: Any,
     ):
         if not run.conditional or len(run.event_shape) != 1:
@@ -108,7 +113,8 @@ class RunActions:
         self.kernel: Any = build_tagged(KERNELS, kernel, "policy.kernel") if named else kernel
         if algorithm == 4 and self.kernel is not None:
             options["kernel"] = self.kernel
-        self.run, self.model, self.options, self.algorithm = run, run.model, options, algorithm
+        self.run, self.options, self.algorithm = run, options, algorithm
+        self.model = run.model if ode is None else solved_in(run.model, ode)
         self.covariance, self.step_size, self.sampler_step = covariance, step_size, sampler_step
         self.free: dict[Hashable, tuple[FreeActions, Tensor]] = {}
         self.units = None if run.coordinates is None else run.coordinates.events
@@ -132,7 +138,7 @@ class RunActions:
         """By the run's own sampler."""
         fixed = self.tunes and self.sampler_step is not None
         own = {"kernel": MALA(self.sampler_step)} if fixed else {}  # pyright: ignore
-        return self.run.sample(n, given=contexts, seed=seed, **own, **self.options)
+        return self.model.given(contexts).sample(n, seed=seed, **own, **self.options)
 
     @torch.no_grad()
     def energy(self, x: Tensor, contexts: Tensor) -> Tensor:
@@ -271,6 +277,22 @@ class EncodedFreeActions(FreeActions):
         cut = code.shape[1] - self.frozen
         inner = code[:, :cut].unflatten(1, self.code_shape)
         return self.inner.score(self.chunks(v, code[:, cut:]), inner, t)  # pyright: ignore
+
+
+def solved_in(model: Model, steps: int) -> Model:
+    """The same model, the weights shared, its flow or diffusion solved in so many Heun steps."""
+
+    def part(found: Any) -> Any:
+        if isinstance(found, AsEnergy):
+            inner = part(found.proposal)
+            return found if inner is found.proposal else AsEnergy(inner)
+        return found.with_steps(steps, found.scored) if provides(found, StepwiseSolved) else found
+
+    players = {"energy": model.energy, **model.players}
+    solved = {name: part(player) for name, player in players.items()}
+    known = any(solved[name] is not players[name] for name in players)
+    require(known, "policy.ode", "left out for a model without a flow or diffusion", steps)
+    return replace(model, energy=solved["energy"], players=solved)
 
 
 def pooled_covariance(x: Tensor) -> Tensor:

@@ -73,6 +73,7 @@ class PolicyConfig:
         algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
         kernel: of the chains, a table; see `RunActions`.
         averaged: whether it acts by the averages of the weights, where training kept them (`ema=…`).
+        ode: Heun steps of a flow or diffusion that it draws from; None for those of its training. Fewer are faster.
         sampling: options of `Run.sample` for algorithm 4.
     """
 
@@ -88,12 +89,14 @@ class PolicyConfig:
     sampling: dict[str, Any] = field(default_factory=dict)
     kernel: dict[str, Any] | None = None
     averaged: bool = True
+    ode: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("context", "prediction", "execute", "candidates"):
             require_count(f"policy.{name}", vars(self)[name])
         for name in ("steps", "warm", "freeze"):
             require_count(f"policy.{name}", vars(self)[name], 0)
+        require_count("policy.ode", 1 if self.ode is None else self.ode)
         most = self.prediction - self.freeze
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
@@ -296,7 +299,8 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
     run = load_run(folder, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
     how = (config.algorithm, covariance, kept["step_size"], config.rank)
-    own = {"kernel": config.kernel, "sampler_step": kept.get("sampler_step"), **config.sampling}
+    found = {"sampler_step": kept.get("sampler_step"), "ode": config.ode}
+    own = {"kernel": config.kernel, **found, **config.sampling}
     model = RunActions(run.averaged() if config.averaged else run, *how, **own)
     policy = Policy(model, scaling, config, kept["seed"])
     policy.proposal = proposal
@@ -382,7 +386,7 @@ def policy_of(
     Where nothing is frozen and no chain of its own moves draws, there is nothing to settle.
     """
     config = config or PolicyConfig()
-    options = {"rank": config.rank, "kernel": config.kernel, **config.sampling}
+    options = {"rank": config.rank, "kernel": config.kernel, "ode": config.ode, **config.sampling}
     run = run.averaged() if config.averaged else run
     acting = RunActions(run, config.algorithm, **options)
     chains = config.steps > 0 and config.kernel is None

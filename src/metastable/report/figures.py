@@ -103,7 +103,8 @@ def style() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    look: Any = {**_STYLE, "axes.prop_cycle": cycler(color=palette)}
+    cycle = cycler(linestyle=["-", "--", ":"]) * cycler(color=palette)  # no two lines look the same
+    look: Any = {**_STYLE, "axes.prop_cycle": cycle}
     with matplotlib.rc_context(look):
         yield
 

@@ -345,6 +345,9 @@ def test_blocks_serve_another_number_of_paths_and_no_other_setting(tmp_path):
         found = pieces.blocks("a", n, 2, make, counts=("paths",))
         assert np.array_equal(found["x"], np.arange(n))
     assert made == [(0, 2), (2, 4), (4, 6)]
+    found = pieces.blocks("a", 9, 4, make, counts=("paths",))
+    assert np.array_equal(found["x"], np.arange(9))
+    assert made[3:] == [(6, 9)], "blocks of another size serve, too"
     with pytest.raises(InputError, match="seed = 0, now it is 1"):
         path_planning.Pieces(tmp_path, {"seed": 1, "paths": 2}).blocks("a", 2, 2, make, counts=("paths",))
 

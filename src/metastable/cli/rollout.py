@@ -28,6 +28,9 @@ def rollout(
     ] = 300,
     candidates: Annotated[int | None, typer.Option(help="Chunks of which the likeliest is taken.")] = None,
     chain: Annotated[int | None, typer.Option(help="Steps of the chain that moves the candidates.")] = None,
+    ode: Annotated[
+        int | None, typer.Option(help="Steps of a flow's or diffusion's ODE; fewer are faster.")
+    ] = None,
     rank: Annotated[str | None, typer.Option(help="What ranks them: energy, network or weights.")] = None,
     against: Annotated[
         Path | None,
@@ -49,7 +52,7 @@ def rollout(
 
     from .console import note, say
 
-    asked = {"candidates": candidates, "steps": chain, "rank": rank}
+    asked = {"candidates": candidates, "steps": chain, "ode": ode, "rank": rank}
     changed = {key: value for key, value in asked.items() if value is not None}
     require_count("rollouts", rollouts)
     require_count("films", films, 0)

@@ -92,16 +92,17 @@ class Pieces:
         """Arrays of n things, made `size` at a time and joined along `axis`; each block is kept when it is made.
 
         A command that was stopped goes on with the next block, so that `make` must depend on its range alone.
-        `finish` removes them, once the piece of this name is kept. Settings named in `counts` say how many things
-        there are: blocks of fewer or of more are the same ones.
+        `finish` removes them, once the piece of this name is kept. Blocks of another size serve, too. Settings
+        named in `counts` say how many things there are: blocks of fewer or of more are the same ones.
         """
         require_count("block", size)
         settings = {key: value for key, value in self.settings.items() if key not in counts}
-        own, made = Pieces(self.folder / name, settings), []
-        for first in range(0, n, size):
-            rows = range(first, min(first + size, n))
-            at = f"{rows.start}-{rows.stop}"
-            made.append((own.find(at) or own.keep(at, {}, make(rows))).arrays)
+        own, made, stop = Pieces(self.folder / name, settings), [], 0
+        while (first := stop) < n:
+            kept = sorted(int(path.stem.partition("-")[2]) for path in own.folder.glob(f"{first}-*.json"))
+            stop = next((end for end in reversed(kept) if end <= n), min(first + size, n))
+            at = f"{first}-{stop}"
+            made.append((own.find(at) or own.keep(at, {}, make(range(first, stop)))).arrays)
         return {key: np.concatenate([each[key] for each in made], axis) for key in made[0]}
 
     def finish(self, name: str, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> Piece:

@@ -490,3 +490,14 @@ def test_the_digest_knows_other_demonstrations_and_no_last_bits():
         Demonstrations.of({"other": seen["state"], "picture": seen["picture"]}, shown.actions, [25, 40]),
     ]
     assert len({each.digest() for each in (shown, *others)}) == 7
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_digests_of_numbers_about_zero_and_far_from_it(unit):
+    angle = torch.arange(400)[:, None] * (2 * torch.pi / 400)
+    turns = unit * torch.cat([angle.cos(), angle.sin(), torch.full_like(angle, 7.0)], 1)
+    again, seen = torch.nextafter(turns, torch.tensor(1e9)), {"a": torch.zeros(400, 1)}
+    assert Demonstrations.of(seen, turns, [400]).digest() == Demonstrations.of(seen, again, [400]).digest()
+    rng = torch.Generator().manual_seed(0)
+    far = [1e5 * unit + unit * k * torch.rand(400, 2, generator=rng) for k in (1, 1, 2)]
+    assert len({Demonstrations.of(seen, actions, [400]).digest() for actions in far}) == 3

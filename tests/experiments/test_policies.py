@@ -394,6 +394,12 @@ def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monk
     assert two["progress"].shape == (7, 2, own.horizon)
     assert push_t.numbers_of(two)["clipped"] == 0.25
     assert not np.array_equal(two["progress"][:, 0], two["progress"][:, 1])
+    first, second = (push_t.Pieces(tmp_path / "a", b.settings) for b in apart)
+    first.keep("x", {}, one)
+    assert first.find("x") is not None
+    assert second.find("x", push_t.counted(apart[1])) is None, "there is more to come"
+    with pytest.raises(InputError, match="rollouts = 1, now it is 2"):
+        second.find("x")
     whole = push_t.rolled(own, push_t.Pieces(tmp_path / "whole", {}), None, "flow-best")
     pieces = push_t.Pieces(tmp_path / "cut", {})
     cut = stop_after(2, roll)
@@ -521,6 +527,9 @@ def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     monkeypatch.setattr(push_t, "run_of", lambda policy: flow)
     push_t.acting(bench(push_t, tmp_path), SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
     assert asked["ode"] == min(gradients, 64)
+    fewer = bench(push_t, tmp_path, acts={"i-r-nce": {"ode": 8}})
+    push_t.acting(fewer, SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
+    assert asked["ode"] == 8
     assert asked["folder"] == tmp_path / "training" / "i-r-nce"
     assert asked["sampling"] == {**config.sampling, "evaluations": gradients}
     leapfrog = {500: 50, 100: 25, 50: 12}[gradients]

@@ -847,6 +847,18 @@ def test_a_policy_solves_its_ode_in_as_many_steps_as_it_is_told(tmp_path, energy
     assert 0 < off[16] < off[3], "Heun's error falls with the step"
 
 
+def test_an_energy_stands_on_a_flow_as_it_was_trained_however_that_acts(tmp_path):
+    flow = {"name": "interpolant", "width": 8, "layers": 2, "steps": 16, "scored": 5}
+    how = {"steps": 2, "batch_size": 16, "units": "none", "seed": 0}
+    fit_policy(shown(), flow, "density", PolicyConfig(2, 4, 2, 2, 0), out=tmp_path / "flow", **how)
+    below = load_policy(tmp_path / "flow", ode=2)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2}
+    acting = PolicyConfig(2, 4, 2, 2, 0, rank="network")
+    made = fit_policy(shown(), energy, "ranking-nce", acting, on=below, out=tmp_path / "energy", **how)
+    for policy in (made, load_policy(tmp_path / "energy")):
+        assert policy.model.model.players["proposal"].steps == 16
+
+
 def test_a_model_without_an_ode_has_no_steps_of_one(tmp_path):
     config = {"context": 2, "prediction": 4, "execute": 2, "candidates": 1, "steps": 0}
     fit_policy(shown(), "regression", "density", config, out=tmp_path / "run", steps=2, batch_size=16, seed=0)

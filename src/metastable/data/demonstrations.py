@@ -150,16 +150,14 @@ class Demonstrations:
         return self.ends - self.starts
 
     def digest(self) -> str:
-        """Sixteen hexadecimal digits by which one tells others. Of real numbers they know four digits of two means
-        of each: the last bits of a cosine, which processors round as they like, make no other demonstrations.
+        """Sixteen hexadecimal digits by which one tells others. Of real numbers they know some digits of the mean,
+        the spread and the course of each, neither single steps nor last bits, where processors differ.
         """
         sha, parts = hashlib.sha256(), {**self.observations, "actions": self.actions, "ends": self.ends}
         for name, values in sorted((name, values.detach().cpu()) for name, values in parts.items()):
             sha.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
             if values.is_floating_point():
-                rows, later = values.double().flatten(1), torch.linspace(0, 2, len(values)).double()
-                means = torch.cat([rows.mean(0), (later[:, None] * rows).mean(0)])
-                sha.update(" ".join(f"{value:.3e}" for value in means.tolist()).encode())
+                sha.update(_told(values.double().flatten(1)).encode())
             else:
                 sha.update(values.contiguous().numpy().tobytes())
         return sha.hexdigest()[:16]
@@ -303,3 +301,17 @@ def _ends(ends: Any, steps: int, name: str) -> Tensor:
             f"got {values.flatten()[:5].tolist()}{' …' if values.numel() > 5 else ''}"
         )
     return values
+
+
+def _told(rows: Tensor) -> str:
+    """Size, mean, spread and course of each column, to so many digits that their last bits do not matter."""
+    size = rows.square().mean(0).sqrt()
+    spread = (rows - rows.mean(0)).square().mean(0).sqrt()
+    spread = torch.where(spread > 1e-6 * size, spread, 0.0)  # of a number that stays: rounding
+    later = torch.linspace(-1, 1, len(rows), dtype=rows.dtype)[:, None]
+    course = (later * (rows - rows.mean(0))).mean(0) / spread.clamp(min=1e-300)
+    shares = torch.stack(
+        [1e3 * rows.mean(0) / size.clamp(min=1e-300), 1e3 * torch.where(spread > 0, course, 0.0)]
+    )
+    sizes = " ".join(f"{value:.2e}" for value in torch.cat([size, spread]).tolist())
+    return f"{sizes} {shares.round().long().tolist()}"

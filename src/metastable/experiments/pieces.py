@@ -52,8 +52,11 @@ class Pieces:
         """Of all that are there."""
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
-    def find(self, name: str) -> Piece | None:
-        """A piece that was made before; one of other settings is refused, and one that is damaged."""
+    def find(self, name: str, counts: Sequence[str] = ()) -> Piece | None:
+        """A piece that was made before; one of other settings is refused, and one that is damaged.
+
+        None where settings named in `counts` are others: its blocks are then a part of what is asked for.
+        """
         path = self.folder / f"{name}.json"
         if not path.is_file():
             return None
@@ -67,6 +70,8 @@ class Pieces:
                 piece = Piece(name, numbers, {key: stored[key] for key in stored.files})
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
             raise InputError(f"out: {path} or its arrays are damaged ({error}); remove it") from error
+        if any(settings.get(key) != self.settings.get(key) for key in counts):
+            return None
         refuse_other(path, settings, self.settings)
         return piece
 

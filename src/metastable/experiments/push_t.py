@@ -137,14 +137,22 @@ def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str,
         with precision(bench.precision, bench.device):
             found = rollout_pusht(policy, own, seed=seed, **each)
         costs = {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
-        every = {key: np.full((len(rows), 1), value) for key, value in costs.items()}
+        every = {key: np.full(len(rows), value) for key, value in costs.items()}
         return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **every}
 
-    counts, made = ("rollouts",) if bench.apart else (), []
+    made: list[dict[str, np.ndarray]] = []
     for later in [(k,) if k else () for k in range(rounds)]:
         own, each = "/".join((name, *map(str, later))), partial(roll, later=later)
-        made.append(pieces.blocks(own, bench.starts, bench.block, each, counts=counts))
-    return {key: np.hstack([each[key] for each in made]) for key in made[0]}
+        made.append(pieces.blocks(own, bench.starts, bench.block, each, counts=counted(bench)))
+    return {
+        key: np.hstack([each[key].reshape(bench.starts, -1, *each[key].shape[2:]) for each in made])
+        for key in made[0]
+    }
+
+
+def counted(bench: Bench) -> tuple[str, ...]:
+    """Settings of which more are the same and some."""
+    return ("rollouts",) if bench.apart else ()
 
 
 def numbers_of(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -191,7 +199,8 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
     if kind.startswith("g"):
         gradients, kernel = int(kind[1:]), changed.get("kernel", config.kernel)
         changed["sampling"] |= {"evaluations": gradients}
-        changed["ode"] = min(gradients, run_of(policy).model.players["proposal"].steps)
+        own = run_of(policy).model.players["proposal"].steps
+        changed["ode"] = min(gradients, changed.get("ode") or config.ode or own)
         if kernel is not None and "leapfrog" in kernel:  # so that a move still fits
             kernel = {**kernel, "leapfrog": max(1, min(kernel["leapfrog"], gradients // 4))}
         changed["kernel"] = kernel
@@ -204,7 +213,7 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
 def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> Found:
     """The training of one arm, and its rollouts where they can be made; those that are not timed yet."""
     kinds = kinds_of(bench, arm)
-    missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
+    missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}", counted(bench)) is None]
     shows = arm not in BASELINES and ("best" in bench.kinds if bench.kinds else bench.timed)
     drawn = not shows or (bench.folder / f"table-6-{arm}.png").is_file()
     if not (missing or (rolls and not drawn)) or (arm in BASELINES and not rolls):
@@ -223,7 +232,7 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
                 untimed[arm, kind] = Piece(name, numbers | own, arrays)
                 continue
             numbers["chunk_ms"] = chunk_ms(bench, acts)
-        pieces.finish(name, numbers | own, arrays)
+        (pieces.keep if bench.apart else pieces.finish)(name, numbers | own, arrays)  # blocks may be added to
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
     if shows:
@@ -260,7 +269,7 @@ def body(bench: Bench) -> list[Row]:
         found |= make(bench, pieces(arm), partial(task), arm, rolls)
     for name in pieces("").names():
         arm, _, kind = name.rpartition("-")
-        piece = pieces(arm).find(name)
+        piece = pieces(arm).find(name, counted(bench))
         found |= {} if piece is None else {(arm, kind): piece}
     draw(bench, found)
     return rows_of(bench, found)

@@ -10,13 +10,15 @@ from metastable.core.random import derive
 from metastable.policies.environments import FULL, pusht_starts
 from metastable.policies.films import films_pusht
 from metastable.policies.policy import Policy
-from metastable.report.figures import picture
+from metastable.report.figures import palette, picture
 
 from .base import Bench
 from .pieces import Piece
 
 SHOWN = 4
 """Starts that are drawn."""
+STYLES = ("-", "--", ":")
+"""Of lines of the same colour."""
 TICKS = [first * 10**k for k in range(5) for first in (1, 2, 5)]
 """Milliseconds that are named."""
 Found = dict[tuple[str, str], Piece]
@@ -27,11 +29,17 @@ def draw(bench: Bench, found: Found) -> None:
     """Mean score over steps of every arm, by `best` where it has that, and what every kind costs."""
     first = [key for key in found if key[1] == "best" or (key[1] == "one" and (key[0], "best") not in found)]
     with picture(bench.folder / "scores.png", 6, 3.6) as axes:
-        for arm, kind in first:
+        for k, (arm, kind) in enumerate(first):
             score = (
                 np.maximum.accumulate(found[arm, kind].arrays["progress"] / FULL, -1).clip(max=1).mean((0, 1))
             )
-            axes.plot(np.arange(1, len(score) + 1), score, lw=1.2, label=f"{arm}, {kind}")
+            axes.plot(
+                np.arange(1, len(score) + 1),
+                score,
+                STYLES[k // len(palette) % len(STYLES)],
+                lw=1.2,
+                label=f"{arm}, {kind}",
+            )
         axes.set(xlabel="step", ylabel="maximum of coverage/0.95 so far", ylim=(0, 1))
         if found:
             axes.legend(fontsize=7)
@@ -56,7 +64,8 @@ def draw_costs(bench: Bench, timed: Found) -> None:
                 axes.annotate(kind, (x, y), textcoords="offset points", xytext=(3, 3), fontsize=6)
         axes.set(xscale="log", xlabel="milliseconds of a chunk, one environment", ylabel="score", ylim=(0, 1))
         ends = [piece.numbers["chunk_ms"] for piece in timed.values()]
-        axes.set_xticks([t for t in TICKS if min(ends) / 2.5 < t < 2.5 * max(ends)])
+        ticks = [t for t in TICKS if min(ends) / 2.5 < t < 2.5 * max(ends)]
+        axes.set_xticks(ticks or axes.get_xticks())
         axes.legend(fontsize=7)
 
 

@@ -86,7 +86,8 @@ class RunActions:
             as the run was trained on them. None for MALA on v, and for what the run's own sampler takes.
         sampler_step: of the run's own sampler where it would look for one, from `settle`: what it found for one
             context would depend on those before.
-        ode: Heun steps of a flow or diffusion; None for those that it was trained with.
+        ode: Heun steps of a flow or diffusion that draws; None for those that it was trained with. Densities below
+            an energy on its proposal keep theirs.
         options: of `Run.sample`, for algorithm 4.
     """
 
@@ -291,7 +292,7 @@ def solved_in(model: Model, steps: int) -> Model:
     players = {"energy": model.energy, **model.players}
     solved = {name: part(player) for name, player in players.items()}
     known = any(solved[name] is not players[name] for name in players)
-    require(known, "policy.ode", "left out for a model without a flow or diffusion", steps)
+    require(known, "policy.ode", "left out for a model whose draws solve no ODE", steps)
     return replace(model, energy=solved["energy"], players=solved)
 
 

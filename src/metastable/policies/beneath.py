@@ -33,5 +33,5 @@ def flow_of(model: ActionModel, own: Scaling, scaling: Scaling) -> tuple[nn.Modu
             "on: must be trained on demonstrations of the same ranges, by which numbers are scaled, with "
             f"observations in the same order, {', '.join(own.names)}; give the same"
         )
-    learned: Any = model.model.energy
+    learned: Any = model.run.model.energy  # as it was trained, however it acts
     return learned.proposal, dict(model.run.config["energy"])

@@ -103,8 +103,7 @@ def style() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    cycle = cycler(linestyle=["-", "--", ":"]) * cycler(color=palette)  # no two lines look the same
-    look: Any = {**_STYLE, "axes.prop_cycle": cycle}
+    look: Any = {**_STYLE, "axes.prop_cycle": cycler(color=palette)}
     with matplotlib.rc_context(look):
         yield
 

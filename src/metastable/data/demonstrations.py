@@ -305,13 +305,11 @@ def _ends(ends: Any, steps: int, name: str) -> Tensor:
 
 def _told(rows: Tensor) -> str:
     """Size, mean, spread and course of each column, to so many digits that their last bits do not matter."""
-    size = rows.square().mean(0).sqrt()
-    spread = (rows - rows.mean(0)).square().mean(0).sqrt()
+    size, mean = rows.square().mean(0).sqrt(), rows.mean(0)
+    spread = (rows - mean).square().mean(0).sqrt()
     spread = torch.where(spread > 1e-6 * size, spread, 0.0)  # of a number that stays: rounding
     later = torch.linspace(-1, 1, len(rows), dtype=rows.dtype)[:, None]
-    course = (later * (rows - rows.mean(0))).mean(0) / spread.clamp(min=1e-300)
-    shares = torch.stack(
-        [1e3 * rows.mean(0) / size.clamp(min=1e-300), 1e3 * torch.where(spread > 0, course, 0.0)]
-    )
+    course = torch.where(spread > 0, (later * (rows - mean)).mean(0) / spread.clamp(min=1e-300), 0.0)
+    shares = 1e3 * torch.stack([mean / size.clamp(min=1e-300), course])
     sizes = " ".join(f"{value:.2e}" for value in torch.cat([size, spread]).tolist())
     return f"{sizes} {shares.round().long().tolist()}"

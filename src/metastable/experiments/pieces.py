@@ -104,8 +104,8 @@ class Pieces:
         settings = {key: value for key, value in self.settings.items() if key not in counts}
         own, made, stop = Pieces(self.folder / name, settings), [], 0
         while (first := stop) < n:
-            kept = sorted(int(path.stem.partition("-")[2]) for path in own.folder.glob(f"{first}-*.json"))
-            stop = next((end for end in reversed(kept) if end <= n), min(first + size, n))
+            kept = (int(path.stem.partition("-")[2]) for path in own.folder.glob(f"{first}-*.json"))
+            stop = max((end for end in kept if end <= n), default=min(first + size, n))
             at = f"{first}-{stop}"
             made.append((own.find(at) or own.keep(at, {}, make(range(first, stop)))).arrays)
         return {key: np.concatenate([each[key] for each in made], axis) for key in made[0]}

@@ -199,8 +199,8 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
     if kind.startswith("g"):
         gradients, kernel = int(kind[1:]), changed.get("kernel", config.kernel)
         changed["sampling"] |= {"evaluations": gradients}
-        own = run_of(policy).model.players["proposal"].steps
-        changed["ode"] = min(gradients, changed.get("ode") or config.ode or own)
+        steps = run_of(policy).model.players["proposal"].steps
+        changed["ode"] = min(gradients, changed.get("ode") or config.ode or steps)
         if kernel is not None and "leapfrog" in kernel:  # so that a move still fits
             kernel = {**kernel, "leapfrog": max(1, min(kernel["leapfrog"], gradients // 4))}
         changed["kernel"] = kernel

@@ -354,6 +354,14 @@ def test_blocks_serve_another_number_of_paths_and_no_other_setting(tmp_path):
 
 def test_two_worlds_are_drawn_and_one_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="worlds"):
+def test_arrays_of_a_piece_of_other_counts_are_not_read(tmp_path):
+    path_planning.Pieces(tmp_path, {"seed": 0, "paths": 2}).keep("a", {}, {"x": np.arange(2)})
+    (tmp_path / "a.npz").unlink()
+    assert path_planning.Pieces(tmp_path, {"seed": 0, "paths": 6}).find("a", ("paths",)) is None
+    with pytest.raises(InputError, match="or its arrays are damaged"):
+        path_planning.Pieces(tmp_path, {"seed": 0, "paths": 2}).find("a", ("paths",))
+
+
         path_planning.body(bench(path_planning, tmp_path, arms=(), **PATHS | {"worlds": 1}))
     rows = path_planning.body(bench(path_planning, tmp_path, arms=(), **PATHS | {"worlds": 2}))
     assert (tmp_path / "table-3.png").is_file()

@@ -12,7 +12,7 @@ import torch
 from scipy.io import savemat
 
 from metastable.core.errors import ConfigError, DivergenceError, InputError, MissingDependencyError
-from metastable.data import Demonstrations
+from metastable.data import Demonstrations, load_episodes
 from metastable.experiments import lasa, path_planning, policy_arms, push_t
 from metastable.experiments.base import Bench, changed
 from metastable.experiments.pieces import Piece
@@ -125,16 +125,18 @@ def test_smoke_walks_in_the_worlds_it_was_shown_and_larger_scales_in_the_test_wo
 def test_demonstrations_that_are_half_written_are_not_found(tmp_path, monkeypatch):
     own = bench(path_planning, tmp_path, **PATHS)
 
-    def stopped(path, **arrays):
-        path.write_bytes(b"half")
+    def stopped(file, **arrays):
+        file.write(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(path_planning.np, "savez_compressed", stopped)
+        patch.setattr(np, "savez_compressed", stopped)
         with pytest.raises(KeyboardInterrupt):
             path_planning.demonstrations(own)
     made = path_planning.demonstrations(own)
     assert path_planning.demonstrations(own).digest() == made.digest()
+    found = load_episodes(tmp_path / "demonstrations.npz")
+    assert (found.noisy, found.space) == (made.noisy, made.space)
     assert [path.name for path in tmp_path.iterdir()] == ["demonstrations.npz"]
 
 
@@ -352,8 +354,6 @@ def test_blocks_serve_another_number_of_paths_and_no_other_setting(tmp_path):
         path_planning.Pieces(tmp_path, {"seed": 1, "paths": 2}).blocks("a", 2, 2, make, counts=("paths",))
 
 
-def test_two_worlds_are_drawn_and_one_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="worlds"):
 def test_arrays_of_a_piece_of_other_counts_are_not_read(tmp_path):
     path_planning.Pieces(tmp_path, {"seed": 0, "paths": 2}).keep("a", {}, {"x": np.arange(2)})
     (tmp_path / "a.npz").unlink()
@@ -362,6 +362,8 @@ def test_arrays_of_a_piece_of_other_counts_are_not_read(tmp_path):
         path_planning.Pieces(tmp_path, {"seed": 0, "paths": 2}).find("a", ("paths",))
 
 
+def test_two_worlds_are_drawn_and_one_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="worlds"):
         path_planning.body(bench(path_planning, tmp_path, arms=(), **PATHS | {"worlds": 1}))
     rows = path_planning.body(bench(path_planning, tmp_path, arms=(), **PATHS | {"worlds": 2}))
     assert (tmp_path / "table-3.png").is_file()

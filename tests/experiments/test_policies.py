@@ -532,15 +532,14 @@ def test_nothing_is_said_of_steps_that_were_not_taken(tmp_path):
 def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     config = PolicyConfig(**policy_model("i-r-nce", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
     asked = {}
-    monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
+    policy = SimpleNamespace(config=config, acting=lambda **options: asked.update(options))
     flow = SimpleNamespace(model=SimpleNamespace(players={"proposal": SimpleNamespace(steps=64)}))
     monkeypatch.setattr(push_t, "run_of", lambda policy: flow)
-    push_t.acting(bench(push_t, tmp_path), SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
+    push_t.acting(bench(push_t, tmp_path), policy, "i-r-nce", f"g{gradients}")
     assert asked["ode"] == min(gradients, 64)
     fewer = bench(push_t, tmp_path, acts={"i-r-nce": {"ode": 8}})
-    push_t.acting(fewer, SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
+    push_t.acting(fewer, policy, "i-r-nce", f"g{gradients}")
     assert asked["ode"] == 8
-    assert asked["folder"] == tmp_path / "training" / "i-r-nce"
     assert asked["sampling"] == {**config.sampling, "evaluations": gradients}
     leapfrog = {500: 50, 100: 25, 50: 12}[gradients]
     assert asked["kernel"] == {**config.kernel, "leapfrog": leapfrog}
@@ -549,15 +548,13 @@ def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     assert config.kernel["leapfrog"] == 50
 
 
-def test_what_acts_says_stands_in_the_place_of_what_was_saved(tmp_path, monkeypatch):
+def test_what_acts_says_stands_in_the_place_of_what_was_saved(tmp_path):
     config = PolicyConfig(**policy_model("i-r-nce-2", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
-    asked, policy = {}, SimpleNamespace(config=config)
-    monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
+    asked = {}
+    policy = SimpleNamespace(config=config, acting=lambda **options: asked.update(options))
     own = bench(push_t, tmp_path, acts={"i-r-nce-2": {"kernel": None, "sampling": {"eta": 0.1}}})
     push_t.acting(own, policy, "i-r-nce-2", "best")
-    assert asked["folder"] == tmp_path / "training" / "i-r-nce"
-    assert (asked["kernel"], asked["sampling"]) == (None, {**config.sampling, "eta": 0.1})
-    assert (asked["algorithm"], asked["steps"]) == (2, config.steps), "the rest is the arm's own"
+    assert asked == {"kernel": None, "sampling": {**config.sampling, "eta": 0.1}}, "the rest is the arm's own"
     assert push_t.acting(own, policy, "i-r-nce", "best") is policy
     with pytest.raises(InputError, match="acts: unknown value 'nobody'"):
         push_t.body(bench(push_t, tmp_path, acts={"nobody": {}}))

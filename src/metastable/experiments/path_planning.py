@@ -51,7 +51,7 @@ from metastable.policies.rollouts import Acting
 from .base import Bench, Experiment, Row
 from .path_planning_figures import SHOWN, draw
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Task, acting_with, parameters, trained
+from .policy_arms import ARMS, Task, parameters, trained
 from .trials import by_scale
 
 PAPER_COLLISIONS = {
@@ -203,7 +203,7 @@ def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], 
     learned = arm not in BASELINES
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
-        acts = acting_with(policy, candidates=1) if learned and kind == "one" else policy
+        acts = policy.acting(candidates=1) if learned and kind == "one" else policy
         walks = frames.walking(acts) if learned else acts
         numbers, arrays = judged(worlds, walked(bench, pieces, walks, worlds, arm, kind))
         pieces.finish(f"{arm}-{kind}", numbers | own, arrays)

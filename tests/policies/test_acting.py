@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from metastable.core import ConfigError
+from metastable.core import ConfigError, InputError
 from metastable.core.random import generator
 from metastable.data import Demonstrations, Scaling
 from metastable.kernels import ULA
 from metastable.policies import Policy, PolicyConfig, RunActions, fit_policy, load_policy
+from metastable.training.checkpoints import CheckpointStore
 
 FLOW = {"name": "interpolant", "field": "residual", "width": 8, "layers": 3, "steps": 4, "scored": 3}
 TIMED = {"name": "conditional", "width": 8, "depth": 2, "time": True}
@@ -106,6 +107,61 @@ def test_a_kernel_that_is_no_table_stays(folder):
     assert Policy(own.model, own.scaling, replace(CHAIN, kernel=table)).model is own.model
     with pytest.raises(ConfigError, match=r"policy\.kernel: must be ULA"):
         Policy(own.model, own.scaling, replace(CHAIN, kernel={"name": "mala"}))
+
+
+EXPORTED = [("flow", {}), ("flow", {"averaged": False}), ("standing", {"rank": "network"}), ("stages", {})]
+
+
+@pytest.mark.parametrize(("name", "changed"), EXPORTED)
+def test_an_exported_policy_acts_to_the_bit_and_holds_its_weights_alone(folder, tmp_path, name, changed):
+    policy = load_policy(folder / name, **changed)
+    at = policy.export(tmp_path / "lean")
+    again = load_policy(at)
+    assert (again.config, again.seed, again.proposal) == (policy.config, policy.seed, policy.proposal)
+    for _ in range(3):
+        assert torch.equal(again.predict_action_chunk(SEEN), policy.predict_action_chunk(SEEN))
+    assert (again.model.run.steps, again.model.run.history) == (3, policy.model.run.history)
+    held = CheckpointStore(at / "checkpoints").load()
+    assert (set(held.weights), held.state) == (set(policy.model.run.players), {"method": {}})
+    faster = {"ode": 2, "candidates": 1, "warm": 0}
+    chunks = [made.acting(**faster).predict_action_chunk(SEEN) for made in (again, policy)]
+    assert torch.equal(*chunks)
+    other = not policy.config.averaged
+    for ask in (lambda: load_policy(at, averaged=other), lambda: again.acting(averaged=other)):
+        with pytest.raises(ConfigError, match=rf"policy\.averaged: must be {not other}, as .* exported"):
+            ask()
+    assert torch.equal(
+        load_policy(again.export(tmp_path / "twice")).predict_action_chunk(SEEN),
+        load_policy(at).predict_action_chunk(SEEN),
+    )
+
+
+def test_what_was_exported_is_not_trained_on_and_takes_no_other_place(folder, tmp_path):
+    at = load_policy(folder / "flow").export(tmp_path / "lean")
+    before = {path: path.read_bytes() for path in at.rglob("*") if path.is_file()}
+    config = PolicyConfig(1, 2, 1, 3, 0, 0)
+    with pytest.raises(
+        InputError, match=r"resume: .*lean holds exported weights alone; go on where they were"
+    ):
+        fit_policy(shown(), FLOW, "density", config, out=at, resume=True, **{**HOW, "steps": 5})
+    with pytest.raises(InputError, match="already holds a run"):
+        load_policy(folder / "flow").export(at)
+    assert {path: path.read_bytes() for path in at.rglob("*") if path.is_file()} == before
+    flow = load_policy(at)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2}
+    assert fit_policy(shown(), energy, STANDING, config, on=flow, **HOW).model.run.steps == 3
+
+
+@pytest.mark.parametrize("method", ["ranking-nce", "ibc"])
+def test_a_policy_that_was_kept_in_memory_can_be_exported(tmp_path, method):
+    how = {"steps": 2, "batch_size": 8}
+    policy = fit_policy(shown(), None, {"name": method}, CHAIN, **how)
+    with pytest.raises(InputError, match="only that of a run with a folder can be saved"):
+        policy.save()
+    again = load_policy(policy.export(tmp_path / "lean"))
+    assert torch.equal(again.predict_action_chunk(SEEN), policy.predict_action_chunk(SEEN))
+    with pytest.raises(InputError, match="only that of a run can be exported"):
+        Policy(Still(), policy.scaling, CHAIN).export(tmp_path / "still")
 
 
 class Still:

@@ -85,7 +85,9 @@ class PolicyConfig:
 
 
 def weights_of(run: Run, averaged: bool) -> Run:
-    """The run with the weights to act by."""
+    """The run with the weights to act by; one that was exported has no others."""
+    only = run.config.get("exported", averaged)
+    require(averaged == only, "policy.averaged", f"{only}, as the weights that were exported", averaged)
     return run.averaged() if averaged else run.unaveraged or run
 
 

@@ -27,6 +27,7 @@ from metastable.methods.conditional_sampling import best_of
 from metastable.methods.ranked import Ranked
 from metastable.proposals.continuous import ContinuousFlow
 from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, write_json
+from metastable.runs.load import export_run
 from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
 
@@ -217,11 +218,25 @@ class Policy:
         model = self.model
         if not isinstance(model, RunActions) or model.run.folder is None:
             raise InputError("policy: only that of a run with a folder can be saved; fit with out='…'")
+        return self._write(model, model.run.folder)
+
+    def export(self, folder: str | Path) -> Path:
+        """Write what it takes to act into a new folder, from where `load_policy` reads it.
+
+        Of the weights it holds those that the policy acts by, and nothing that a training would go on from: a
+        quarter and less of what the folder of a training takes.
+        """
+        model = self.model
+        if not isinstance(model, RunActions):
+            raise InputError("policy: only that of a run can be exported")
+        return self._write(model, export_run(model.run, folder, self.config.averaged)).parent
+
+    def _write(self, model: RunActions, folder: Path) -> Path:
         covariance = None if model.covariance is None else model.covariance.tolist()
         kept = {"covariance": covariance, "step_size": model.step_size, "scaling": self.scaling.as_json()}
         own = {"proposal": self.proposal, "sampler_step": model.sampler_step}
         kept |= {key: value for key, value in own.items() if value is not None}
-        path = model.run.folder / FILE
+        path = folder / FILE
         write_json(path, {"version": __version__, "seed": self.seed, "policy": asdict(self.config), **kept})
         return path
 

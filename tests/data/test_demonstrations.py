@@ -22,6 +22,7 @@ from metastable.data import (
     load_lasa,
     load_lerobot,
     load_pusht,
+    save_episodes,
 )
 from metastable.data.demonstration_files import pusht_corners
 from metastable.training.batches import Batches
@@ -240,6 +241,45 @@ def test_an_npz_file(tmp_path):
     np.savez(file, actions=np.arange(6.0))
     with pytest.raises(InputError, match="must hold an array 'episode_ends'"):
         load_episodes(file)
+
+
+def test_what_demonstrations_say_of_themselves_is_kept_in_their_file(tmp_path):
+    rng = np.random.default_rng(0)
+    seen = {"tool": 1e6 + rng.normal(size=(6, 2)), "goal": rng.normal(size=(6, 2)), "force": np.arange(6.0)}
+    pictures = {"view": np.arange(6 * 48, dtype=np.uint8).reshape(6, 3, 4, 4)}
+    kinds = {"noisy": ("tool",), "space": ("tool", "goal"), "relative": "tool"}
+    shown = Demonstrations.of(seen | pictures, seen["tool"] + seen["goal"], [2, 6], **kinds)
+    file = save_episodes(tmp_path / "mine.npz", shown)
+    found = load_episodes(file)
+    assert {key: vars(found)[key] for key in kinds} == kinds
+    assert found.digest() == shown.digest()
+    for key, value in shown.observations.items():
+        assert torch.equal(found.observations[key], value)
+    assert torch.equal(found.actions, shown.actions)
+    assert found.actions.dtype == torch.float64, "a difference keeps its digits"
+    part = load_episodes(file, ["goal", "force"])
+    assert (part.noisy, part.space, part.relative) == ((), ("goal",), "")
+    none = Demonstrations.of(seen, seen["goal"], noisy=())
+    assert load_episodes(save_episodes(tmp_path / "none.npz", none)).noisy == ()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["mine.npz", "none.npz"]
+
+
+def test_an_observation_may_be_called_as_what_is_said_of_others(tmp_path):
+    file, x = tmp_path / "mine.npz", np.arange(4.0)
+    np.savez(file, space=x, tool=x, actions=x, ends=[4], relative="tool", noisy=["tool"])
+    found = load_episodes(file)
+    assert list(found.observations) == ["space", "tool"]
+    assert (found.noisy, found.space, found.relative) == (("tool",), (), "tool")
+    with pytest.raises(
+        ConfigError, match=r"observations: must be named as nothing else in the file is, got \['space'\]"
+    ):
+        save_episodes(file, found)
+    for names, words in {"tol": "no array 'tol'", ("tool", "far"): "relative: must be one name"}.items():
+        np.savez(file, tool=x, far=x, actions=x, ends=[4], relative=names)
+        with pytest.raises(InputError, match=words):
+            load_episodes(file)
+    np.savez(file, tool=x, actions=x, ends=[4])
+    assert load_episodes(file).noisy == ("tool",), "as files without them always were"
 
 
 def test_a_folder_of_episodes(tmp_path):

@@ -12,7 +12,7 @@ import torch
 from scipy.io import savemat
 
 from metastable.core.errors import ConfigError, DivergenceError, InputError, MissingDependencyError
-from metastable.data import Demonstrations
+from metastable.data import Demonstrations, load_episodes
 from metastable.experiments import lasa, path_planning, policy_arms, push_t
 from metastable.experiments.base import Bench, changed
 from metastable.experiments.pieces import Piece
@@ -125,16 +125,18 @@ def test_smoke_walks_in_the_worlds_it_was_shown_and_larger_scales_in_the_test_wo
 def test_demonstrations_that_are_half_written_are_not_found(tmp_path, monkeypatch):
     own = bench(path_planning, tmp_path, **PATHS)
 
-    def stopped(path, **arrays):
-        path.write_bytes(b"half")
+    def stopped(file, **arrays):
+        file.write(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(path_planning.np, "savez_compressed", stopped)
+        patch.setattr(np, "savez_compressed", stopped)
         with pytest.raises(KeyboardInterrupt):
             path_planning.demonstrations(own)
     made = path_planning.demonstrations(own)
     assert path_planning.demonstrations(own).digest() == made.digest()
+    found = load_episodes(tmp_path / "demonstrations.npz")
+    assert (found.noisy, found.space) == (made.noisy, made.space)
     assert [path.name for path in tmp_path.iterdir()] == ["demonstrations.npz"]
 
 
@@ -352,6 +354,14 @@ def test_blocks_serve_another_number_of_paths_and_no_other_setting(tmp_path):
         path_planning.Pieces(tmp_path, {"seed": 1, "paths": 2}).blocks("a", 2, 2, make, counts=("paths",))
 
 
+def test_arrays_of_a_piece_of_other_counts_are_not_read(tmp_path):
+    path_planning.Pieces(tmp_path, {"seed": 0, "paths": 2}).keep("a", {}, {"x": np.arange(2)})
+    (tmp_path / "a.npz").unlink()
+    assert path_planning.Pieces(tmp_path, {"seed": 0, "paths": 6}).find("a", ("paths",)) is None
+    with pytest.raises(InputError, match="or its arrays are damaged"):
+        path_planning.Pieces(tmp_path, {"seed": 0, "paths": 2}).find("a", ("paths",))
+
+
 def test_two_worlds_are_drawn_and_one_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="worlds"):
         path_planning.body(bench(path_planning, tmp_path, arms=(), **PATHS | {"worlds": 1}))
@@ -522,15 +532,14 @@ def test_nothing_is_said_of_steps_that_were_not_taken(tmp_path):
 def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     config = PolicyConfig(**policy_model("i-r-nce", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
     asked = {}
-    monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
+    policy = SimpleNamespace(config=config, acting=lambda **options: asked.update(options))
     flow = SimpleNamespace(model=SimpleNamespace(players={"proposal": SimpleNamespace(steps=64)}))
     monkeypatch.setattr(push_t, "run_of", lambda policy: flow)
-    push_t.acting(bench(push_t, tmp_path), SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
+    push_t.acting(bench(push_t, tmp_path), policy, "i-r-nce", f"g{gradients}")
     assert asked["ode"] == min(gradients, 64)
     fewer = bench(push_t, tmp_path, acts={"i-r-nce": {"ode": 8}})
-    push_t.acting(fewer, SimpleNamespace(config=config), "i-r-nce", f"g{gradients}")
+    push_t.acting(fewer, policy, "i-r-nce", f"g{gradients}")
     assert asked["ode"] == 8
-    assert asked["folder"] == tmp_path / "training" / "i-r-nce"
     assert asked["sampling"] == {**config.sampling, "evaluations": gradients}
     leapfrog = {500: 50, 100: 25, 50: 12}[gradients]
     assert asked["kernel"] == {**config.kernel, "leapfrog": leapfrog}
@@ -539,15 +548,13 @@ def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     assert config.kernel["leapfrog"] == 50
 
 
-def test_what_acts_says_stands_in_the_place_of_what_was_saved(tmp_path, monkeypatch):
+def test_what_acts_says_stands_in_the_place_of_what_was_saved(tmp_path):
     config = PolicyConfig(**policy_model("i-r-nce-2", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
-    asked, policy = {}, SimpleNamespace(config=config)
-    monkeypatch.setattr(push_t, "load_policy", lambda folder, **options: asked.update(options, folder=folder))
+    asked = {}
+    policy = SimpleNamespace(config=config, acting=lambda **options: asked.update(options))
     own = bench(push_t, tmp_path, acts={"i-r-nce-2": {"kernel": None, "sampling": {"eta": 0.1}}})
     push_t.acting(own, policy, "i-r-nce-2", "best")
-    assert asked["folder"] == tmp_path / "training" / "i-r-nce"
-    assert (asked["kernel"], asked["sampling"]) == (None, {**config.sampling, "eta": 0.1})
-    assert (asked["algorithm"], asked["steps"]) == (2, config.steps), "the rest is the arm's own"
+    assert asked == {"kernel": None, "sampling": {**config.sampling, "eta": 0.1}}, "the rest is the arm's own"
     assert push_t.acting(own, policy, "i-r-nce", "best") is policy
     with pytest.raises(InputError, match="acts: unknown value 'nobody'"):
         push_t.body(bench(push_t, tmp_path, acts={"nobody": {}}))

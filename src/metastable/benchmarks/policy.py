@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ def run(
                 )
             if name == "i-r-nce" and gpu:
                 rows += [shorter(policy, count, rounds, seed) for count in evaluations]
-                compiled = acting_with(policy, seed, engine="compile")
+                compiled = policy.acting(sampling={**policy.config.sampling, "engine": "compile"})
                 rows.append(
                     Row(f"ms_a_chunk/{name}/{kind}/compiled", milliseconds(compiled, 1, rounds, seed))
                 )
@@ -91,20 +90,10 @@ def run(
 
 def shorter(policy: Policy, evaluations: int, rounds: int, seed: int) -> Row:
     """The same policy with fewer gradients for a chunk."""
-    assert isinstance(policy.model, RunActions)
-    kernel = policy.model.options["kernel"]
-    fewer = replace(kernel, leapfrog=min(kernel.leapfrog, max(1, evaluations // 4)))
-    made = acting_with(policy, seed, evaluations=evaluations, kernel=fewer)
+    kernel: Any = policy.config.kernel
+    fewer = {**kernel, "leapfrog": min(kernel["leapfrog"], max(1, evaluations // 4))}
+    made = policy.acting(sampling={**policy.config.sampling, "evaluations": evaluations}, kernel=fewer)
     return Row(f"ms_a_chunk/i-r-nce/evaluations={evaluations}", milliseconds(made, 1, rounds, seed))
-
-
-def acting_with(policy: Policy, seed: int, **options: Any) -> Policy:
-    """The same policy, sampled with other options."""
-    model = policy.model
-    assert isinstance(model, RunActions)
-    return Policy(
-        RunActions(model.run, 4, **{**model.options, **options}), policy.scaling, policy.config, seed
-    )
 
 
 def observed(B: int, seed: int) -> dict[str, torch.Tensor]:
@@ -125,9 +114,7 @@ def new_policy(name: str, sizes: Sizes, device: str, seed: int) -> Policy:
     run = fit(
         model.energy, shown.windows().dataset(scaling), model.method, seed=seed, evaluate=False, **options
     )
-    config = replace(config, **model.acting)
-    how: dict[str, Any] = {"kernel": config.kernel, **config.sampling}
-    return Policy(RunActions(run, config.algorithm, **how), scaling, config, seed)
+    return Policy(RunActions(run), scaling, config, seed).acting(**model.acting)
 
 
 def milliseconds(policy: Policy, B: int, rounds: int, seed: int) -> float:

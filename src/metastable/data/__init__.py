@@ -3,7 +3,14 @@
 from .arrays import Dataset, load_array, load_images
 from .checks import check_data, check_labels
 from .conditional_toy import CONDITIONAL_TOY_SETS, ConditionalToySet, conditional_toy_set
-from .demonstration_files import load_episodes, load_lasa, load_lerobot, load_pusht, pusht_observation
+from .demonstration_files import (
+    load_episodes,
+    load_lasa,
+    load_lerobot,
+    load_pusht,
+    pusht_observation,
+    save_episodes,
+)
 from .demonstrations import Demonstrations, Scaling, Windows
 from .image_files import IMAGE_SETS, ImageSet
 from .images import Images, open_images
@@ -34,5 +41,6 @@ __all__ = [
     "load_pusht",
     "open_images",
     "pusht_observation",
+    "save_episodes",
     "toy_set",
 ]

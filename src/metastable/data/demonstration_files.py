@@ -22,12 +22,17 @@ from .demonstrations import Demonstrations
 
 ACTIONS, ENDS = ("actions", "action"), ("episode_ends", "ends")
 """What the arrays of actions and of ends are called, the first that is there."""
+KINDS = ("noisy", "space", "relative")
+"""Arrays of text that name observations, see `Demonstrations`; of numbers, they are observations themselves."""
 TEE = ((-60, 30), (60, 30), (60, 0), (-60, 0), (-15, 30), (-15, 120), (15, 120), (15, 30))
 """Corners of Push-T's block: of its bar, then of its stem, in pixels from the point that its position names."""
 
 
 def load_episodes(path: str | Path, observations: Sequence[str] | None = None) -> Demonstrations:
     """Demonstrations from an `.npz` file: `actions`, `episode_ends`, and arrays of observations by any name.
+
+    Arrays of text called `noisy`, `space` and `relative` name observations, as `Demonstrations.of` takes them, of
+    which those count that are taken. `save_episodes` writes such a file.
 
     Args:
         path: the file, or a folder of such files, taken in the order of their names; there a file without
@@ -49,12 +54,32 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     actions = _first(arrays, ACTIONS, path)
     whole = alone and not any(name in arrays for name in ENDS)
     ends = None if whole else _first(arrays, ENDS, path)
+    texts = {key: arrays.pop(key) for key in KINDS if key in arrays and arrays[key].dtype.kind == "U"}
+    told = {key: [name for name in map(str, names.ravel()) if name] for key, names in texts.items()}
     chosen = _names(observations, [key for key in arrays if key not in (actions, ends)])
-    for key in chosen:
+    for key in (*chosen, *(name for names in told.values() for name in names)):
         if key not in arrays:
             raise InputError(f"{path.name}: no array {key!r}{nearest(key, arrays)}")
     seen = {key: arrays[key] for key in chosen}
-    return Demonstrations.of(seen, arrays[actions], None if ends is None else arrays[ends], path.name)
+    kinds: dict[str, Any] = {key: [name for name in names if name in seen] for key, names in told.items()}
+    origin = kinds.pop("relative", [])
+    require(len(origin) < 2, f"{path.name}: relative", "one name", origin)
+    stops = None if ends is None else arrays[ends]
+    return Demonstrations.of(seen, arrays[actions], stops, path.name, **kinds, relative="".join(origin))
+
+
+def save_episodes(path: str | Path, demonstrations: Demonstrations) -> Path:
+    """Write demonstrations as an `.npz` file from which `load_episodes` reads the same, whole or not at all."""
+    path, shown = Path(path).expanduser(), demonstrations
+    taken = {"file", "allow_pickle", ACTIONS[0], ENDS[0], *KINDS} & set(shown.observations)
+    require(not taken, f"{path.name}: observations", "named as nothing else in the file is", sorted(taken))
+    arrays = {ACTIONS[0]: shown.actions, ENDS[0]: shown.ends, **shown.observations}
+    held = {key: value.cpu().numpy() for key, value in arrays.items()}
+    held |= {key: np.array(vars(shown)[key], dtype=str) for key in KINDS}
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        np.savez_compressed(file, **held)  # pyright: ignore
+    return partial.replace(path)
 
 
 def load_pusht(

@@ -35,7 +35,7 @@ from metastable.policies.rollouts import Acting
 from metastable.report.figures import DATA, MODEL, picture
 
 from .base import Bench, Experiment, Row
-from .policy_arms import Task, acting_with, trained
+from .policy_arms import Task, trained
 from .trials import by_scale
 
 FOLDER = "METASTABLE_LASA"
@@ -106,7 +106,7 @@ def learned(bench: Bench, shape: str, task: str, paths: Tensor, arm: str) -> Any
     config = PolicyConfig(candidates=bench.candidates)
     policy = trained(own, Task(demonstrations_of(paths, shape), config, PATHS), arm)
     ranked = arm == "on-flow"
-    return policy if policy is None or ranked else acting_with(policy, candidates=1)
+    return policy if policy is None or ranked else policy.acting(candidates=1)
 
 
 def reconstructed(bench: Bench, shape: str, paths: Tensor) -> tuple[list[Row], Written]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from metastable.core.errors import require_choice, require_count
 from metastable.core.precision import precision
 from metastable.core.random import derive
-from metastable.data.demonstration_files import load_episodes
+from metastable.data.demonstration_files import load_episodes, save_episodes
 from metastable.data.demonstrations import Demonstrations
 from metastable.policies import path_frames as frames
 from metastable.policies.intervals import Interval, paired_difference
@@ -51,7 +51,7 @@ from metastable.policies.rollouts import Acting
 from .base import Bench, Experiment, Row
 from .path_planning_figures import SHOWN, draw
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Task, acting_with, parameters, trained
+from .policy_arms import ARMS, Task, parameters, trained
 from .trials import by_scale
 
 PAPER_COLLISIONS = {
@@ -125,11 +125,8 @@ def demonstrations(bench: Bench) -> Demonstrations:
     path = bench.folder / "demonstrations.npz"
     if path.is_file():
         kept = load_episodes(path)
-        seen = {
-            "noisy": (frames.PLACE if bench.centred else "place",),
-            "space": frames.space_of(kept.observations),
-        }
-        return replace(kept, **seen)
+        noisy = (frames.PLACE if bench.centred else "place",)  # files from before they said so
+        return replace(kept, noisy=noisy, space=frames.space_of(kept.observations))
     seed = derive(bench.seed, "demonstrations") % 2**31
     settings: dict[str, Any] = {key: bench.settings[key] for key in ("every", "refine", "within")}
     shown = path_demonstrations(bench.train_worlds, bench.planned, seed, **settings, device=bench.device)
@@ -137,10 +134,7 @@ def demonstrations(bench: Bench) -> Demonstrations:
         shown = frames.with_mirrored(shown)
     if bench.centred:
         shown = frames.centred(shown, bench.sight, bench.networks == "paper" or None)
-    ends, arrays = shown.ends.numpy(), {key: x.numpy() for key, x in shown.observations.items()}
-    part = path.with_suffix(".part.npz")  # so that what is found is whole
-    np.savez_compressed(part, actions=shown.actions.numpy(), episode_ends=ends, **arrays)  # pyright: ignore
-    part.replace(path)
+    save_episodes(path, shown)
     return shown
 
 
@@ -209,7 +203,7 @@ def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], 
     learned = arm not in BASELINES
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
-        acts = acting_with(policy, candidates=1) if learned and kind == "one" else policy
+        acts = policy.acting(candidates=1) if learned and kind == "one" else policy
         walks = frames.walking(acts) if learned else acts
         numbers, arrays = judged(worlds, walked(bench, pieces, walks, worlds, arm, kind))
         pieces.finish(f"{arm}-{kind}", numbers | own, arrays)

@@ -62,16 +62,16 @@ class Pieces:
             return None
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
-            content = path.with_suffix(".npz").read_bytes()
             numbers, settings = kept["numbers"], kept["settings"]
+            if any(settings.get(key) != self.settings.get(key) for key in counts):
+                return None
+            content = path.with_suffix(".npz").read_bytes()
             if kept.get("sha256") not in (None, sha_of(numbers, content)):  # None: from before there was one
                 raise ValueError("it is not as it was written")
             with np.load(BytesIO(content), allow_pickle=False) as stored:
                 piece = Piece(name, numbers, {key: stored[key] for key in stored.files})
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
             raise InputError(f"out: {path} or its arrays are damaged ({error}); remove it") from error
-        if any(settings.get(key) != self.settings.get(key) for key in counts):
-            return None
         refuse_other(path, settings, self.settings)
         return piece
 

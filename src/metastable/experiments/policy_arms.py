@@ -234,11 +234,11 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
 
 def sampled_otherwise(bench: Bench, task: Task | partial[Task], arm: Arm) -> Policy | None:
     """The training of another arm, acting by the settings of this one's model."""
-    if trained(bench, task, arm.of) is None:
+    policy = trained(bench, task, arm.of)
+    if policy is None:
         return None
     acting = model_of(bench, task if isinstance(task, Task) else task(), arm).acting
-    own = {"algorithm": 2, "kernel": None, "sampling": {}, **acting}
-    return load_policy(bench.folder / "training" / arm.of, device=bench.device, **own)
+    return policy.acting(**{"algorithm": 2, "kernel": None, "sampling": {}, **acting})
 
 
 def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None) -> Policy:
@@ -290,8 +290,3 @@ def parameters(policy: Policy) -> int:
     stays = isinstance(method, Ranked) and not (method.train_proposal or method.pretrain)
     players = [player for name, player in run.players.items() if not (stays and name == "proposal")]
     return sum({id(p): p.numel() for player in players for p in player.parameters()}.values())
-
-
-def acting_with(policy: Policy, **changes: Any) -> Policy:
-    """The same policy, acting by other settings."""
-    return Policy(policy.model, policy.scaling, replace(policy.config, **changes), policy.seed)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
 from typing import Any
@@ -36,13 +36,13 @@ from metastable.data.demonstrations import Demonstrations
 from metastable.policies.environments import PushT, pusht_pictures, pusht_starts
 from metastable.policies.intervals import Interval, mean_over_starts, paired_difference
 from metastable.policies.models import PUSH_T
-from metastable.policies.policy import Policy, PolicyConfig, load_policy
+from metastable.policies.policy import Policy, PolicyConfig
 from metastable.policies.rollouts import HORIZONS, Acting, Rollouts, rollout_pusht
 from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Arm, Task, acting_with, concerning, parameters, run_of, trained
+from .policy_arms import ARMS, Arm, Task, concerning, parameters, run_of, trained
 from .push_t_figures import Found, draw, show
 from .trials import by_scale
 
@@ -205,9 +205,8 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
             kernel = {**kernel, "leapfrog": max(1, min(kernel["leapfrog"], gradients // 4))}
         changed["kernel"] = kernel
     if asked or kind.startswith("g"):
-        own = {**asdict(config), **changed}
-        policy = load_policy(bench.folder / "training" / (ARMS[arm].of or arm), device=bench.device, **own)
-    return acting_with(policy, candidates=1) if kind == "one" else policy
+        policy = policy.acting(**changed)
+    return policy.acting(candidates=1) if kind == "one" else policy
 
 
 def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> Found:

@@ -110,6 +110,13 @@ class RunActions:
         rule = "'energy', or 'weights' or 'network' for an energy on its proposal"
         require(rank == "energy" or (rank in RANKS and stands), "rank", rule, rank)
         self.rank = rank
+        self.how = {
+            "rank": rank,
+            "algorithm": algorithm,
+            "kernel": kernel,
+            "ode": ode,
+            "sampling": {**options},
+        }
         named = isinstance(kernel, Mapping)
         self.kernel: Any = build_tagged(KERNELS, kernel, "policy.kernel") if named else kernel
         if algorithm == 4 and self.kernel is not None:
@@ -124,6 +131,12 @@ class RunActions:
         self.time = None if self.density or not has_time(self.model.energy) else 1.0
         known = stands or self.density or {"kernel", "eta", "tune"} & set(options)
         self.tunes = algorithm == 4 and not known
+
+    def acting(self, run: Run, **changed: Any) -> RunActions:
+        """A run by others of the settings `how`, with what was settled."""
+        how: dict[str, Any] = {**self.how, **changed}
+        found = {name: vars(self)[name] for name in ("covariance", "step_size", "sampler_step")}
+        return RunActions(run, **found, **how.pop("sampling"), **how)
 
     @torch.no_grad()
     def draw(self, contexts: Tensor, n: int, seed: int) -> Tensor:

@@ -6,7 +6,7 @@ import json
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,24 @@ from torch import Tensor
 from metastable._version import __version__
 from metastable.api import fit, load_run
 from metastable.core.capture import CaptureError
-from metastable.core.configure import build, build_tagged
-from metastable.core.errors import InputError, require, require_choice, require_count
+from metastable.core.configure import build
+from metastable.core.errors import InputError, require
 from metastable.core.random import derive, generator
 from metastable.core.waiting import unwatched
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
-from metastable.kernels import KERNELS
 from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
-from metastable.methods.conditional_sampling import best_of, split_evaluations
+from metastable.methods.conditional_sampling import best_of
 from metastable.methods.ranked import Ranked
 from metastable.proposals.continuous import ContinuousFlow
 from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, write_json
+from metastable.runs.load import export_run
 from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
 
-from .actions import RANKS, ActionModel, RunActions
+from .actions import ActionModel, RunActions
 from .beneath import coarser, flow_of
+from .config import OF_RUNS, PolicyConfig, actions_of, refuse_others, weights_of
 
 FILE = "policy.json"
 FLOW = {"name": "interpolant", "steps": 64, "scored": 33}
@@ -55,72 +56,6 @@ def _is_square(rows: Any) -> bool:
     return right and all(NUMBER[1](value) for row in rows for value in row)
 
 
-@dataclass(frozen=True)
-class PolicyConfig:
-    """How a policy acts.
-
-    Attributes:
-        context: N_ctx, observations that it sees.
-        prediction: N_pred, actions of a chunk.
-        execute: of which so many are carried out before the next chunk.
-        candidates: ℓ, chunks that are drawn, of which that of lowest energy is taken; 1 takes a draw as it is.
-        steps: of the chain that moves them on the energy; 0 ranks the proposal's own draws. A density has no chain.
-        warm: how many of the chains start from what is left of the last chunk.
-        freeze: actions of the last chunk that the next one begins with, so that the two join.
-        rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`; or `weights`: one is drawn by
-            how much likelier it is than the proposal says, so that for many candidates it is a draw of the energy,
-            at the cost of no density; no chain moves them then.
-        algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
-        kernel: of the chains, a table; see `RunActions`.
-        averaged: whether it acts by the averages of the weights, where training kept them (`ema=…`).
-        ode: Heun steps of a flow or diffusion that it draws from; None for those of its training. Fewer are faster.
-        sampling: options of `Run.sample` for algorithm 4.
-    """
-
-    context: int = 2
-    prediction: int = 16
-    execute: int = 8
-    candidates: int = 8
-    steps: int = 50
-    warm: int = 1
-    freeze: int = 0
-    rank: str = "energy"
-    algorithm: int = 2
-    sampling: dict[str, Any] = field(default_factory=dict)
-    kernel: dict[str, Any] | None = None
-    averaged: bool = True
-    ode: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("context", "prediction", "execute", "candidates"):
-            require_count(f"policy.{name}", vars(self)[name])
-        for name in ("steps", "warm", "freeze"):
-            require_count(f"policy.{name}", vars(self)[name], 0)
-        require_count("policy.ode", 1 if self.ode is None else self.ode)
-        most = self.prediction - self.freeze
-        rule = f"at most prediction − freeze = {most}"
-        require(self.execute <= most, "policy.execute", rule, self.execute)
-        require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
-        require_choice("policy.rank", self.rank, RANKS)
-        require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
-        # refused now, not when a training has ended
-        kernel = None if self.kernel is None else build_tagged(KERNELS, self.kernel, "policy.kernel")
-        if self.algorithm == 4 and {"evaluations", "t_low"} <= set(self.sampling):
-            split_evaluations(self.sampling["evaluations"], self.sampling["t_low"], kernel)
-        whole = self.kernel is not None and self.steps > 0
-        require(
-            not (whole and self.freeze),
-            "policy.freeze",
-            "0 with a kernel, which moves whole chunks",
-            self.freeze,
-        )
-
-    @property
-    def warmed(self) -> int:
-        """Candidates that go on from the last chunk; one draw at least is a new one."""
-        return min(self.warm, self.candidates - 1)
-
-
 class Policy:
     """Acts in any number of environments at once, in step with one another.
 
@@ -130,7 +65,7 @@ class Policy:
     Args:
         model: of chunks given contexts; `RunActions(run)` is the one of a run.
         scaling: of the demonstrations that it was trained on.
-        config: how it acts.
+        config: how it acts; what of it is the model's of a run must be as that has it, see `acting`.
         seed: of everything random, until `reset` is given another.
 
     >>> import numpy as np
@@ -146,9 +81,25 @@ class Policy:
         self, model: ActionModel, scaling: Scaling, config: PolicyConfig | None = None, seed: int = 0
     ):
         self.model, self.scaling, self.config = model, scaling, config or PolicyConfig()
+        if isinstance(model, RunActions):
+            refuse_others(model, self.config)
         self.proposal: dict[str, Any] | None = None  # the table of one that was learned before
         self.records = True  # until something could not be recorded
         self.reset(seed)
+
+    def acting(self, **changed: Any) -> Policy:
+        """The same policy by other settings of `PolicyConfig`, weights shared; it begins as after `reset`."""
+        config, model = build(PolicyConfig, {**vars(self.config), **changed}, "policy"), self.model
+        own = {name: vars(config)[name] for name in OF_RUNS if name in changed}
+        if isinstance(model, RunActions):
+            run = weights_of(model.run, config.averaged)
+            model = model.acting(run, **own) if own or run is not model.run else model
+        else:
+            theirs = sorted({*OF_RUNS[1:], "averaged"} & set(changed))
+            require(not theirs, "changed", "settings of the policy alone, as its model is no run's", theirs)
+        policy = Policy(model, self.scaling, config, self.seed)
+        policy.proposal = self.proposal
+        return policy
 
     def reset(self, seed: int | None = None) -> None:
         """Forget what was seen and planned: a new episode begins, in every environment."""
@@ -267,11 +218,25 @@ class Policy:
         model = self.model
         if not isinstance(model, RunActions) or model.run.folder is None:
             raise InputError("policy: only that of a run with a folder can be saved; fit with out='…'")
+        return self._write(model, model.run.folder)
+
+    def export(self, folder: str | Path) -> Path:
+        """Write what it takes to act into a new folder, from where `load_policy` reads it.
+
+        Of the weights it holds those that the policy acts by, and nothing that a training would go on from: a
+        quarter and less of what the folder of a training takes.
+        """
+        model = self.model
+        if not isinstance(model, RunActions):
+            raise InputError("policy: only that of a run can be exported")
+        return self._write(model, export_run(model.run, folder, self.config.averaged)).parent
+
+    def _write(self, model: RunActions, folder: Path) -> Path:
         covariance = None if model.covariance is None else model.covariance.tolist()
         kept = {"covariance": covariance, "step_size": model.step_size, "scaling": self.scaling.as_json()}
         own = {"proposal": self.proposal, "sampler_step": model.sampler_step}
         kept |= {key: value for key, value in own.items() if value is not None}
-        path = model.run.folder / FILE
+        path = folder / FILE
         write_json(path, {"version": __version__, "seed": self.seed, "policy": asdict(self.config), **kept})
         return path
 
@@ -298,11 +263,8 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
     method = None if proposal is None else _method_with(Path(folder), proposal)
     run = load_run(folder, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
-    how = (config.algorithm, covariance, kept["step_size"], config.rank)
-    found = {"sampler_step": kept.get("sampler_step"), "ode": config.ode}
-    own = {"kernel": config.kernel, **found, **config.sampling}
-    model = RunActions(run.averaged() if config.averaged else run, *how, **own)
-    policy = Policy(model, scaling, config, kept["seed"])
+    found = {"step_size": kept["step_size"], "sampler_step": kept.get("sampler_step")}
+    policy = Policy(actions_of(run, config, covariance=covariance, **found), scaling, config, kept["seed"])
     policy.proposal = proposal
     return policy
 
@@ -386,9 +348,7 @@ def policy_of(
     Where nothing is frozen and no chain of its own moves draws, there is nothing to settle.
     """
     config = config or PolicyConfig()
-    options = {"rank": config.rank, "kernel": config.kernel, "ode": config.ode, **config.sampling}
-    run = run.averaged() if config.averaged else run
-    acting = RunActions(run, config.algorithm, **options)
+    acting = actions_of(run, config)
     chains = config.steps > 0 and config.kernel is None
     if chains or config.freeze or acting.tunes:
         acting = acting.settle(contexts, seed, chains)

@@ -40,5 +40,5 @@ def averaged_run(run: Any) -> Any:
     players = averaged_players(run.inside or run.players, run.averages)
     log_z = run.log_partition if is_normalised(players["energy"]) else None
     unknown = {"walkers": None, "scores": {}, "modes": None, "contexts": None, "ema": None, "averages": {}}
-    kept = {"inside": {}, "coordinates": None, "log_partition": log_z}
+    kept = {"inside": {}, "coordinates": None, "log_partition": log_z, "unaveraged": run}
     return replace(run, energy=players["energy"], players=players, **unknown, **kept).outward(run.coordinates)

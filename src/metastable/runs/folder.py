@@ -38,6 +38,8 @@ def check_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
         if not resume:
             raise InputError(f"out: {folder} already holds a run; give --resume to go on, or another folder")
         before = read_config(folder)
+        if "exported" in before:
+            raise InputError(f"resume: {folder} holds exported weights alone; go on where they were trained")
         for key in ("seed", "data", "method", "energy", "held_out", "units"):
             then = before.get(key, "none" if key == "units" else None)
             same = (

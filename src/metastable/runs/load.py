@@ -1,4 +1,7 @@
-"""Reading a run back: its modules, its method and its chains, as they were at its newest good checkpoint."""
+"""Reading a run back: its modules, its method and its chains, as they were at its newest good checkpoint.
+
+`export_run` writes one for that, without what a training would go on from.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,21 @@ from metastable.methods import Context, Method
 from metastable.training.checkpoints import CheckpointStore, on_device
 from metastable.training.engine import Engine
 from metastable.training.players import averages_in
+from metastable.training.records import line_of
 from metastable.walkers.space import space_of
 
 from .averages import averaged_players
 from .chains import Chains
-from .folder import read_config, read_history, reading, require_run_folder, trainer_again
+from .folder import (
+    check_folder,
+    read_config,
+    read_history,
+    reading,
+    require_run_folder,
+    seal_files,
+    trainer_again,
+    write_json,
+)
 from .resolve import built, power_of, reloaded, resolve_method
 from .rows import as_seen, training_rows
 from .run import Run
@@ -60,6 +73,23 @@ def read_run(
         ema=averaged_players(context.players, averages)["energy"] if averages else None,
     )
     return run.outward(coordinates)
+
+
+def export_run(run: Run, folder: str | Path, averaged: bool) -> Path:
+    """Write settings, log and weights of a conditional run into a new folder, which can be read and not resumed.
+
+    Its settings say whether the weights are `averaged`. Optimisers, other weights and draws in a pool are left out.
+    """
+    folder, config = Path(folder), {**run.config, "run": identity(run.config), "exported": averaged}
+    check_folder(folder, config, resume=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: player.state_dict() for name, player in (run.inside or run.players).items()}
+    store = CheckpointStore(folder / "checkpoints", run=config["run"])
+    store.save(run.steps if run.kept is None else run.kept, weights, {"method": {}})
+    (folder / "metrics.jsonl").write_text("".join(map(line_of, run.history)))
+    write_json(folder / "config.json", config)
+    seal_files(folder, config, "config.json", "metrics.jsonl")
+    return folder
 
 
 def load_chains(run: Run, train: Dataset) -> Chains:

@@ -48,6 +48,7 @@ class Run:
         folder: where it is on disk, if anywhere.
         ema: the averaged energy, where one was asked for. log Z belongs to `energy`, not to it.
         averages: the averaged weights of every player that learned, by name; `averaged()` is the run with these.
+        unaveraged: of a run by `averaged()`, the one that training left.
         players: every module of the run by name: the energy, and what the method trained or kept beside it.
         trained_with: the method itself, with its settings.
         contexts: of a conditional run, log Z with its error for a few contexts.
@@ -89,6 +90,7 @@ class Run:
     coordinates: Coordinates | None = None
     inside: dict[str, nn.Module] = field(default_factory=dict)
     averages: dict[str, Any] = field(default_factory=dict)
+    unaveraged: Run | None = None
 
     def averaged(self) -> Run:
         """The run with the averages of its weights in every player (`ema=…`); the same run where there are none."""

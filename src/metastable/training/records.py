@@ -228,7 +228,7 @@ def read_jsonl(path: Path) -> list[Row]:
     return rows
 
 
-def _line(row: Row) -> str:
+def line_of(row: Row) -> str:
     """A row of the metrics file. Values that are not finite become null, which JSON can say."""
     return json.dumps({k: (v if math.isfinite(v) else None) for k, v in row.items()}) + "\n"
 
@@ -251,7 +251,7 @@ class Recorder:
         """Append one row."""
         self.history.append(row)
         if self.path is not None:
-            line = _line(row)
+            line = line_of(row)
             with self.path.open("a") as file:
                 file.write(line)
             self._sha.update(line.encode())
@@ -268,7 +268,7 @@ class Recorder:
         if self.path is not None:
             kept, self.history = self.history, []
             partial = self.path.with_suffix(".partial")
-            text = "".join(map(_line, kept))
+            text = "".join(map(line_of, kept))
             partial.write_text(text)
             partial.replace(self.path)
             self._sha = hashlib.sha256(text.encode())

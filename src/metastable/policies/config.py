@@ -1,0 +1,118 @@
+"""How a policy acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from metastable.core.configure import build_tagged
+from metastable.core.errors import require, require_choice, require_count
+from metastable.kernels import KERNELS
+from metastable.methods.conditional_sampling import split_evaluations
+from metastable.runs.run import Run
+
+from .actions import RANKS, RunActions
+
+OF_RUNS = ("rank", "algorithm", "kernel", "ode", "sampling")
+"""Settings that the model of a run acts by; `averaged` says by which weights."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """How a policy acts.
+
+    Attributes:
+        context: N_ctx, observations that it sees.
+        prediction: N_pred, actions of a chunk.
+        execute: of which so many are carried out before the next chunk.
+        candidates: ℓ, chunks that are drawn, of which that of lowest energy is taken; 1 takes a draw as it is.
+        steps: of the chain that moves them on the energy; 0 ranks the proposal's own draws. A density has no chain.
+        warm: how many of the chains start from what is left of the last chunk.
+        freeze: actions of the last chunk that the next one begins with, so that the two join.
+        rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`; or `weights`: one is drawn by
+            how much likelier it is than the proposal says, so that for many candidates it is a draw of the energy,
+            at the cost of no density; no chain moves them then.
+        algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
+        kernel: of the chains, a table; see `RunActions`.
+        averaged: whether it acts by the averages of the weights, where training kept them (`ema=…`).
+        ode: Heun steps of a flow or diffusion that it draws from; None for those of its training. Fewer are faster.
+        sampling: options of `Run.sample` for algorithm 4.
+    """
+
+    context: int = 2
+    prediction: int = 16
+    execute: int = 8
+    candidates: int = 8
+    steps: int = 50
+    warm: int = 1
+    freeze: int = 0
+    rank: str = "energy"
+    algorithm: int = 2
+    sampling: dict[str, Any] = field(default_factory=dict)
+    kernel: dict[str, Any] | None = None
+    averaged: bool = True
+    ode: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("context", "prediction", "execute", "candidates"):
+            require_count(f"policy.{name}", vars(self)[name])
+        for name in ("steps", "warm", "freeze"):
+            require_count(f"policy.{name}", vars(self)[name], 0)
+        require_count("policy.ode", 1 if self.ode is None else self.ode)
+        most = self.prediction - self.freeze
+        rule = f"at most prediction − freeze = {most}"
+        require(self.execute <= most, "policy.execute", rule, self.execute)
+        require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
+        require_choice("policy.rank", self.rank, RANKS)
+        require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
+        # refused now, not when a training has ended
+        kernel = None if self.kernel is None else build_tagged(KERNELS, self.kernel, "policy.kernel")
+        if self.algorithm == 4 and {"evaluations", "t_low"} <= set(self.sampling):
+            split_evaluations(self.sampling["evaluations"], self.sampling["t_low"], kernel)
+        whole = self.kernel is not None and self.steps > 0
+        require(
+            not (whole and self.freeze),
+            "policy.freeze",
+            "0 with a kernel, which moves whole chunks",
+            self.freeze,
+        )
+
+    @property
+    def warmed(self) -> int:
+        """Candidates that go on from the last chunk; one draw at least is a new one."""
+        return min(self.warm, self.candidates - 1)
+
+
+def weights_of(run: Run, averaged: bool) -> Run:
+    """The run with the weights to act by; one that was exported has no others."""
+    only = run.config.get("exported", averaged)
+    require(averaged == only, "policy.averaged", f"{only}, as the weights that were exported", averaged)
+    return run.averaged() if averaged else run.unaveraged or run
+
+
+def actions_of(run: Run, config: PolicyConfig, **found: Any) -> RunActions:
+    """The model of a run as settings say, with what `RunActions.settle` found."""
+    how: dict[str, Any] = {name: vars(config)[name] for name in OF_RUNS if name != "sampling"}
+    return RunActions(weights_of(run, config.averaged), **how, **found, **config.sampling)
+
+
+def refuse_others(model: RunActions, config: PolicyConfig) -> None:
+    """Refuse settings that a model does not act by; a kernel that was no table is the model's own matter."""
+    for name, own in model.how.items():
+        asked = vars(config)[name]
+        table = name != "kernel" or own is None or isinstance(own, Mapping)
+        same = (
+            asked == own if table else asked is None or build_tagged(KERNELS, asked, "policy.kernel") == own
+        )
+        rule = f"{own!r}, by which its model acts; policy.acting({name}=…) is one that acts by another"
+        require(same, f"policy.{name}", rule, asked)
+    left = config.averaged and bool(model.run.averages)
+    rule = (
+        "False for RunActions(run), which acts by what training left; RunActions(run.averaged()) by averages"
+    )
+    require(not left, "policy.averaged", rule, True)
+    rule = (
+        "True, as these weights are averages; policy.acting(averaged=False) acts by those that training left"
+    )
+    require(config.averaged or model.run.unaveraged is None, "policy.averaged", rule, False)

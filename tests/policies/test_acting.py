@@ -1,0 +1,190 @@
+"""A policy that acts otherwise: by settings that its run is asked with, too, and never by others than it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from metastable.core import ConfigError, InputError
+from metastable.core.random import generator
+from metastable.data import Demonstrations, Scaling
+from metastable.kernels import ULA
+from metastable.policies import Policy, PolicyConfig, RunActions, fit_policy, load_policy
+from metastable.training.checkpoints import CheckpointStore
+
+FLOW = {"name": "interpolant", "field": "residual", "width": 8, "layers": 3, "steps": 4, "scored": 3}
+TIMED = {"name": "conditional", "width": 8, "depth": 2, "time": True}
+STAGES = {"name": "interpolating-nce", "negatives_per_datum": 2, "times": 1, "proposal": FLOW}
+STANDING = {"name": "ranking-nce", "negatives_per_datum": 2, "reuse": 4, "pool": 16}
+HOW = {"steps": 3, "batch_size": 8, "units": "none", "ema": 0.5}
+CHAIN = PolicyConfig(1, 2, 1, 3, 2, 1)
+SEEN = torch.full((2, 1, 2), 0.3)
+
+
+def shown() -> Demonstrations:
+    x = torch.randn(40, 2, generator=generator(0)).double().numpy()
+    return Demonstrations.of(x, x[:, :1], [20, 40])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a flow, an energy on it, and an interpolating energy that was settled for chains."""
+    at = tmp_path_factory.mktemp("policies")
+    flow = fit_policy(shown(), FLOW, "density", PolicyConfig(1, 2, 1, 3, 0, 0), out=at / "flow", **HOW)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2}
+    fit_policy(shown(), energy, STANDING, flow.config, on=flow, out=at / "standing", **HOW)
+    fit_policy(shown(), TIMED, STAGES, CHAIN, out=at / "stages", **HOW)
+    return at
+
+
+CHANGES = [
+    ("flow", {"ode": 2}),
+    ("flow", {"averaged": False}),
+    ("flow", {"candidates": 1}),
+    ("standing", {"rank": "network"}),
+    ("standing", {"rank": "weights", "averaged": False, "ode": 2}),
+    ("stages", {"kernel": {"name": "ula", "step_size": 0.5}}),
+    ("stages", {"algorithm": 4, "steps": 0, "sampling": {"evaluations": 20, "eta": 1e-3}}),
+    ("stages", {"averaged": False, "steps": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "changed"), CHANGES)
+def test_a_policy_acts_by_other_settings_as_one_that_is_read_with_them(folder, name, changed):
+    policy = load_policy(folder / name)
+    before = policy.predict_action_chunk(SEEN)
+    made, read = policy.acting(**changed), load_policy(folder / name, **changed)
+    chunk = made.predict_action_chunk(SEEN)
+    assert torch.equal(chunk, read.predict_action_chunk(SEEN))
+    assert not torch.equal(chunk, before), "the setting is one that matters here"
+    assert (made.config, made.proposal, made.seed) == (read.config, read.proposal, read.seed)
+    for kept in ("step_size", "sampler_step"):
+        assert vars(made.model)[kept] == vars(policy.model)[kept]
+    assert made.model.covariance is policy.model.covariance
+    back = made.acting(**{key: vars(policy.config)[key] for key in changed})
+    assert torch.equal(back.predict_action_chunk(SEEN), before)
+    policy.reset()
+    assert torch.equal(policy.predict_action_chunk(SEEN), before), "it stays as it was"
+
+
+def test_weights_are_shared(folder):
+    policy = load_policy(folder / "flow")
+    assert policy.acting(candidates=1).model is policy.model
+    assert policy.acting(ode=2).model.run is policy.model.run
+
+
+@pytest.mark.parametrize(("name", "changed"), [c for c in CHANGES if "candidates" not in c[1]])
+def test_settings_that_the_model_does_not_act_by_are_refused(folder, name, changed):
+    policy = load_policy(folder / name)
+    config = replace(policy.config, **changed)
+    with pytest.raises(ConfigError, match=r"policy\.\w+: must be .*policy\.acting\("):
+        Policy(policy.model, policy.scaling, config)
+    made = policy.acting(**changed)
+    with pytest.raises(ConfigError, match=r"policy\.\w+: must be "):
+        Policy(made.model, made.scaling, policy.config)
+    assert Policy(made.model, made.scaling, config).config == config
+
+
+def test_weights_are_those_that_the_settings_say(folder):
+    run = load_policy(folder / "flow").model.run
+    scaling, config = Scaling.fit(shown()), PolicyConfig(1, 2, 1, 3, 0, 0)
+    with pytest.raises(ConfigError, match=r"policy\.averaged: must be False for RunActions\(run\)"):
+        Policy(RunActions(run.unaveraged), scaling, config)
+    with pytest.raises(ConfigError, match=r"policy\.averaged: must be True, as these weights are averages"):
+        Policy(RunActions(run), scaling, replace(config, averaged=False))
+
+
+def test_a_kernel_that_is_no_table_stays(folder):
+    read = load_policy(folder / "stages")
+    kernel, found = ULA(0.5), (read.model.covariance, read.model.step_size)
+    own = Policy(RunActions(read.model.run, 2, *found, kernel=kernel), read.scaling, CHAIN)
+    assert own.acting(candidates=2, ode=2).model.kernel is kernel
+    table = {"name": "ula", "step_size": 0.5}
+    chunk = own.predict_action_chunk(SEEN)
+    assert torch.equal(chunk, read.acting(kernel=table).predict_action_chunk(SEEN))
+    assert Policy(own.model, own.scaling, replace(CHAIN, kernel=table)).model is own.model
+    with pytest.raises(ConfigError, match=r"policy\.kernel: must be ULA"):
+        Policy(own.model, own.scaling, replace(CHAIN, kernel={"name": "mala"}))
+
+
+EXPORTED = [("flow", {}), ("flow", {"averaged": False}), ("standing", {"rank": "network"}), ("stages", {})]
+
+
+@pytest.mark.parametrize(("name", "changed"), EXPORTED)
+def test_an_exported_policy_acts_to_the_bit_and_holds_its_weights_alone(folder, tmp_path, name, changed):
+    policy = load_policy(folder / name, **changed)
+    at = policy.export(tmp_path / "lean")
+    again = load_policy(at)
+    assert (again.config, again.seed, again.proposal) == (policy.config, policy.seed, policy.proposal)
+    for _ in range(3):
+        assert torch.equal(again.predict_action_chunk(SEEN), policy.predict_action_chunk(SEEN))
+    assert (again.model.run.steps, again.model.run.history) == (3, policy.model.run.history)
+    held = CheckpointStore(at / "checkpoints").load()
+    assert (set(held.weights), held.state) == (set(policy.model.run.players), {"method": {}})
+    faster = {"ode": 2, "candidates": 1, "warm": 0}
+    chunks = [made.acting(**faster).predict_action_chunk(SEEN) for made in (again, policy)]
+    assert torch.equal(*chunks)
+    other = not policy.config.averaged
+    for ask in (lambda: load_policy(at, averaged=other), lambda: again.acting(averaged=other)):
+        with pytest.raises(ConfigError, match=rf"policy\.averaged: must be {not other}, as .* exported"):
+            ask()
+    assert torch.equal(
+        load_policy(again.export(tmp_path / "twice")).predict_action_chunk(SEEN),
+        load_policy(at).predict_action_chunk(SEEN),
+    )
+
+
+def test_what_was_exported_is_not_trained_on_and_takes_no_other_place(folder, tmp_path):
+    at = load_policy(folder / "flow").export(tmp_path / "lean")
+    before = {path: path.read_bytes() for path in at.rglob("*") if path.is_file()}
+    config = PolicyConfig(1, 2, 1, 3, 0, 0)
+    with pytest.raises(
+        InputError, match=r"resume: .*lean holds exported weights alone; go on where they were"
+    ):
+        fit_policy(shown(), FLOW, "density", config, out=at, resume=True, **{**HOW, "steps": 5})
+    with pytest.raises(InputError, match="already holds a run"):
+        load_policy(folder / "flow").export(at)
+    assert {path: path.read_bytes() for path in at.rglob("*") if path.is_file()} == before
+    flow = load_policy(at)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2}
+    assert fit_policy(shown(), energy, STANDING, config, on=flow, **HOW).model.run.steps == 3
+
+
+@pytest.mark.parametrize("method", ["ranking-nce", "ibc"])
+def test_a_policy_that_was_kept_in_memory_can_be_exported(tmp_path, method):
+    how = {"steps": 2, "batch_size": 8}
+    policy = fit_policy(shown(), None, {"name": method}, CHAIN, **how)
+    with pytest.raises(InputError, match="only that of a run with a folder can be saved"):
+        policy.save()
+    again = load_policy(policy.export(tmp_path / "lean"))
+    assert torch.equal(again.predict_action_chunk(SEEN), policy.predict_action_chunk(SEEN))
+    with pytest.raises(InputError, match="only that of a run can be exported"):
+        Policy(Still(), policy.scaling, CHAIN).export(tmp_path / "still")
+
+
+class Still:
+    """Any model of chunks."""
+
+    has_chains = False
+
+    def draw(self, contexts, n, seed):
+        return torch.zeros(len(contexts), n, 2)
+
+    def energy(self, x, contexts):
+        return torch.zeros(x.shape[:2])
+
+    def move(self, x, contexts, steps, seed, frozen=None):
+        return x
+
+
+def test_a_model_that_is_no_runs_has_its_own():
+    policy = Policy(Still(), Scaling.fit(shown()), CHAIN)
+    made = policy.acting(candidates=2, rank="weights")
+    assert (made.model is policy.model, made.config.candidates, made.config.rank) == (True, 2, "weights")
+    for changed in ({"ode": 2}, {"kernel": None}, {"averaged": False}):
+        with pytest.raises(ConfigError, match=f"changed: .* as its model is no run's, got .*{min(changed)}"):
+            policy.acting(**changed)
+    with pytest.raises(ConfigError, match=r"policy\.candidate: unknown setting .*candidates"):
+        policy.acting(candidate=2)

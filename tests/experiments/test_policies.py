@@ -410,6 +410,8 @@ def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monk
     assert second.find("x", push_t.counted(apart[1])) is None, "there is more to come"
     with pytest.raises(InputError, match="rollouts = 1, now it is 2"):
         second.find("x")
+    second.keep("x", {}, two)
+    assert first.find("x", push_t.counted(apart[0])).arrays["progress"].shape[1] == 2, "more of them serve"
     whole = push_t.rolled(own, push_t.Pieces(tmp_path / "whole", {}), None, "flow-best")
     pieces = push_t.Pieces(tmp_path / "cut", {})
     cut = stop_after(2, roll)
@@ -484,6 +486,7 @@ def test_arms_are_compared_start_by_start(tmp_path):
     assert rows["ahead_in_se/on-flow/flow/300"].value == pytest.approx(gains.mean() / error, abs=1e-3)
     assert rows["ahead_in_se/on-flow/flow/300"].ok
     assert rows["maximum/flow/best/300"].target == 0.4
+    assert rows["rollouts/flow/best"].value == 1
     clear = rows["clear_of_random/on-flow"]
     assert clear.relation == ">="
     assert clear.value == pytest.approx(rows["maximum/on-flow/best/300/low"].value, abs=1e-6)
@@ -586,16 +589,20 @@ def test_kinds_are_rolled_out_apart_and_timed_later(tmp_path, monkeypatch):
     pieces = push_t.Pieces(tmp_path / "pieces", {})
     for kind in ("one", "g20"):
         own = bench(push_t, tmp_path, kinds=(kind,), timed=False, **options)
-        untimed = push_t.make(own, pieces, lambda: None, "i-r-nce", True)
-        assert list(untimed) == [("i-r-nce", kind)]
-        rows = {row.metric for row in push_t.rows_of(own, untimed)}
+        push_t.make(own, pieces, lambda: None, "i-r-nce", True)
+        rows = {
+            row.metric for row in push_t.rows_of(own, {("i-r-nce", kind): pieces.find(f"i-r-nce-{kind}")})
+        }
         assert f"maximum/i-r-nce/{kind}/200" in rows
         assert f"ms_a_chunk/i-r-nce/{kind}" not in rows
-    assert (len(rolled), timed, pieces.names()) == (4, [], [])
-    assert {path.name for path in pieces.folder.iterdir()} == {"i-r-nce-one", "i-r-nce-g20"}
-    push_t.make(bench(push_t, tmp_path, **options), pieces, lambda: None, "i-r-nce", True)
-    assert (len(rolled), timed) == (6, ["best", "one", "g20", "shown"]), "only the best was missing"
+    assert (len(rolled), timed, pieces.names()) == (4, [], ["i-r-nce-g20", "i-r-nce-one"])
+    progress = pieces.find("i-r-nce-one").arrays["progress"]
+    for _ in range(2):  # there is nothing left to do the second time
+        push_t.make(bench(push_t, tmp_path, **options), pieces, lambda: None, "i-r-nce", True)
+        assert (len(rolled), timed[:4]) == (6, ["best", "one", "g20", "shown"]), "only the best was missing"
+        assert [piece for piece in timed if piece != "shown"] == ["best", "one", "g20"]
     assert pieces.names() == ["i-r-nce-best", "i-r-nce-g20", "i-r-nce-one"]
+    assert np.array_equal(pieces.find("i-r-nce-one").arrays["progress"], progress)
 
 
 def test_without_demonstrations_push_t_is_skipped_with_a_reason(tmp_path, monkeypatch):

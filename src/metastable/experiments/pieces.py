@@ -55,7 +55,7 @@ class Pieces:
     def find(self, name: str, counts: Sequence[str] = ()) -> Piece | None:
         """A piece that was made before; one of other settings is refused, and one that is damaged.
 
-        None where settings named in `counts` are others: its blocks are then a part of what is asked for.
+        None where it has fewer of what `counts` names: its blocks are then a part of what is asked for.
         """
         path = self.folder / f"{name}.json"
         if not path.is_file():
@@ -63,7 +63,7 @@ class Pieces:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             numbers, settings = kept["numbers"], kept["settings"]
-            if any(settings.get(key) != self.settings.get(key) for key in counts):
+            if any(settings[key] < self.settings[key] for key in counts):
                 return None
             content = path.with_suffix(".npz").read_bytes()
             if kept.get("sha256") not in (None, sha_of(numbers, content)):  # None: from before there was one
@@ -72,7 +72,7 @@ class Pieces:
                 piece = Piece(name, numbers, {key: stored[key] for key in stored.files})
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
             raise InputError(f"out: {path} or its arrays are damaged ({error}); remove it") from error
-        refuse_other(path, settings, self.settings)
+        refuse_other(path, settings, {k: v for k, v in self.settings.items() if k not in counts})
         return piece
 
     def keep(self, name: str, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> Piece:

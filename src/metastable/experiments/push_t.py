@@ -63,8 +63,8 @@ DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
 RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")
 """Whom I-R-NCE is compared with, beside the flow."""
-TIMES, FIRST = 14, 7
-"""Chunks that are timed, and those before: short chains are recorded once some were asked for."""
+TIMES, FIRST, WARM = 7, 33, 5.0
+"""Chunks that are timed, and those before, or their seconds: short chains are recorded once some were asked for."""
 
 
 class Going:
@@ -137,7 +137,7 @@ def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str,
         with precision(bench.precision, bench.device):
             found = rollout_pusht(policy, own, seed=seed, **each)
         costs = {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
-        every = {key: np.full(len(rows), value) for key, value in costs.items()}
+        every = {key: np.full(found.lengths.shape, value) for key, value in costs.items()}
         return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **every}
 
     made: list[dict[str, np.ndarray]] = []
@@ -170,14 +170,18 @@ def numbers_of(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def chunk_ms(bench: Bench, policy: Policy) -> float:
     """Milliseconds of one chunk in one environment, the median of those after the first few."""
-    start, times = pusht_starts(1, bench.start_seed), []
-    seen = PushT(start, pictures=bench.pictures).reset()
-    for k in range(TIMES):
+    seen = PushT(pusht_starts(1, bench.start_seed), pictures=bench.pictures).reset()
+
+    def one(k: int) -> float:
         policy.reset(k)
         begun = perf_counter()
         policy.select_action(seen)
-        times.append(1e3 * (perf_counter() - begun))
-    return float(np.median(times[FIRST:]))
+        return perf_counter() - begun
+
+    k, spent = 0, 0.0
+    while k < TIMES or (k < FIRST and spent < WARM):
+        k, spent = k + 1, spent + one(k)
+    return 1e3 * float(np.median([one(k + more) for more in range(TIMES)]))
 
 
 def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
@@ -209,34 +213,34 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
     return policy.acting(candidates=1) if kind == "one" else policy
 
 
-def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> Found:
-    """The training of one arm, and its rollouts where they can be made; those that are not timed yet."""
-    kinds = kinds_of(bench, arm)
-    missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}", counted(bench)) is None]
-    shows = arm not in BASELINES and ("best" in bench.kinds if bench.kinds else bench.timed)
+def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> None:
+    """The training of one arm, and its rollouts where they can be made, chunks timed if that is asked for."""
+    found = {kind: pieces.find(f"{arm}-{kind}", counted(bench)) for kind in kinds_of(bench, arm)}
+    learned, wanted = arm not in BASELINES, bench.timed and arm not in BASELINES
+    missing = [
+        k for k, piece in found.items() if piece is None or (wanted and "chunk_ms" not in piece.numbers)
+    ]
+    shows = learned and ("best" in bench.kinds if bench.kinds else bench.timed)
     drawn = not shows or (bench.folder / f"table-6-{arm}.png").is_file()
-    if not (missing or (rolls and not drawn)) or (arm in BASELINES and not rolls):
-        return {}
-    policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task(), arm)
+    if not (missing or (rolls and not drawn)) or not (learned or rolls):
+        return
+    policy: Any = trained(bench, task(), arm) if learned else BASELINES[arm]()
     if policy is None or not rolls:
-        return {}
-    learned, untimed = arm not in BASELINES, {}
+        return
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
-        acts, name = acting(bench, policy, arm, kind) if learned else policy, f"{arm}-{kind}"
-        arrays = rolled(bench, pieces, acts, name)
-        numbers = numbers_of(arrays)
-        if learned:
-            if not bench.timed:  # what was rolled out is kept in its blocks
-                untimed[arm, kind] = Piece(name, numbers | own, arrays)
-                continue
-            numbers["chunk_ms"] = chunk_ms(bench, acts)
+        acts, name, piece = (
+            acting(bench, policy, arm, kind) if learned else policy,
+            f"{arm}-{kind}",
+            found[kind],
+        )
+        arrays = rolled(bench, pieces, acts, name) if piece is None else piece.arrays
+        numbers = numbers_of(arrays) | ({"chunk_ms": chunk_ms(bench, acts)} if wanted else {})
         (pieces.keep if bench.apart else pieces.finish)(name, numbers | own, arrays)  # blocks may be added to
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
     if shows:
         show(bench, arm, acting(bench, policy, arm, "best"))
-    return untimed
 
 
 def body(bench: Bench) -> list[Row]:
@@ -254,24 +258,25 @@ def body(bench: Bench) -> list[Row]:
     how |= {"pictures": True} if bench.pictures else {}
     rolls = simulator(bench)
 
-    def pieces(arm: str) -> Pieces:
+    def pieces(arm: str, but: Sequence[str] = ()) -> Pieces:
         own = concerning({**how, "acts": bench.acts.get(arm, {})}, ARMS.get(arm, Arm("")))
-        return Pieces(bench.folder / "pieces", own)
+        return Pieces(bench.folder / "pieces", {key: value for key, value in own.items() if key not in but})
 
     @cache
     def task() -> Task:
         sizes = replace(PUSH_T, **bench.sizes)
         return Task(demonstrations(bench), PolicyConfig(candidates=bench.candidates), sizes)
 
-    found: Found = {}
     for arm in bench.arms if bench.kinds else (*BASELINES, *bench.arms):
-        found |= make(bench, pieces(arm), partial(task), arm, rolls)
-    for name in pieces("").names():
+        make(bench, pieces(arm), partial(task), arm, rolls)
+    found: Found = {}
+    for name in pieces("").names():  # in as many rounds as each has
         arm, _, kind = name.rpartition("-")
-        piece = pieces(arm).find(name, counted(bench))
+        piece = pieces(arm, counted(bench)).find(name)
         found |= {} if piece is None else {(arm, kind): piece}
     draw(bench, found)
-    return rows_of(bench, found)
+    rows = rows_of(bench, found)
+    return [Row(f"pictures/{row.metric}", row.value, paper=row.paper) for row in rows] if bench.pictures else rows
 
 
 # ---- rows
@@ -296,6 +301,7 @@ def rows_of(bench: Bench, found: Found) -> list[Row]:
                 at, asked = f"{measure}/{arm}/{kind}/{steps}", (">=", least.get(name))
                 rows.append(Row(at, value[0], *(asked if asked[1] else (None, None)), table.get(name)))
                 rows += [Row(f"{at}/low", value[1]), Row(f"{at}/high", value[2])]
+        rows.append(Row(f"rollouts/{arm}/{kind}", piece.arrays["progress"].shape[1]))
         rows.append(Row(f"ms_a_step/{arm}/{kind}", piece.numbers["acting_ms"]))
         if "chunk_ms" in piece.numbers:
             rows.append(Row(f"ms_a_chunk/{arm}/{kind}", piece.numbers["chunk_ms"]))

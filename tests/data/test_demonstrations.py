@@ -271,15 +271,28 @@ def test_an_observation_may_be_called_as_what_is_said_of_others(tmp_path):
     assert list(found.observations) == ["space", "tool"]
     assert (found.noisy, found.space, found.relative) == (("tool",), (), "tool")
     with pytest.raises(
-        ConfigError, match=r"observations: must be named as nothing else in the file is, got \['space'\]"
+        ConfigError, match=r"observations: must be named, as nothing else in the file is, .*got \['space'\]"
     ):
         save_episodes(file, found)
-    for names, words in {"tol": "no array 'tol'", ("tool", "far"): "relative: must be one name"}.items():
+    for names, words in {
+        "tol": r"relative: must be of its observations, tool, far, got \['tol'\]",
+        "actions": "relative: must be of its observations",
+        ("tool", "far"): "relative: must be one name",
+    }.items():
         np.savez(file, tool=x, far=x, actions=x, ends=[4], relative=names)
         with pytest.raises(InputError, match=words):
             load_episodes(file)
+    for none in ([], np.array([b""])):
+        np.savez(file, tool=x, actions=x, ends=[4], noisy=none)
+        assert load_episodes(file).noisy == ()
     np.savez(file, tool=x, actions=x, ends=[4])
-    assert load_episodes(file).noisy == ("tool",), "as files without them always were"
+    found = load_episodes(file)
+    assert found.noisy == ("tool",), "as files without them always were"
+    with pytest.raises(ConfigError, match=r"path: must be a file that ends with \.npz, got .*mine'"):
+        save_episodes(tmp_path / "mine", found)
+    assert save_episodes(tmp_path / "new" / "mine.npz", found).is_file()
+    with pytest.raises(ConfigError, match=r"not to end with \.npy, got \['x\.npy'\]"):
+        save_episodes(file, Demonstrations.of({"x.npy": x}, x))
 
 
 def test_a_folder_of_episodes(tmp_path):

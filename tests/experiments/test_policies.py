@@ -13,7 +13,7 @@ from scipy.io import savemat
 
 from metastable.core.errors import ConfigError, DivergenceError, InputError, MissingDependencyError
 from metastable.data import Demonstrations, load_episodes
-from metastable.experiments import lasa, path_planning, policy_arms, push_t
+from metastable.experiments import lasa, path_planning, policy_arms, push_t, push_t_rows
 from metastable.experiments.base import Bench, changed
 from metastable.experiments.pieces import Piece
 from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of, updates
@@ -354,14 +354,6 @@ def test_blocks_serve_another_number_of_paths_and_no_other_setting(tmp_path):
         path_planning.Pieces(tmp_path, {"seed": 1, "paths": 2}).blocks("a", 2, 2, make, counts=("paths",))
 
 
-def test_arrays_of_a_piece_of_other_counts_are_not_read(tmp_path):
-    path_planning.Pieces(tmp_path, {"seed": 0, "paths": 2}).keep("a", {}, {"x": np.arange(2)})
-    (tmp_path / "a.npz").unlink()
-    assert path_planning.Pieces(tmp_path, {"seed": 0, "paths": 6}).find("a", ("paths",)) is None
-    with pytest.raises(InputError, match="or its arrays are damaged"):
-        path_planning.Pieces(tmp_path, {"seed": 0, "paths": 2}).find("a", ("paths",))
-
-
 def test_two_worlds_are_drawn_and_one_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="worlds"):
         path_planning.body(bench(path_planning, tmp_path, arms=(), **PATHS | {"worlds": 1}))
@@ -399,19 +391,11 @@ def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monk
     own = bench(push_t, tmp_path, starts=7, block=3, rollouts=2)
     monkeypatch.setattr(push_t, "rollout_pusht", roll)
     apart = [bench(push_t, tmp_path, starts=7, block=3, rollouts=n, apart=True) for n in (1, 2)]
-    one, two = (push_t.rolled(b, push_t.Pieces(tmp_path / "a", b.settings), None, "x") for b in apart)
+    one, two = (push_t.rolled(b, push_t.Pieces(tmp_path / "a", {}), None, "x") for b in apart)
     assert np.array_equal(two["progress"][:, :1], one["progress"]), "a second round leaves the first as it is"
     assert two["progress"].shape == (7, 2, own.horizon)
     assert push_t.numbers_of(two)["clipped"] == 0.25
     assert not np.array_equal(two["progress"][:, 0], two["progress"][:, 1])
-    first, second = (push_t.Pieces(tmp_path / "a", b.settings) for b in apart)
-    first.keep("x", {}, one)
-    assert first.find("x") is not None
-    assert second.find("x", push_t.counted(apart[1])) is None, "there is more to come"
-    with pytest.raises(InputError, match="rollouts = 1, now it is 2"):
-        second.find("x")
-    second.keep("x", {}, two)
-    assert first.find("x", push_t.counted(apart[0])).arrays["progress"].shape[1] == 2, "more of them serve"
     whole = push_t.rolled(own, push_t.Pieces(tmp_path / "whole", {}), None, "flow-best")
     pieces = push_t.Pieces(tmp_path / "cut", {})
     cut = stop_after(2, roll)
@@ -526,7 +510,7 @@ def test_scores_are_drawn_against_milliseconds(tmp_path):
 def test_nothing_is_said_of_steps_that_were_not_taken(tmp_path):
     own, level = bench(push_t, tmp_path, horizon=200), torch.rand(4, 200)
     found = {("flow", "best"): piece(level), ("flow", "one"): piece(0.5 * level)}
-    names = [row.metric for row in push_t.compared_rows(own, found, "flow")]
+    names = [row.metric for row in push_t_rows.compared_rows(own, found, "flow")]
     assert "ahead_of/flow/one_draw/200" in names
     assert not [name for name in names if "/300" in name]
 
@@ -566,7 +550,9 @@ def test_what_acts_says_stands_in_the_place_of_what_was_saved(tmp_path):
     assert push_t.kinds_of(bench(push_t, tmp_path, kinds=("best",)), "cloning") == ()
 
 
-def test_kinds_are_rolled_out_apart_and_timed_later(tmp_path, monkeypatch):
+@pytest.fixture
+def made(monkeypatch):
+    """What was rolled out and timed, where nothing is trained or simulated."""
     rolled, timed = [], []
 
     def roll(policy, starts, *, rollouts, steps, seed, pictures):
@@ -583,8 +569,68 @@ def test_kinds_are_rolled_out_apart_and_timed_later(tmp_path, monkeypatch):
         "acting": lambda bench, policy, arm, kind: kind,
         "chunk_ms": lambda bench, kind: timed.append(kind) or 1.0,
         "show": lambda *_: timed.append("shown"),
+        "simulator": lambda _: True,
     }.items():
         monkeypatch.setattr(push_t, name, stand_in)
+    return rolled, timed
+
+
+def test_rounds_and_times_are_added_to_what_is_there(tmp_path, made, monkeypatch):
+    rolled, timed = made
+    monkeypatch.setenv(push_t.FOLDER, "any")
+    monkeypatch.setattr(push_t, "demonstrations", lambda _: None)
+    options = {"starts": 4, "block": 4, "apart": True, "horizon": 300, "arms": ("flow", "cloning")}
+
+    def rows(**more):
+        own = bench(push_t, tmp_path, **options | more)
+        own.changes = more
+        return {row.metric: row for row in push_t.body(own)}
+
+    first = rows(rollouts=2, timed=False, kinds=("one",))
+    assert (rolled, timed) == ([4] * 4, [])
+    assert first["rollouts/flow/one"].value == 2
+    assert "ms_a_chunk/flow/one" not in first
+    again = rows(rollouts=1, kinds=("one",))
+    assert (len(rolled), timed) == (4, ["one", "one"]), "two rounds serve where one is asked for"
+    assert (again["rollouts/flow/one"].value, again["ms_a_chunk/flow/one"].value) == (2, 1.0)
+    third = rows(rollouts=3, timed=False, kinds=("one",), arms=("flow",))
+    assert (len(rolled), len(timed)) == (5, 2), "one more round of one arm; blocks were kept"
+    assert [third[f"rollouts/{arm}/one"].value for arm in ("flow", "cloning")] == [3, 2]
+    assert third["ms_a_chunk/flow/one"].value == 1.0, "what a chunk takes does not depend on rounds"
+    other = replace(bench(push_t, tmp_path, **options, rollouts=4, kinds=("one",)), seed=1)
+    with pytest.raises(InputError, match="seed = 0, now it is 1"):
+        push_t.body(other)
+
+
+def test_rows_from_pictures_have_their_own_names_and_are_asked_what_is_said(tmp_path, made, monkeypatch):
+    monkeypatch.setenv(push_t.FOLDER, "any")
+    monkeypatch.setattr(push_t, "demonstrations", lambda _: None)
+    asked = {"least": {"flow/300": 0.4}}
+    options = {"starts": 4, "horizon": 300, "arms": ("flow",), "kinds": ("one",), "networks": "paper"}
+    for changes in ({}, asked):
+        own = bench(push_t, tmp_path / str(len(changes)), **options, pictures=True, **asked)
+        own.changes = changes
+        rows = {row.metric: row for row in push_t.body(own)}
+        assert all(name.startswith("pictures/") for name in rows)
+        assert rows["pictures/maximum/flow/one/200"].paper == 0.866
+        assert rows["pictures/maximum/flow/one/300"].target == (0.4 if changes else None)
+
+
+def test_chunks_are_timed_after_some_were_asked_for(tmp_path, monkeypatch):
+    asked = []
+    policy = SimpleNamespace(reset=asked.append, select_action=lambda seen: asked.append("chunk"))
+    monkeypatch.setattr(push_t, "PushT", lambda *_, **options: SimpleNamespace(reset=lambda: None))
+    own = bench(push_t, tmp_path)
+    assert push_t.chunk_ms(own, policy) >= 0
+    assert asked[::2] == list(range(push_t.FIRST + push_t.TIMES)), "each with another seed"
+    asked.clear()
+    monkeypatch.setattr(push_t, "WARM", -1.0)
+    push_t.chunk_ms(own, policy)
+    assert len(asked[::2]) == 2 * push_t.TIMES, "those that take long are not asked for as often"
+
+
+def test_kinds_are_rolled_out_apart_and_timed_later(tmp_path, made):
+    rolled, timed = made
     options = {"starts": 4, "block": 2, "gradients": (20,), "rollouts": 1}
     pieces = push_t.Pieces(tmp_path / "pieces", {})
     for kind in ("one", "g20"):

@@ -144,7 +144,7 @@ def test_what_was_exported_is_not_trained_on_and_takes_no_other_place(folder, tm
         InputError, match=r"resume: .*lean holds exported weights alone; go on where they were"
     ):
         fit_policy(shown(), FLOW, "density", config, out=at, resume=True, **{**HOW, "steps": 5})
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(ConfigError, match=r"folder: must be a new or an empty one, got .*lean'"):
         load_policy(folder / "flow").export(at)
     assert {path: path.read_bytes() for path in at.rglob("*") if path.is_file()} == before
     flow = load_policy(at)
@@ -162,6 +162,56 @@ def test_a_policy_that_was_kept_in_memory_can_be_exported(tmp_path, method):
     assert torch.equal(again.predict_action_chunk(SEEN), policy.predict_action_chunk(SEEN))
     with pytest.raises(InputError, match="only that of a run can be exported"):
         Policy(Still(), policy.scaling, CHAIN).export(tmp_path / "still")
+
+
+def test_an_export_that_was_cut_leaves_nothing_by_its_name(folder, tmp_path, monkeypatch):
+    policy, at = load_policy(folder / "flow"), tmp_path / "lean"
+    monkeypatch.setattr(Policy, "_write", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        policy.export(at)
+    monkeypatch.undo()
+    assert not at.exists()
+    load_policy(policy.export(at))
+    assert [path.name for path in tmp_path.iterdir()] == ["lean"]
+    assert CheckpointStore(at / "checkpoints").load().step == 3
+    changed = (at / "config.json").read_text().replace('"seed": 0', '"seed": 1')
+    (at / "config.json").write_text(changed)
+    with pytest.warns(RuntimeWarning, match=r"config\.json: was altered since the run wrote it"):
+        load_policy(at)
+
+
+def test_where_there_are_no_averages_an_exported_policy_has_all_weights(tmp_path):
+    policy = fit_policy(shown(), FLOW, "density", PolicyConfig(1, 2, 1, 3, 0, 0), steps=2, batch_size=8)
+    at = policy.export(tmp_path / "lean")
+    chunks = [load_policy(at, averaged=each).predict_action_chunk(SEEN) for each in (True, False)]
+    assert torch.equal(*chunks)
+
+
+def test_a_kernel_among_the_options_of_sampling_is_the_policys(folder):
+    table, options = {"name": "ula", "step_size": 0.01}, {"evaluations": 20}
+    config = replace(CHAIN, algorithm=4, sampling={**options, "kernel": table})
+    assert (config.kernel, config.sampling) == (table, options)
+    asked = {"algorithm": 4, "steps": 0}
+    chunks = [
+        load_policy(folder / "stages", **asked, **how).predict_action_chunk(SEEN)
+        for how in ({"sampling": {**options, "kernel": table}}, {"sampling": options, "kernel": table})
+    ]
+    assert torch.equal(*chunks)
+    for wrong in ({"rank": "energy"}, {"kernel": table, "covariance": 1}):
+        with pytest.raises(ConfigError, match=r"policy\.sampling: must be options of Run\.sample alone"):
+            PolicyConfig(sampling=wrong)
+
+
+def test_a_kernel_that_is_no_table_is_not_written(folder, tmp_path):
+    read = load_policy(folder / "stages")
+    found = (read.model.covariance, read.model.step_size)
+    own = Policy(RunActions(read.model.run, 2, *found, kernel=ULA(0.5)), read.scaling, CHAIN)
+    with pytest.raises(ConfigError, match=r"policy\.kernel: must be a table where it is written"):
+        own.export(tmp_path / "lean")
+    table = {"name": "ula", "step_size": 0.5}
+    named = Policy(own.model, own.scaling, replace(CHAIN, kernel=table))
+    chunks = [each.predict_action_chunk(SEEN) for each in (load_policy(named.export(tmp_path / "lean")), own)]
+    assert torch.equal(*chunks)
 
 
 class Still:

@@ -54,12 +54,18 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     actions = _first(arrays, ACTIONS, path)
     whole = alone and not any(name in arrays for name in ENDS)
     ends = None if whole else _first(arrays, ENDS, path)
-    texts = {key: arrays.pop(key) for key in KINDS if key in arrays and arrays[key].dtype.kind == "U"}
-    told = {key: [name for name in map(str, names.ravel()) if name] for key, names in texts.items()}
-    chosen = _names(observations, [key for key in arrays if key not in (actions, ends)])
-    for key in (*chosen, *(name for names in told.values() for name in names)):
+    named = [
+        key for key in KINDS if key in arrays and (arrays[key].dtype.kind in "US" or not arrays[key].size)
+    ]
+    told = {key: [name for name in arrays.pop(key).astype(str).ravel().tolist() if name] for key in named}
+    others = [key for key in arrays if key not in (actions, ends)]
+    chosen = _names(observations, others)
+    for key in chosen:
         if key not in arrays:
             raise InputError(f"{path.name}: no array {key!r}{nearest(key, arrays)}")
+    for kind, names in told.items():
+        unknown = sorted(set(names) - set(others))
+        require(not unknown, f"{path.name}: {kind}", f"of its observations, {', '.join(others)}", unknown)
     seen = {key: arrays[key] for key in chosen}
     kinds: dict[str, Any] = {key: [name for name in names if name in seen] for key, names in told.items()}
     origin = kinds.pop("relative", [])
@@ -71,11 +77,15 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
 def save_episodes(path: str | Path, demonstrations: Demonstrations) -> Path:
     """Write demonstrations as an `.npz` file from which `load_episodes` reads the same, whole or not at all."""
     path, shown = Path(path).expanduser(), demonstrations
-    taken = {"file", "allow_pickle", ACTIONS[0], ENDS[0], *KINDS} & set(shown.observations)
-    require(not taken, f"{path.name}: observations", "named as nothing else in the file is", sorted(taken))
+    require(path.suffix == ".npz" and not path.is_dir(), "path", "a file that ends with .npz", str(path))
+    taken = {"file", "allow_pickle", *ACTIONS, *ENDS, *KINDS} & set(shown.observations)
+    odd = {key for key in shown.observations if not key.strip("\0") == key != "" or key.endswith(".npy")}
+    rule = "named, as nothing else in the file is, and not to end with .npy"
+    require(not taken | odd, f"{path.name}: observations", rule, sorted(taken | odd))
     arrays = {ACTIONS[0]: shown.actions, ENDS[0]: shown.ends, **shown.observations}
-    held = {key: value.cpu().numpy() for key, value in arrays.items()}
+    held = {key: value.detach().cpu().numpy() for key, value in arrays.items()}
     held |= {key: np.array(vars(shown)[key], dtype=str) for key in KINDS}
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         np.savez_compressed(file, **held)  # pyright: ignore

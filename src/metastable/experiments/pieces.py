@@ -52,19 +52,14 @@ class Pieces:
         """Of all that are there."""
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
-    def find(self, name: str, counts: Sequence[str] = ()) -> Piece | None:
-        """A piece that was made before; one of other settings is refused, and one that is damaged.
-
-        None where it has fewer of what `counts` names: its blocks are then a part of what is asked for.
-        """
+    def find(self, name: str) -> Piece | None:
+        """A piece that was made before; one of other settings is refused, and one that is damaged."""
         path = self.folder / f"{name}.json"
         if not path.is_file():
             return None
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             numbers, settings = kept["numbers"], kept["settings"]
-            if any(settings[key] < self.settings[key] for key in counts):
-                return None
             content = path.with_suffix(".npz").read_bytes()
             if kept.get("sha256") not in (None, sha_of(numbers, content)):  # None: from before there was one
                 raise ValueError("it is not as it was written")
@@ -72,7 +67,7 @@ class Pieces:
                 piece = Piece(name, numbers, {key: stored[key] for key in stored.files})
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
             raise InputError(f"out: {path} or its arrays are damaged ({error}); remove it") from error
-        refuse_other(path, settings, {k: v for k, v in self.settings.items() if k not in counts})
+        refuse_other(path, settings, self.settings)
         return piece
 
     def keep(self, name: str, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> Piece:

@@ -34,23 +34,21 @@ from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_pusht
 from metastable.data.demonstrations import Demonstrations
 from metastable.policies.environments import PushT, pusht_pictures, pusht_starts
-from metastable.policies.intervals import Interval, mean_over_starts, paired_difference
+from metastable.policies.intervals import Interval, mean_over_starts
 from metastable.policies.models import PUSH_T
 from metastable.policies.policy import Policy, PolicyConfig
-from metastable.policies.rollouts import HORIZONS, Acting, Rollouts, rollout_pusht
+from metastable.policies.rollouts import Acting, Rollouts, rollout_pusht
 from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
 from .policy_arms import ARMS, Arm, Task, concerning, parameters, run_of, trained
 from .push_t_figures import Found, draw, show
+from .push_t_rows import NOTHING, RIVALS, TIME, rounds_of, rows_of
 from .trials import by_scale
 
 FOLDER = "METASTABLE_PUSHT"
 DENSITIES = ("flow", "diffusion", "diffusion-phi")
-PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "diffusion": 0.864}
-PAPER |= {"diffusion-phi": 0.860}
-"""Table 7: maximum within 200 steps, from pictures."""
 CHOICES = (
     *("arms", "acts", "kinds", "timed", "gradients", "required"),
     *("seconds", "least", "ahead", "block", "pictures"),
@@ -61,8 +59,8 @@ EVERYWHERE |= {"pictures": False, "centred": True}
 """Settings of all scales."""
 DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
-RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")
-"""Whom I-R-NCE is compared with, beside the flow."""
+OF_STATES: dict[str, Any] = {"required": (), "ahead": (), "least": {}}
+"""Settings of a scale that ask something of policies which see states, and what pictures have in their place."""
 TIMES, FIRST, WARM = 7, 33, 5.0
 """Chunks that are timed, and those before, or their seconds: short chains are recorded once some were asked for."""
 
@@ -93,7 +91,7 @@ class Anywhere:
         return self.target
 
 
-BASELINES: dict[str, type] = {"straight": Going, "random": Anywhere}
+BASELINES: dict[str, type] = dict(zip(NOTHING, (Going, Anywhere), strict=True))
 
 
 def simulator(bench: Bench) -> bool:
@@ -143,16 +141,11 @@ def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str,
     made: list[dict[str, np.ndarray]] = []
     for later in [(k,) if k else () for k in range(rounds)]:
         own, each = "/".join((name, *map(str, later))), partial(roll, later=later)
-        made.append(pieces.blocks(own, bench.starts, bench.block, each, counts=counted(bench)))
+        made.append(pieces.blocks(own, bench.starts, bench.block, each))
     return {
         key: np.hstack([each[key].reshape(bench.starts, -1, *each[key].shape[2:]) for each in made])
         for key in made[0]
     }
-
-
-def counted(bench: Bench) -> tuple[str, ...]:
-    """Settings of which more are the same and some."""
-    return ("rollouts",) if bench.apart else ()
 
 
 def numbers_of(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -215,11 +208,11 @@ def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
 
 def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: bool) -> None:
     """The training of one arm, and its rollouts where they can be made, chunks timed if that is asked for."""
-    found = {kind: pieces.find(f"{arm}-{kind}", counted(bench)) for kind in kinds_of(bench, arm)}
+    found = {kind: pieces.find(f"{arm}-{kind}") for kind in kinds_of(bench, arm)}
     learned, wanted = arm not in BASELINES, bench.timed and arm not in BASELINES
-    missing = [
-        k for k, piece in found.items() if piece is None or (wanted and "chunk_ms" not in piece.numbers)
-    ]
+    short = [kind for kind, piece in found.items() if piece is None or rounds_of(piece) < bench.rollouts]
+    untimed = [kind for kind, piece in found.items() if piece is None or TIME not in piece.numbers]
+    missing = [kind for kind in found if kind in short or (wanted and kind in untimed)]
     shows = learned and ("best" in bench.kinds if bench.kinds else bench.timed)
     drawn = not shows or (bench.folder / f"table-6-{arm}.png").is_file()
     if not (missing or (rolls and not drawn)) or not (learned or rolls):
@@ -229,13 +222,12 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
         return
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
-        acts, name, piece = (
-            acting(bench, policy, arm, kind) if learned else policy,
-            f"{arm}-{kind}",
-            found[kind],
-        )
-        arrays = rolled(bench, pieces, acts, name) if piece is None else piece.arrays
-        numbers = numbers_of(arrays) | ({"chunk_ms": chunk_ms(bench, acts)} if wanted else {})
+        acts, name = acting(bench, policy, arm, kind) if learned else policy, f"{arm}-{kind}"
+        before = found[kind] or Piece(name, {}, {})
+        arrays = rolled(bench, pieces, acts, name) if kind in short else before.arrays
+        numbers = numbers_of(arrays)
+        if wanted or kind not in untimed:  # what a chunk takes does not depend on rounds
+            numbers[TIME] = chunk_ms(bench, acts) if kind in untimed else before.numbers[TIME]
         (pieces.keep if bench.apart else pieces.finish)(name, numbers | own, arrays)  # blocks may be added to
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
@@ -256,11 +248,13 @@ def body(bench: Bench) -> list[Row]:
     require(not bench.pictures or bench.networks == "paper", "pictures", rule, bench.pictures)
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
     how |= {"pictures": True} if bench.pictures else {}
+    if bench.apart:
+        del how["rollouts"]  # others can be added
     rolls = simulator(bench)
 
-    def pieces(arm: str, but: Sequence[str] = ()) -> Pieces:
+    def pieces(arm: str) -> Pieces:
         own = concerning({**how, "acts": bench.acts.get(arm, {})}, ARMS.get(arm, Arm("")))
-        return Pieces(bench.folder / "pieces", {key: value for key, value in own.items() if key not in but})
+        return Pieces(bench.folder / "pieces", own)
 
     @cache
     def task() -> Task:
@@ -272,81 +266,14 @@ def body(bench: Bench) -> list[Row]:
     found: Found = {}
     for name in pieces("").names():  # in as many rounds as each has
         arm, _, kind = name.rpartition("-")
-        piece = pieces(arm, counted(bench)).find(name)
+        piece = pieces(arm).find(name)
         found |= {} if piece is None else {(arm, kind): piece}
     draw(bench, found)
-    rows = rows_of(bench, found)
-    return [Row(f"pictures/{row.metric}", row.value, paper=row.paper) for row in rows] if bench.pictures else rows
-
-
-# ---- rows
-
-
-def best_so_far(piece: Piece, steps: int) -> Tensor:
-    """The score of every start within `steps`, `(starts,)`."""
-    progress = torch.from_numpy(piece.arrays["progress"]).double()
-    return (progress[..., :steps].amax(-1) / 0.95).clamp(max=1).mean(1)
-
-
-def rows_of(bench: Bench, found: Found) -> list[Row]:
-    """Scores of every arm, then differences start by start."""
-    rows = []
-    for (arm, kind), piece in found.items():
-        first = kind == first_kind(found, arm)
-        least = {f"maximum/{h}": bench.least.get(f"{arm}/{h}") for h in HORIZONS if first}
-        table = {"maximum/200": PAPER.get(arm)} if first else {}
-        for name, value in piece.numbers.items():
-            if isinstance(value, list):
-                measure, _, steps = name.partition("/")
-                at, asked = f"{measure}/{arm}/{kind}/{steps}", (">=", least.get(name))
-                rows.append(Row(at, value[0], *(asked if asked[1] else (None, None)), table.get(name)))
-                rows += [Row(f"{at}/low", value[1]), Row(f"{at}/high", value[2])]
-        rows.append(Row(f"rollouts/{arm}/{kind}", piece.arrays["progress"].shape[1]))
-        rows.append(Row(f"ms_a_step/{arm}/{kind}", piece.numbers["acting_ms"]))
-        if "chunk_ms" in piece.numbers:
-            rows.append(Row(f"ms_a_chunk/{arm}/{kind}", piece.numbers["chunk_ms"]))
-        if first and arm not in BASELINES:
-            rows += compared_rows(bench, found, arm)
-    return rows
-
-
-def first_kind(found: Found, arm: str) -> str:
-    """`best`, where the arm has it."""
-    return "best" if (arm, "best") in found else "one"
-
-
-def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
-    """Of an arm: clear of those that learn nothing, ahead of one draw and of the flow."""
-    best = found[arm, first_kind(found, arm)]
-    rows = [Row(f"parameters/{arm}", best.numbers["parameters"], "<=", bench.most_parameters)]
-    rows.append(Row(f"seconds/{arm}", best.numbers["seconds"]))
-    own = mean_over_starts(best_so_far(best, bench.horizon))
-    for other in BASELINES:
-        if (other, "one") in found:
-            gap = own.low - mean_over_starts(best_so_far(found[other, "one"], bench.horizon)).high
-            asked = (">=", 0.0) if arm in bench.required else (None, None)
-            rows.append(Row(f"clear_of_{other}/{arm}", gap, *asked))
-    compared = {"one_draw": (arm, "one"), "flow": ("flow", "best"), "one_draw_of_flow": ("flow", "one")}
-    if arm == "i-r-nce":
-        compared |= {other: (other, first_kind(found, other)) for other in RIVALS}
-    for name, key in compared.items():
-        if key in found and key != (arm, first_kind(found, arm)):
-            for steps in [h for h in HORIZONS if h <= bench.horizon]:
-                both = (best_so_far(each, steps) for each in (best, found[key]))
-                rows += ahead_rows(bench, f"{arm}/{name}/{steps}", *both)
-    return rows
-
-
-def ahead_rows(bench: Bench, name: str, first: Tensor, second: Tensor) -> list[Row]:
-    """A paired difference, with its interval and in its own standard errors."""
-    apart, off = paired_difference(first, second), first - second
-    error = float(off.std()) / len(off) ** 0.5
-    asked = (">=", 2.0) if name in bench.ahead else (None, None)
-    return [
-        Row(f"ahead_of/{name}", apart.value),
-        Row(f"ahead_of/{name}/low", apart.low),
-        Row(f"ahead_in_se/{name}", apart.value / max(error, 1e-12), *asked),
-    ]
+    if not bench.pictures:
+        return rows_of(bench, found)
+    asked = {key: bench.changes.get(key, empty) for key, empty in OF_STATES.items()}
+    rows = rows_of(replace(bench, settings={**bench.settings, **asked}), found)
+    return [replace(row, metric=f"pictures/{row.metric}") for row in rows]
 
 
 EXPERIMENT = Experiment(

@@ -108,7 +108,7 @@ class RunActions:
         require(algorithm in (2, 4), "algorithm", "2 or 4", algorithm)
         stands = provides(run.model.energy, OnDensity)
         rule = "'energy', or 'weights' or 'network' for an energy on its proposal"
-        require(rank == "energy" or (rank in RANKS and stands), "rank", rule, rank)
+        require(rank == "energy" or (rank in RANKS and stands), "policy.rank", rule, rank)
         self.rank = rank
         self.how = {
             "rank": rank,

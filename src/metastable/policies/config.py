@@ -16,6 +16,8 @@ from .actions import RANKS, RunActions
 
 OF_RUNS = ("rank", "algorithm", "kernel", "ode", "sampling")
 """Settings that the model of a run acts by; `averaged` says by which weights."""
+FOUND = ("covariance", "step_size", "sampler_step")
+"""What `RunActions.settle` finds."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,14 @@ class PolicyConfig:
         require_choice("policy.rank", self.rank, RANKS)
         require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
         # refused now, not when a training has ended
+        theirs = {*OF_RUNS, *FOUND, "run"} & set(self.sampling)
+        if theirs == {"kernel"} and self.kernel is None:  # as older files have it
+            object.__setattr__(self, "kernel", self.sampling["kernel"])
+            kept = {name: value for name, value in self.sampling.items() if name != "kernel"}
+            object.__setattr__(self, "sampling", kept)
+        else:
+            rule = "options of Run.sample alone; a kernel is policy.kernel"
+            require(not theirs, "policy.sampling", rule, sorted(theirs))
         kernel = None if self.kernel is None else build_tagged(KERNELS, self.kernel, "policy.kernel")
         if self.algorithm == 4 and {"evaluations", "t_low"} <= set(self.sampling):
             split_evaluations(self.sampling["evaluations"], self.sampling["t_low"], kernel)
@@ -85,9 +95,10 @@ class PolicyConfig:
 
 
 def weights_of(run: Run, averaged: bool) -> Run:
-    """The run with the weights to act by; one that was exported has no others."""
-    only = run.config.get("exported", averaged)
-    require(averaged == only, "policy.averaged", f"{only}, as the weights that were exported", averaged)
+    """The run with the weights to act by; of one that was exported there may be no others."""
+    only = run.config.get("exported")
+    known = only is None or averaged == only
+    require(known, "policy.averaged", f"{only}, as the weights that were exported", averaged)
     return run.averaged() if averaged else run.unaveraged or run
 
 

@@ -229,9 +229,13 @@ class Policy:
         model = self.model
         if not isinstance(model, RunActions):
             raise InputError("policy: only that of a run can be exported")
-        return self._write(model, export_run(model.run, folder, self.config.averaged)).parent
+        with export_run(model.run, folder) as part:
+            self._write(model, part)
+        return Path(folder)
 
     def _write(self, model: RunActions, folder: Path) -> Path:
+        told = model.kernel is None or self.config.kernel is not None
+        require(told, "policy.kernel", "a table where it is written, such as {'name': 'ula'}", model.kernel)
         covariance = None if model.covariance is None else model.covariance.tolist()
         kept = {"covariance": covariance, "step_size": model.step_size, "scaling": self.scaling.as_json()}
         own = {"proposal": self.proposal, "sampler_step": model.sampler_step}

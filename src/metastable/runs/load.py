@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from torch import nn
 
 from metastable.core.batch import Batch, Beside
 from metastable.core.configure import build_tagged
-from metastable.core.errors import ConfigError, InputError
+from metastable.core.errors import ConfigError, InputError, require
 from metastable.core.protocols import Counted, provides
 from metastable.core.random import derive, generator
 from metastable.core.seals import identity
@@ -75,21 +77,30 @@ def read_run(
     return run.outward(coordinates)
 
 
-def export_run(run: Run, folder: str | Path, averaged: bool) -> Path:
+@contextmanager
+def export_run(run: Run, folder: str | Path) -> Iterator[Path]:
     """Write settings, log and weights of a conditional run into a new folder, which can be read and not resumed.
 
-    Its settings say whether the weights are `averaged`. Optimisers, other weights and draws in a pool are left out.
+    Given is where more can be put; what was cut leaves nothing by the folder's name. Settings say whether the
+    weights are averages, null where there are no others. Optimisers, others and draws in a pool are left out.
     """
-    folder, config = Path(folder), {**run.config, "run": identity(run.config), "exported": averaged}
-    check_folder(folder, config, resume=False)
-    folder.mkdir(parents=True, exist_ok=True)
+    whole = Path(folder)
+    empty = not whole.exists() or (whole.is_dir() and not any(whole.iterdir()))
+    require(empty, "folder", "a new or an empty one", str(whole))
+    averages = True if run.unaveraged is not None else False if run.averages else run.config.get("exported")
+    config = {**run.config, "run": identity(run.config), "exported": averages}
+    folder = whole.with_name(whole.name + ".partial")
+    check_folder(whole, config, resume=False)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     weights = {name: player.state_dict() for name, player in (run.inside or run.players).items()}
     store = CheckpointStore(folder / "checkpoints", run=config["run"])
     store.save(run.steps if run.kept is None else run.kept, weights, {"method": {}})
     (folder / "metrics.jsonl").write_text("".join(map(line_of, run.history)))
     write_json(folder / "config.json", config)
     seal_files(folder, config, "config.json", "metrics.jsonl")
-    return folder
+    yield folder
+    folder.replace(whole)
 
 
 def load_chains(run: Run, train: Dataset) -> Chains:

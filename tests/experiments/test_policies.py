@@ -396,6 +396,11 @@ def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monk
     assert two["progress"].shape == (7, 2, own.horizon)
     assert push_t.numbers_of(two)["clipped"] == 0.25
     assert not np.array_equal(two["progress"][:, 0], two["progress"][:, 1])
+    more = push_t.rolled(apart[1], push_t.Pieces(tmp_path / "b", {}), None, "x", Piece("x", {}, one))
+    assert np.array_equal(more["progress"], two["progress"])
+    assert [path.name for path in (tmp_path / "b" / "x").iterdir()] == ["1"], (
+        "what is there is not made again"
+    )
     whole = push_t.rolled(own, push_t.Pieces(tmp_path / "whole", {}), None, "flow-best")
     pieces = push_t.Pieces(tmp_path / "cut", {})
     cut = stop_after(2, roll)
@@ -594,7 +599,7 @@ def test_rounds_and_times_are_added_to_what_is_there(tmp_path, made, monkeypatch
     assert (len(rolled), timed) == (4, ["one", "one"]), "two rounds serve where one is asked for"
     assert (again["rollouts/flow/one"].value, again["ms_a_chunk/flow/one"].value) == (2, 1.0)
     third = rows(rollouts=3, timed=False, kinds=("one",), arms=("flow",))
-    assert (len(rolled), len(timed)) == (5, 2), "one more round of one arm; blocks were kept"
+    assert (len(rolled), len(timed)) == (5, 2), "one more round of one arm"
     assert [third[f"rollouts/{arm}/one"].value for arm in ("flow", "cloning")] == [3, 2]
     assert third["ms_a_chunk/flow/one"].value == 1.0, "what a chunk takes does not depend on rounds"
     other = replace(bench(push_t, tmp_path, **options, rollouts=4, kinds=("one",)), seed=1)

@@ -120,10 +120,12 @@ def demonstrations(bench: Bench) -> Demonstrations:
     return load_pusht(os.environ[FOLDER], draw if bench.pictures else None, centred=bench.centred)
 
 
-def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str, np.ndarray]:
+def rolled(
+    bench: Bench, pieces: Pieces, policy: Acting, name: str, before: Piece | None = None
+) -> dict[str, np.ndarray]:
     """Every episode of one policy from all starts, `block` of them at a time, with a seed of their own.
 
-    Where rollouts of a start are `apart` they come in rounds over all starts, so that others can be added later.
+    Where rollouts of a start are `apart` they come in rounds over all starts, and those that are `before` serve.
     """
     starts = pusht_starts(bench.starts, bench.start_seed)
     rounds = bench.rollouts if bench.apart else 1
@@ -138,10 +140,10 @@ def rolled(bench: Bench, pieces: Pieces, policy: Acting, name: str) -> dict[str,
         every = {key: np.full(found.lengths.shape, value) for key, value in costs.items()}
         return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **every}
 
-    made: list[dict[str, np.ndarray]] = []
-    for later in [(k,) if k else () for k in range(rounds)]:
-        own, each = "/".join((name, *map(str, later))), partial(roll, later=later)
-        made.append(pieces.blocks(own, bench.starts, bench.block, each))
+    made = [] if before is None else [before.arrays]
+    for k in range(0 if before is None else rounds_of(before), rounds):
+        own, later = (f"{name}/{k}", (k,)) if k else (name, ())
+        made.append(pieces.blocks(own, bench.starts, bench.block, partial(roll, later=later)))
     return {
         key: np.hstack([each[key].reshape(bench.starts, -1, *each[key].shape[2:]) for each in made])
         for key in made[0]
@@ -224,11 +226,11 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
     for kind in missing:
         acts, name = acting(bench, policy, arm, kind) if learned else policy, f"{arm}-{kind}"
         before = found[kind] or Piece(name, {}, {})
-        arrays = rolled(bench, pieces, acts, name) if kind in short else before.arrays
+        arrays = rolled(bench, pieces, acts, name, found[kind]) if kind in short else before.arrays
         numbers = numbers_of(arrays)
         if wanted or kind not in untimed:  # what a chunk takes does not depend on rounds
             numbers[TIME] = chunk_ms(bench, acts) if kind in untimed else before.numbers[TIME]
-        (pieces.keep if bench.apart else pieces.finish)(name, numbers | own, arrays)  # blocks may be added to
+        pieces.finish(name, numbers | own, arrays)
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
     if shows:

@@ -130,7 +130,9 @@ PROFILES = {
         "warning",
         "The energy is behind its proposal: the objective ends at {end:.3f}, below −log(K+1) = {level:.3f}, which "
         "an energy that copies −log p_ξ would have. The proposal alone is the better model.",
-        "Train the energy longer, raise its learning rate or energy_steps, or give it more capacity.",
+        "Train the energy longer, raise its learning rate or energy_steps, or give it more capacity. With "
+        "contexts, one that starts as its proposal (energy 'on-proposal') is at that level from its first update. "
+        "Until then take draws of the proposal: gradients of this energy lead away from them.",
     ),
 }
 

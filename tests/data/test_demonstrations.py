@@ -282,17 +282,20 @@ def test_an_observation_may_be_called_as_what_is_said_of_others(tmp_path):
         np.savez(file, tool=x, far=x, actions=x, ends=[4], relative=names)
         with pytest.raises(InputError, match=words):
             load_episodes(file)
-    for none in ([], np.array([b""])):
-        np.savez(file, tool=x, actions=x, ends=[4], noisy=none)
-        assert load_episodes(file).noisy == ()
+    np.savez(file, tool=x, actions=x, ends=[4], noisy=[])
+    assert load_episodes(file).noisy == ()
+    np.savez(file, tool=x, actions=x, ends=[4], noisy=np.array([b"tool"]))
+    with pytest.raises(ConfigError, match=r"mine\.npz: noisy: must be text, not bytes, got"):
+        load_episodes(file)
     np.savez(file, tool=x, actions=x, ends=[4])
     found = load_episodes(file)
     assert found.noisy == ("tool",), "as files without them always were"
     with pytest.raises(ConfigError, match=r"path: must be a file that ends with \.npz, got .*mine'"):
         save_episodes(tmp_path / "mine", found)
     assert save_episodes(tmp_path / "new" / "mine.npz", found).is_file()
-    with pytest.raises(ConfigError, match=r"not to end with \.npy, got \['x\.npy'\]"):
-        save_episodes(file, Demonstrations.of({"x.npy": x}, x))
+    for odd in ("x.npy", "a\0b", "actions", "ends"):
+        with pytest.raises(ConfigError, match=r"observations: must be named, .*, got \["):
+            save_episodes(file, Demonstrations.of({odd: x}, x))
 
 
 def test_a_folder_of_episodes(tmp_path):

@@ -414,6 +414,7 @@ def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monk
     assert found["progress"].shape == (7, 2, own.horizon)
     assert all(np.array_equal(found[key], whole[key]) for key in whole)
     assert push_t.numbers_of(found)["acting_ms"] == pytest.approx(500 / own.horizon)
+    assert found["clipped"].shape == (7, 2)
     assert not np.array_equal(found["progress"][:3], found["progress"][3:6]), "blocks have seeds of their own"
     assert pieces.names() == []
     pieces.finish("flow-best", {}, found)
@@ -602,6 +603,12 @@ def test_rounds_and_times_are_added_to_what_is_there(tmp_path, made, monkeypatch
     assert (len(rolled), len(timed)) == (5, 2), "one more round of one arm"
     assert [third[f"rollouts/{arm}/one"].value for arm in ("flow", "cloning")] == [3, 2]
     assert third["ms_a_chunk/flow/one"].value == 1.0, "what a chunk takes does not depend on rounds"
+    later = tmp_path / "pieces" / "flow-one" / "3"
+    push_t.Pieces(later, {}).keep("0-2", {}, {})
+    (tmp_path / "pieces" / "cloning-one.json").unlink()
+    rows(rollouts=1, kinds=("one",))
+    assert len(rolled) == 6, "cloning's"
+    assert {path.name for path in later.iterdir()} == {"0-2.json", "0-2.npz"}, "blocks of rounds to come stay"
     other = replace(bench(push_t, tmp_path, **options, rollouts=4, kinds=("one",)), seed=1)
     with pytest.raises(InputError, match="seed = 0, now it is 1"):
         push_t.body(other)
@@ -610,15 +617,20 @@ def test_rounds_and_times_are_added_to_what_is_there(tmp_path, made, monkeypatch
 def test_rows_from_pictures_have_their_own_names_and_are_asked_what_is_said(tmp_path, made, monkeypatch):
     monkeypatch.setenv(push_t.FOLDER, "any")
     monkeypatch.setattr(push_t, "demonstrations", lambda _: None)
-    asked = {"least": {"flow/300": 0.4}}
+    asked = {"least": {"flow/300": 0.4}, "ahead": ("flow/one_draw/300",), "required": ("flow",)}
     options = {"starts": 4, "horizon": 300, "arms": ("flow",), "kinds": ("one",), "networks": "paper"}
     for changes in ({}, asked):
+        options["kinds"] = ()
         own = bench(push_t, tmp_path / str(len(changes)), **options, pictures=True, **asked)
         own.changes = changes
         rows = {row.metric: row for row in push_t.body(own)}
         assert all(name.startswith("pictures/") for name in rows)
         assert rows["pictures/maximum/flow/one/200"].paper == 0.866
-        assert rows["pictures/maximum/flow/one/300"].target == (0.4 if changes else None)
+        names = ("maximum/flow/one/300", "clear_of_random/flow")
+        assert [rows[f"pictures/{name}"].target for name in names] == ([0.4, 0.0] if changes else [None] * 2)
+    own.settings = {**own.settings, "pictures": False}
+    with pytest.raises(InputError, match="pictures = True, now it is False"):
+        push_t.body(own)
 
 
 def test_chunks_are_timed_after_some_were_asked_for(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -130,10 +131,12 @@ def test_an_exported_policy_acts_to_the_bit_and_holds_its_weights_alone(folder, 
     for ask in (lambda: load_policy(at, averaged=other), lambda: again.acting(averaged=other)):
         with pytest.raises(ConfigError, match=rf"policy\.averaged: must be {not other}, as .* exported"):
             ask()
+    twice = again.export(tmp_path / "twice")
     assert torch.equal(
-        load_policy(again.export(tmp_path / "twice")).predict_action_chunk(SEEN),
-        load_policy(at).predict_action_chunk(SEEN),
+        load_policy(twice).predict_action_chunk(SEEN), load_policy(at).predict_action_chunk(SEEN)
     )
+    with pytest.raises(ConfigError, match=r"policy\.averaged"):
+        load_policy(twice, averaged=other)
 
 
 def test_what_was_exported_is_not_trained_on_and_takes_no_other_place(folder, tmp_path):
@@ -171,8 +174,15 @@ def test_an_export_that_was_cut_leaves_nothing_by_its_name(folder, tmp_path, mon
         policy.export(at)
     monkeypatch.undo()
     assert not at.exists()
+    assert list(tmp_path.iterdir()) == []
     load_policy(policy.export(at))
     assert [path.name for path in tmp_path.iterdir()] == ["lean"]
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("here")
+    policy.export(tmp_path / "link")
+    assert torch.equal(
+        *(load_policy(tmp_path / name).predict_action_chunk(SEEN) for name in ("here", "lean"))
+    )
     assert CheckpointStore(at / "checkpoints").load().step == 3
     changed = (at / "config.json").read_text().replace('"seed": 0', '"seed": 1')
     (at / "config.json").write_text(changed)
@@ -197,9 +207,26 @@ def test_a_kernel_among_the_options_of_sampling_is_the_policys(folder):
         for how in ({"sampling": {**options, "kernel": table}}, {"sampling": options, "kernel": table})
     ]
     assert torch.equal(*chunks)
-    for wrong in ({"rank": "energy"}, {"kernel": table, "covariance": 1}):
+    made = load_policy(folder / "stages").acting(**asked, sampling={**options, "kernel": table})
+    assert torch.equal(made.predict_action_chunk(SEEN), chunks[0])
+    for wrong in ({"rank": "energy"}, {"kernel": table, "covariance": 1}, {"run": 1}, {"seed": 1}):
         with pytest.raises(ConfigError, match=r"policy\.sampling: must be options of Run\.sample alone"):
             PolicyConfig(sampling=wrong)
+    with pytest.raises(ConfigError, match=r"policy\.sampling: .* a kernel is policy\.kernel"):
+        PolicyConfig(kernel=table, sampling={"kernel": table})
+
+
+def test_files_with_a_kernel_among_the_options_of_sampling_take_other_settings(folder, tmp_path):
+    table, other = ({"name": "ula", "step_size": step} for step in (0.01, 0.5))
+    at = load_policy(folder / "stages", algorithm=4, steps=0).export(tmp_path / "old")
+    kept = json.loads((at / "policy.json").read_text())
+    kept["policy"] |= {"sampling": {"evaluations": 20, "kernel": table}}
+    del kept["policy"]["kernel"]
+    (at / "policy.json").write_text(json.dumps(kept))
+    assert load_policy(at).config.kernel == table
+    assert load_policy(at, kernel=other).config.kernel == other
+    changed = load_policy(at, sampling={"evaluations": 30}).config
+    assert (changed.kernel, changed.sampling) == (table, {"evaluations": 30})
 
 
 def test_a_kernel_that_is_no_table_is_not_written(folder, tmp_path):
@@ -208,6 +235,7 @@ def test_a_kernel_that_is_no_table_is_not_written(folder, tmp_path):
     own = Policy(RunActions(read.model.run, 2, *found, kernel=ULA(0.5)), read.scaling, CHAIN)
     with pytest.raises(ConfigError, match=r"policy\.kernel: must be a table where it is written"):
         own.export(tmp_path / "lean")
+    assert list(tmp_path.iterdir()) == []
     table = {"name": "ula", "step_size": 0.5}
     named = Policy(own.model, own.scaling, replace(CHAIN, kernel=table))
     chunks = [each.predict_action_chunk(SEEN) for each in (load_policy(named.export(tmp_path / "lean")), own)]

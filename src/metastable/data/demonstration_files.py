@@ -55,8 +55,11 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     whole = alone and not any(name in arrays for name in ENDS)
     ends = None if whole else _first(arrays, ENDS, path)
     named = [
-        key for key in KINDS if key in arrays and (arrays[key].dtype.kind in "US" or not arrays[key].size)
+        key for key in KINDS if key in arrays and (arrays[key].dtype.kind in "SU" or not arrays[key].size)
     ]
+    for key in named:
+        kind = arrays[key].dtype
+        require(kind.kind != "S", f"{path.name}: {key}", "text, not bytes", kind)
     told = {key: [name for name in arrays.pop(key).astype(str).ravel().tolist() if name] for key in named}
     others = [key for key in arrays if key not in (actions, ends)]
     chosen = _names(observations, others)
@@ -79,7 +82,7 @@ def save_episodes(path: str | Path, demonstrations: Demonstrations) -> Path:
     path, shown = Path(path).expanduser(), demonstrations
     require(path.suffix == ".npz" and not path.is_dir(), "path", "a file that ends with .npz", str(path))
     taken = {"file", "allow_pickle", *ACTIONS, *ENDS, *KINDS} & set(shown.observations)
-    odd = {key for key in shown.observations if not key.strip("\0") == key != "" or key.endswith(".npy")}
+    odd = {key for key in shown.observations if not key or "\0" in key or key.endswith(".npy")}
     rule = "named, as nothing else in the file is, and not to end with .npy"
     require(not taken | odd, f"{path.name}: observations", rule, sorted(taken | odd))
     arrays = {ACTIONS[0]: shown.actions, ENDS[0]: shown.ends, **shown.observations}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -105,11 +104,16 @@ class Pieces:
             made.append((own.find(at) or own.keep(at, {}, make(range(first, stop)))).arrays)
         return {key: np.concatenate([each[key] for each in made], axis) for key in made[0]}
 
-    def finish(self, name: str, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> Piece:
-        """Write a piece, and remove the blocks that it was made of."""
-        piece = self.keep(name, numbers, arrays)
-        if (self.folder / name).is_dir():
-            shutil.rmtree(self.folder / name)
+    def finish(
+        self, name: str, numbers: dict[str, Any], arrays: dict[str, np.ndarray], parts: Iterable[str] = ()
+    ) -> Piece:
+        """Write a piece, and remove the blocks that it was made of: those of its name, and of `parts` below it."""
+        piece, folder = self.keep(name, numbers, arrays), self.folder / name
+        for at in (*(folder / part for part in parts), folder):
+            for path in (*at.glob("*.json"), *at.glob("*.npz")):
+                path.unlink()
+            if at.is_dir() and not any(at.iterdir()):
+                at.rmdir()
         return piece
 
 

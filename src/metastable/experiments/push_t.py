@@ -230,7 +230,7 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
         numbers = numbers_of(arrays)
         if wanted or kind not in untimed:  # what a chunk takes does not depend on rounds
             numbers[TIME] = chunk_ms(bench, acts) if kind in untimed else before.numbers[TIME]
-        pieces.finish(name, numbers | own, arrays)
+        pieces.finish(name, numbers | own, arrays, map(str, range(1, arrays["progress"].shape[1])))
         said = ", ".join(f"{key} {Interval(*numbers[key])}" for key in numbers if key.startswith("maximum"))
         bench.say(f"{arm}, {kind}: {said}, {numbers['acting_ms']:.1f} ms a step")
     if shows:
@@ -249,7 +249,7 @@ def body(bench: Bench) -> list[Row]:
     rule = "false with dense networks, which have no eyes; set networks=paper"
     require(not bench.pictures or bench.networks == "paper", "pictures", rule, bench.pictures)
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
-    how |= {"pictures": True} if bench.pictures else {}
+    how["pictures"] = bench.pictures
     if bench.apart:
         del how["rollouts"]  # others can be added
     rolls = simulator(bench)

@@ -69,7 +69,7 @@ class PolicyConfig:
         require_choice("policy.rank", self.rank, RANKS)
         require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
         # refused now, not when a training has ended
-        theirs = {*OF_RUNS, *FOUND, "run"} & set(self.sampling)
+        theirs = {*OF_RUNS, *FOUND, "run", "n", "seed", "given"} & set(self.sampling)
         if theirs == {"kernel"} and self.kernel is None:  # as older files have it
             object.__setattr__(self, "kernel", self.sampling["kernel"])
             kept = {name: value for name, value in self.sampling.items() if name != "kernel"}

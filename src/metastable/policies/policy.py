@@ -90,7 +90,12 @@ class Policy:
     def acting(self, **changed: Any) -> Policy:
         """The same policy by other settings of `PolicyConfig`, weights shared; it begins as after `reset`."""
         config, model = build(PolicyConfig, {**vars(self.config), **changed}, "policy"), self.model
-        own = {name: vars(config)[name] for name in OF_RUNS if name in changed}
+        now = vars(self.config)  # a kernel may have stood in `sampling`
+        own = {
+            name: v
+            for name, v in vars(config).items()
+            if name in OF_RUNS and (name in changed or v != now[name])
+        }
         if isinstance(model, RunActions):
             run = weights_of(model.run, config.averaged)
             model = model.acting(run, **own) if own or run is not model.run else model
@@ -231,7 +236,7 @@ class Policy:
             raise InputError("policy: only that of a run can be exported")
         with export_run(model.run, folder) as part:
             self._write(model, part)
-        return Path(folder)
+        return Path(folder).expanduser()
 
     def _write(self, model: RunActions, folder: Path) -> Path:
         told = model.kernel is None or self.config.kernel is not None
@@ -262,7 +267,8 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
     kept = read_table(path, KEPT, needed=("policy", "covariance", "step_size", "scaling", "seed"))
     with reading(path):
         scaling = Scaling.from_json(kept["scaling"])
-    settings = {"averaged": False, **kept["policy"], **changed}  # older files acted by the weights themselves
+    own = {"averaged": False, **kept["policy"]}  # older files acted by the weights themselves
+    settings = {**vars(build(PolicyConfig, own, "policy")), **changed}
     config, proposal = build(PolicyConfig, settings, "policy"), kept.get("proposal")
     method = None if proposal is None else _method_with(Path(folder), proposal)
     run = load_run(folder, method=method, device=device)

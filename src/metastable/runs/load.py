@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -84,14 +85,13 @@ def export_run(run: Run, folder: str | Path) -> Iterator[Path]:
     Given is where more can be put; what was cut leaves nothing by the folder's name. Settings say whether the
     weights are averages, null where there are no others. Optimisers, others and draws in a pool are left out.
     """
-    whole = Path(folder)
+    whole = Path(folder).expanduser().resolve()
     empty = not whole.exists() or (whole.is_dir() and not any(whole.iterdir()))
     require(empty, "folder", "a new or an empty one", str(whole))
     averages = True if run.unaveraged is not None else False if run.averages else run.config.get("exported")
     config = {**run.config, "run": identity(run.config), "exported": averages}
-    folder = whole.with_name(whole.name + ".partial")
+    folder = whole.with_name(f"{whole.name}.{os.getpid()}.partial")
     check_folder(whole, config, resume=False)
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     weights = {name: player.state_dict() for name, player in (run.inside or run.players).items()}
     store = CheckpointStore(folder / "checkpoints", run=config["run"])
@@ -99,8 +99,12 @@ def export_run(run: Run, folder: str | Path) -> Iterator[Path]:
     (folder / "metrics.jsonl").write_text("".join(map(line_of, run.history)))
     write_json(folder / "config.json", config)
     seal_files(folder, config, "config.json", "metrics.jsonl")
-    yield folder
-    folder.replace(whole)
+    try:
+        yield folder
+        folder.replace(whole)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
 
 
 def load_chains(run: Run, train: Dataset) -> Chains:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import metastable as ms
-from metastable.core.augment import CHANGES, augmented
+from metastable.core.augment import CHANGES, augmented, augmented_contexts
+from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, UnsupportedError
 from metastable.core.random import derive, generator
 from metastable.training.batches import Batches
@@ -122,3 +125,77 @@ def test_rows_gathered_together_are_augmented_as_one_by_one():
     for step, batch in enumerate(together, 1):
         assert torch.equal(batch.x, batches.at(step).x)
         assert not torch.equal(batch.x, batches._rows(step).x)
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_pictures_of_one_context_are_shifted_alike(frames: int) -> None:
+    """Each row by whole pixels of its own, with repeated edges; what is no picture stays, as do other rows."""
+    side, most, numbers = 16, 1, 3
+    x = torch.rand((400, numbers + frames * 2 * side * side), generator=generator(11))
+    at = (numbers, frames, 2, side, side)
+    y = augmented_contexts(x, at, ("shift",), 12)
+    assert torch.equal(y[:, :numbers], x[:, :numbers])
+    before, after = (z[:, numbers:].view(-1, frames * 2, side, side) for z in (x, y))
+    wide = torch.nn.functional.pad(before, (most,) * 4, mode="replicate")
+    cuts = torch.stack([wide[:, :, i : i + side, j : j + side] for i in range(3) for j in range(3)], 1)
+    found = (cuts == after[:, None]).flatten(2).all(2)  # one place for all frames and channels of a row
+    assert bool((found.sum(1) == 1).all())
+    shares = found.float().mean(0)
+    assert float((shares - 1 / 9).abs().max()) < 4.5 * (8 / 81 / 400) ** 0.5
+    assert torch.equal(y, augmented_contexts(x, at, ("shift",), 12))
+    assert not torch.equal(y, augmented_contexts(x, at, ("shift",), 13))
+
+
+def test_contexts_are_augmented_by_seed_and_step_and_events_are_not() -> None:
+    x, given = torch.randn(12, 2), torch.rand((12, 5 + 2 * 64), generator=generator(7))
+    at, rows = (5, 2, 1, 8, 8), Batch(x, given)
+    plain, changed = Batches(rows, 4, 0), Batches(rows, 4, 0, given_augment=("shift",), pictures=at)
+    seed = derive(0, "given-augment", 5)
+    expected = augmented_contexts(plain.at(5).conditions, at, ("shift",), seed)
+    assert torch.equal(changed.at(5).conditions, expected)
+    assert torch.equal(changed.several(5, [0.0])[0].conditions, expected)
+    assert torch.equal(changed.at(5).x, plain.at(5).x)
+    assert not torch.equal(expected, plain.at(5).conditions)
+    assert torch.equal(rows.given, given)  # what is read is not written to
+
+
+def test_noise_on_a_few_numbers_of_a_context_leaves_its_pictures() -> None:
+    """Where most numbers have none it is drawn for the others alone, of the size that was asked for."""
+    x, given = torch.zeros(4000, 2), torch.zeros(4000, 40)
+    share = (1.0, 0.0, 2.0) + (0.0,) * 37
+    added = Batches(Batch(x, given), None, 0, given_noise=share).at(3, 0.5).conditions
+    assert not added[:, [1, *range(3, 40)]].any()
+    spread = added[:, [0, 2]].std(0) / torch.tensor([0.5, 1.0])
+    assert float((spread - 1).abs().max()) < 4.5 / (2 * 4000) ** 0.5
+
+
+def test_training_takes_augmented_contexts_and_refuses_others() -> None:
+    x, given = torch.randn(40, 2), torch.rand((40, 1, 16, 16), generator=generator(8))
+    net = {
+        "name": "transformer",
+        "pictures": [0, 1, 1, 16, 16],
+        "width": 8,
+        "layers": 1,
+        "heads": 2,
+        "step": 1,
+    }
+    flow = {"name": "interpolant", "field": net, "steps": 2}
+    asked: dict[str, Any] = {"method": "density", "steps": 2, "batch_size": 8, "evaluate": False}
+    run = ms.fit(flow, x, given=given, given_augment="shift", **asked)
+    assert run.config["trainer"]["given_augment"] == ["shift"]
+    assert run.config["trainer"]["given_pictures"] == [0, 1, 1, 16, 16]
+    with pytest.raises(
+        UnsupportedError, match=r"trainer.given_augment: is for pictures .*contexts have shape"
+    ):
+        ms.fit(flow, x, given=given.flatten(1), given_augment="shift", **asked)
+    with pytest.raises(ConfigError, match=r"trainer.given_pictures: must be within the 256 numbers"):
+        ms.fit(flow, x, given=given, given_augment="shift", given_pictures=(1, 1, 1, 16, 16), **asked)
+    with pytest.raises(ConfigError, match=r"trainer.given_pictures: must be start, count, .*got \(1, 2\)"):
+        ms.fit(flow, x, given=given, given_augment="shift", given_pictures=(1, 2), **asked)
+    with pytest.raises(UnsupportedError, match=r"trainer.given_augment: is for events with contexts"):
+        ms.fit("interpolant", x, given_augment="shift", **asked)
+    with pytest.raises(UnsupportedError, match=r"units: must be 'none' for things .*`pictures`"):
+        ms.fit(flow, x, given=given, units="scale", **asked)
+    dense, at = {"name": "interpolant", "steps": 2}, (0, 1, 1, 16, 16)
+    with pytest.raises(UnsupportedError, match=r"trainer.given_augment: .*units='none'"):
+        ms.fit(dense, x, given=given, given_augment="shift", given_pictures=at, units="scale", **asked)

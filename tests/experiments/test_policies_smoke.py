@@ -168,12 +168,15 @@ def test_push_t_from_pictures_is_trained_and_rolled_out(tmp_path, monkeypatch, d
     monkeypatch.setattr(push_t, "PUSH_T", TINY)
     monkeypatch.setattr(environments, "SIDE", 24)  # a processor takes long for 96, and for 64 channels
     monkeypatch.setattr(tokens, "PictureEncoder", partial(tokens.PictureEncoder, width=8, layers=1))
-    first, _ = made(push_t, tmp_path, arms=("flow", "i-r-nce"), **SEEN)
-    assert {"maximum/flow/one/9", "maximum/i-r-nce/best/9", "ms_a_chunk/i-r-nce/best"} <= set(first)
+    first, _ = made(push_t, tmp_path, arms=("flow", "i-r-nce"), augment=("shift",), **SEEN)
+    wanted = ("maximum/flow/one/9", "maximum/i-r-nce/best/9", "ms_a_chunk/i-r-nce/best")
+    assert {f"pictures/{name}" for name in wanted} <= set(first)
+    assert all(name.startswith("pictures/") for name in first), "no row of states"
     drawn(tmp_path / "table-6-i-r-nce.png")
     policy = load_policy(tmp_path / "training" / "flow")
     assert policy.scaling.pictures == {"picture": (3, 24, 24)}
     assert policy.scaling.noisy == ("agent",)
+    assert policy.model.run.config["trainer"]["given_augment"] == ["shift"]
     mask = policy.scaling.noise_mask(2)
     assert (sum(mask), mask[:4], len(mask)) == (4, (1, 1, 1, 1), 4 + 2 * 3 * 24 * 24), "no noise on pictures"
     eyes = [name for name, _ in policy.model.run.energy.named_modules() if name.endswith("eyes")]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from metastable.core.errors import ConfigError
 from metastable.core.units import Units
 from metastable.data import demonstrations as windows_room
 from metastable.data.demonstrations import Demonstrations
@@ -78,3 +79,15 @@ def test_units_of_contexts_are_those_of_all_columns_at_once(monkeypatch: pytest.
     assert parts.matrix[0] == 0
     for name in ("mean", "matrix", "inverse_matrix"):
         torch.testing.assert_close(vars(parts)[name][1:], vars(whole)[name], rtol=1e-14, atol=1e-15)
+
+
+def test_pictures_of_a_policy_are_augmented_where_they_lie() -> None:
+    """Those of both steps of a window, behind its numbers; without pictures it is refused by its name."""
+    seen, config = shown(40, 16), {"context": 2, "prediction": 4, "execute": 2}
+    options = {"steps": 2, "batch_size": 16}
+    policy = fit_policy(seen, {"name": "interpolant", "steps": 2}, config=config, augment="shift", **options)
+    trainer = policy.model.run.config["trainer"]
+    assert (trainer["given_augment"], trainer["given_pictures"]) == (["shift"], [4, 2, 3, 16, 16])
+    states = Demonstrations.of(np.zeros((9, 2)), np.arange(9.0))
+    with pytest.raises(ConfigError, match=r"augment: must be left out for demonstrations without pictures"):
+        fit_policy(states, config=config, augment="shift", **options)

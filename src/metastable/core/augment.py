@@ -6,6 +6,7 @@ keeps the shape and the range of its values. Nothing waits for a device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .errors import UnsupportedError, require, require_choice
-from .random import uniform_rows
+from .random import Seed, generator, uniform_rows
 from .types import per_row
 
 Change = Callable[[Tensor, torch.Generator], Tensor]
@@ -29,13 +30,30 @@ def crop(x: Tensor, rng: torch.Generator) -> Tensor:
 
     The same as a margin of mirrored pixels, four of them at 32 × 32, and a random cut of the old size.
     """
+
+    def mirrored(place: Tensor, last: int) -> Tensor:
+        return last - (last - place.abs()).abs()
+
+    return _moved(x, rng, 8, mirrored)
+
+
+def shift(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Shifted by up to a sixteenth of the side each way, or by a pixel; edges are repeated.
+
+    What policies that see pictures are trained with: I. Kostrikov, D. Yarats, R. Fergus, *Image augmentation is
+    all you need*, ICLR 2021.
+    """
+    return _moved(x, rng, 16, lambda place, last: place.clamp(0, last))
+
+
+def _moved(x: Tensor, rng: torch.Generator, share: int, inside: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Every picture shifted by up to 1/`share` of either side, its pixels from places that `inside` brings back."""
     for dim in (2, 3):
         side = x.shape[dim]
-        most = min(max(side // 8, 1), side - 1)
-        shift = (uniform_rows(x, rng) * (2 * most + 1)).long() - most
-        place = (torch.arange(side, device=x.device) + shift[:, None]).abs()
-        place = (side - 1 - (side - 1 - place).abs()).view(-1, 1, *((side, 1) if dim == 2 else (1, side)))
-        x = x.gather(dim, place.expand(x.shape))
+        most = min(max(side // share, 1), side - 1)
+        by = (uniform_rows(x, rng) * (2 * most + 1)).long() - most
+        place = inside(torch.arange(side, device=x.device) + by[:, None], side - 1)
+        x = x.gather(dim, place.view(-1, 1, *((side, 1) if dim == 2 else (1, side))).expand(x.shape))
     return x
 
 
@@ -65,7 +83,10 @@ def blur(x: Tensor, rng: torch.Generator) -> Tensor:
     return x
 
 
-CHANGES: dict[str, Change] = {"flip": flip, "crop": crop, "rescale": rescale, "colour": colour, "blur": blur}
+CHANGES: dict[str, Change] = {
+    **{"flip": flip, "crop": crop, "shift": shift},
+    **{"rescale": rescale, "colour": colour, "blur": blur},
+}
 
 
 def require_changes(field: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -77,11 +98,11 @@ def require_changes(field: str, names: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def require_images(field: str, event_shape: Sequence[int]) -> None:
-    """Refuse events that are no pictures."""
-    if len(event_shape) != 3:
+def require_images(field: str, shape: Sequence[int], what: str = "events") -> None:
+    """Refuse what is no picture."""
+    if len(shape) != 3:
         raise UnsupportedError(
-            f"{field}: is for pictures (channels, height, width), and events have shape {tuple(event_shape)}"
+            f"{field}: is for pictures (channels, height, width), and {what} have shape {tuple(shape)}"
         )
 
 
@@ -96,3 +117,20 @@ def augmented(x: Tensor, names: Sequence[str], rng: torch.Generator) -> Tensor:
     for name in names:
         x = CHANGES[name](x, rng)
     return x
+
+
+def augmented_contexts(given: Tensor, at: Sequence[int], names: Sequence[str], seed: Seed) -> Tensor:
+    """Contexts `(B, *context)` with their pictures changed, those of one context all alike.
+
+    Args:
+        given: the contexts.
+        at: where pictures lie in a flattened context: start, count, channels, height and width.
+        names: of the changes.
+        seed: of the random numbers.
+    """
+    start, count, *shape = at
+    flat = given.flatten(1).clone()
+    pictures = flat[:, start : start + count * math.prod(shape)].view(-1, count, *shape)
+    for k in range(count):
+        pictures[:, k] = augmented(pictures[:, k].contiguous(), names, generator(seed, given.device))
+    return flat.view(given.shape)

@@ -125,6 +125,15 @@ class Scaling:
         """Of one observation of this name."""
         return self.pictures[key] if key in self.pictures else tuple(self.middle[key].shape)
 
+    def pictures_at(self, context: int) -> tuple[int, ...]:
+        """Where the pictures of one kind lie in packed contexts: start, count, channels, height and width.
+
+        Empty where there are none.
+        """
+        require(len(self.pictures) <= 1, "pictures", "of one kind", tuple(self.pictures))
+        start = context * sum(self.middle[key].numel() for key in self.names if key not in self.pictures)
+        return tuple(n for shape in self.pictures.values() for n in (start, context, *shape))
+
     def noise_mask(self, context: int) -> tuple[float, ...]:
         """1 for every number of a packed context that changes and that σ_pert may perturb, else 0."""
         each = {key: (half > 0).flatten().tolist() for key, half in self.half.items()}

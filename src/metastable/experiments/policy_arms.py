@@ -42,7 +42,7 @@ MADE = "made-with.json"
 LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
     *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
-    *("within", "sight", "near", "precision"),
+    *("within", "sight", "near", "precision", "augment"),
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 OF_ENERGIES = ("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates")
@@ -255,6 +255,7 @@ def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None)
         config,
         padded=task.padded,
         noise=NOISE,
+        augment=bench.settings.get("augment", ()),
         on=flow,
         seed=derive(bench.seed, "policy") % 2**31,
         out=folder,

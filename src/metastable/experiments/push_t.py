@@ -1,7 +1,8 @@
 """Section 7.4 of the R-NCE paper: a block in the shape of a T is pushed to its place (Tables 6 and 7).
 
 Policies see states, or with `pictures=true` the agent's position and a picture, drawn of the demonstrations' states
-once (`pictures.npz`, which can be taken to where there is no simulator) and of every step of an episode.
+once (`pictures.npz`, which can be taken to where there is no simulator) and of every step of an episode; those that
+are learned from are changed at random in the ways that `augment` names.
 
 Every arm learns from the 206 human demonstrations (`METASTABLE_PUSHT` names their folder; the paper has 136) and
 is rolled out from stored starts, which no training and no choice of settings sees: maximum and final coverage at
@@ -55,7 +56,7 @@ CHOICES = (
 )
 EVERYWHERE: dict[str, Any] = {"options": {}, "sizes": {}, "acts": {}, "kinds": (), "timed": True}
 EVERYWHERE |= {"most_parameters": 3_400_000, "warmup": 200, "pretrain": 10_000}
-EVERYWHERE |= {"pictures": False, "centred": True}
+EVERYWHERE |= {"pictures": False, "augment": (), "centred": True}
 """Settings of all scales."""
 DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""

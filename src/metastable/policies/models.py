@@ -68,11 +68,9 @@ def layout_of(
         }
         rule = "in the space of the actions (Demonstrations.of(…, space=…)), which are not relative"
         require(len(apart - {0.0}) == 1 and not scaling.relative, "near", rule, near)
-    at, past, things, pictures, among = 0, [], [], None, None
+    at, past, things, among = 0, [], [], None
     for name in scaling.names:
         if name in scaling.pictures:
-            require(pictures is None, "pictures", "of one kind", tuple(scaling.pictures))
-            pictures = (at, context, *scaling.pictures[name])
             continue
         size = scaling.middle[name].numel()
         if sets and name in sets:
@@ -84,7 +82,8 @@ def layout_of(
             past.append((at, context, size))
         at += context * size
     actions = scaling.middle["action"].numel()
-    return Layout(actions, tuple(past), tuple(things), pictures, among)  # pyright: ignore
+    seen = scaling.pictures_at(context) or None
+    return Layout(actions, tuple(past), tuple(things), seen, among)  # pyright: ignore
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -294,6 +294,7 @@ def fit_policy(
     *,
     padded: bool = True,
     noise: tuple[float, float] | float | None = (0.01, 0.005),
+    augment: str | Sequence[str] = (),
     on: Policy | None = None,
     seed: int = 0,
     **options: Any,
@@ -309,6 +310,8 @@ def fit_policy(
         noise: σ_pert at first, and from half of the training on, on chunks and on what of the contexts may be
             noised; one number for both, None for none. Beside a proposal that stays it is the last throughout, for
             data of another noise than it has learned differ from its draws by that alone.
+        augment: ways in which the pictures of every update are changed at random, such as `shift`, alike in all
+            of a window; see `TrainerConfig.augment`.
         on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
             `density` with `units="none"`, on demonstrations of the same ranges. What is trained on a flow is read
             back by `load_policy`: the run's own settings name the flow's class alone. Where the method's `proposal`
@@ -330,6 +333,10 @@ def fit_policy(
         stays = on is not None or (isinstance(method, Ranked) and not method.train_proposal)
         schedule = {"data_noise": each[stays], "data_noise_final": each[1], "data_noise_over": 0.5}
         options = {**schedule, "given_noise": scaling.noised(config.context, data.given), **options}
+    if augment:
+        at = scaling.pictures_at(config.context)
+        require(bool(at), "augment", "left out for demonstrations without pictures", augment)
+        options = {"given_augment": augment, "given_pictures": at, "units": "none", **options}
     table, flow = None, None
     if on is not None:
         units = options.setdefault("units", "none")

@@ -157,7 +157,7 @@ def make_plan(
     rows = training_rows(train, method, engine, coordinates, seed, None if smoothing else trainer.batch_size)
     if smoothing:
         rows = smoothed_rows(rows, smoothing, seed)
-    check_augmented(trainer.augment, dataset.event_shape, coordinates)
+    trainer = check_augmented(trainer, rows, coordinates)
     seen = as_seen(rows, trainer.noise_at(0), coordinates, seed, trainer.augment)
     power = power_of(method, trainer.steps or 0)
     module, energy_settings = resolve_energy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -95,10 +96,14 @@ def spread_of(x: Tensor) -> float:
 
 
 def _has_things(setting: Any) -> bool:
-    """Whether some network of these tables takes numbers of a context alike, or holds them against events."""
+    """Whether some network of these tables takes numbers of a context alike, or holds them against events.
+
+    Pixels are such: a scale for each would be another picture.
+    """
     if isinstance(setting, Mapping):
         several = any(group[1] > 1 for group in setting.get("tokens") or ())
-        return bool(several or setting.get("near") or any(map(_has_things, setting.values())))
+        own = several or setting.get("near") or setting.get("pictures")
+        return bool(own or any(map(_has_things, setting.values())))
     return isinstance(setting, list) and any(map(_has_things, setting))
 
 
@@ -112,7 +117,7 @@ def _without_units(energy: Any, method: Method, beside: str) -> str:
     if is_discrete(energy) or is_discrete(settings):
         return "units coded −1 and +1"
     if _has_things([energy, vars(method).get("proposal")]):
-        return "things of a context that share their units (`near`, and `tokens` of several)"
+        return "things of a context that share their units (`near`, `pictures`, and `tokens` of several)"
     if not is_own(energy):
         return ""
     if isinstance(as_energy(energy), AsEnergy) or isinstance(method, Density):
@@ -217,15 +222,32 @@ def as_seen(
     return rows if x is rows.x else rows.with_events(x)
 
 
-def check_augmented(
-    names: Sequence[str], event_shape: tuple[int, ...], coordinates: Coordinates | None
-) -> None:
-    """Refuse to augment what is no picture, or no longer one in the units of training."""
-    if not names:
-        return
-    require_images("trainer.augment", event_shape)
-    if coordinates is not None:
-        raise UnsupportedError("trainer.augment: is for pictures as they are; use units='none'")
+def check_augmented(trainer: TrainerConfig, rows: Batch, coordinates: Coordinates | None) -> TrainerConfig:
+    """Refuse to augment what is no picture, or no longer one in the units of training.
+
+    Where contexts are pictures, that is told to what is returned.
+    """
+    if trainer.augment:
+        require_images("trainer.augment", rows.event_shape)
+    if trainer.given_augment:
+        trainer = dataclasses.replace(trainer, given_pictures=_pictures_at(trainer.given_pictures, rows))
+    for field, names in {"augment": trainer.augment, "given_augment": trainer.given_augment}.items():
+        if names and coordinates is not None:
+            raise UnsupportedError(f"trainer.{field}: is for pictures as they are; use units='none'")
+    return trainer
+
+
+def _pictures_at(at: tuple[int, ...], rows: Batch) -> tuple[int, ...]:
+    """Where pictures lie in contexts: where it was said, or they are pictures themselves."""
+    shape = rows.context_shape
+    if shape is None or rows.kind is not Beside.CONTEXTS:
+        raise UnsupportedError("trainer.given_augment: is for events with contexts, which these have not")
+    if not at:
+        require_images("trainer.given_augment", shape, "contexts")
+        return 0, 1, *shape
+    rule = f"within the {math.prod(shape)} numbers of a context"
+    require(at[0] + math.prod(at[1:]) <= math.prod(shape), "trainer.given_pictures", rule, at)
+    return at
 
 
 def needed_beside(dataset: Dataset, method: Method) -> Tensor | None:

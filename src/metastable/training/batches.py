@@ -8,18 +8,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from metastable.core.augment import augmented
+from metastable.core.augment import augmented, augmented_contexts
 from metastable.core.batch import Batch, Beside, Rows, as_batch
 from metastable.core.errors import ConfigError
 from metastable.core.processes import count, own_seed, rank
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.units import Coordinates
 
+from .config import TrainerConfig
+
 
 class Batches:
     """Shuffled mini-batches without replacement within an epoch; the whole set when `size` is None.
 
-    Events are shuffled with what they are given. Pictures are changed at random in the ways that `augment` names.
+    Events are shuffled with what they are given. Pictures are changed at random in the ways that `augment` names,
+    those within contexts, at `pictures`, in those of `given_augment`.
     Noise is added to the events, and `given_noise` times as much to the contexts: in the data's units, where
     `coordinates` are others. Of several processes each sees its own part of every batch, all of one size.
     """
@@ -32,11 +35,15 @@ class Batches:
         coordinates: Coordinates | None = None,
         augment: Sequence[str] = (),
         given_noise: float | tuple[float, ...] = 0.0,
+        given_augment: Sequence[str] = (),
+        pictures: Sequence[int] = (),
     ):
         self.data = data = as_batch(data)
         self.units = None if coordinates is None else coordinates.events
         self.given_units = None if coordinates is None else coordinates.given
         self.given_noise, self.augment = _given_noise(given_noise, data), augment
+        self.given_augment, self.pictures = given_augment, pictures
+        self.noised = 0 if self.given_noise is None else 1 + int(self.given_noise.flatten().nonzero()[-1])
         self.device = data.device
         size, self.parts = len(data) if size is None else min(size, len(data)), count()
         if size < self.parts:
@@ -48,17 +55,28 @@ class Batches:
         self._epoch = -1
         self._order = torch.arange(len(data), device=self.device)
 
+    @classmethod
+    def of(cls, data: Rows, config: TrainerConfig, seed: int, coordinates: Coordinates | None) -> Batches:
+        """Those that a trainer's settings ask for."""
+        changes = (config.augment, config.given_noise, config.given_augment, config.given_pictures)
+        return cls(data, config.batch_size, seed, coordinates, *changes)
+
     def at(self, step: int, noise: float = 0.0) -> Batch:
         """The rows of update `step`, augmented, with fresh normal noise of standard deviation `noise`."""
         batch = self._rows(step)
         if self.augment:
             rng = generator(own_seed(self.seed, "augment", step), self.device)
             batch = batch.with_events(augmented(batch.x, self.augment, rng))
+        if self.given_augment:
+            seed = own_seed(self.seed, "given-augment", step)
+            changed = augmented_contexts(batch.conditions, self.pictures, self.given_augment, seed)
+            batch = replace(batch, given=changed)
         return self._noisy(batch, step, noise) if noise else batch
 
     def several(self, step: int, noises: Sequence[float]) -> list[Batch]:
         """Those of as many updates from `step` on as there are `noises`; rows of one epoch are gathered at once."""
-        if self.size == len(self.data) or self.augment or any(noises) or self.parts > 1:
+        changed = self.augment or self.given_augment or any(noises)
+        if self.size == len(self.data) or changed or self.parts > 1:
             return [self.at(step + i, noise) for i, noise in enumerate(noises)]
         found, end = [], step + len(noises)
         while step < end:
@@ -90,9 +108,15 @@ class Batches:
         noisy = batch.with_events(batch.x + (drawn if self.units is None else self.units.turn(drawn)))
         if self.given_noise is None:
             return noisy
-        drawn = noise * self.given_noise * normal_like(noisy.conditions, rng)
+        given, share = noisy.conditions, self.given_noise
+        if self.given_units is None and given.dim() == 2 and 2 * self.noised <= share.numel():
+            drawn = noise * share[: self.noised] * normal_like(given[:, : self.noised], rng)
+            return replace(
+                noisy, given=torch.cat([given[:, : self.noised] + drawn, given[:, self.noised :]], 1)
+            )
+        drawn = noise * share * normal_like(given, rng)
         turned = drawn if self.given_units is None else self.given_units.turn(drawn)
-        return replace(noisy, given=noisy.conditions + turned)
+        return replace(noisy, given=given + turned)
 
 
 def _given_noise(share: float | tuple[float, ...], data: Batch) -> Tensor | None:

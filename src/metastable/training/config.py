@@ -170,8 +170,11 @@ class TrainerConfig:
         given_noise: what the noise is multiplied with on contexts: a number, or one for each number of a context; 0
             leaves them as they are.
         augment: ways in which the pictures of every update are changed at random, each on its own: `flip`
-            (mirrored), `crop` (shifted by up to an eighth), `rescale`, `colour`, `blur`; see `core.augment`. The
-            density that is learned is then one of such pictures.
+            (mirrored), `crop` (shifted by up to an eighth), `shift` (by up to a sixteenth), `rescale`, `colour`,
+            `blur`; see `core.augment`. The density that is learned is then one of such pictures.
+        given_augment: the same for contexts that are pictures, or hold some: all of a context are changed alike.
+        given_pictures: where these lie in a flattened context: start, count, channels, height and width. Left out,
+            a context of three dimensions is a picture.
         optimiser: `Adam`, `SGD`, or any callable from parameters to a torch optimiser; one with the attribute
             `per_module = True` is given the module instead, to make parameter groups. None for Adam at a rate that
             rows and columns ask for (`training.defaults`), which falls to zero along a cosine.
@@ -218,6 +221,8 @@ class TrainerConfig:
     data_noise_over: float = field(default=1.0, kw_only=True)
     given_noise: float | tuple[float, ...] = field(default=0.0, kw_only=True)
     augment: tuple[str, ...] = field(default=(), kw_only=True)
+    given_augment: tuple[str, ...] = field(default=(), kw_only=True)
+    given_pictures: tuple[int, ...] = field(default=(), kw_only=True)
     optimiser: Adam | SGD | OptimiserFactory | None = None
     optimisers: Mapping[str, Adam | SGD | OptimiserFactory] = field(default_factory=dict)
     schedule: Schedule | ScheduleFactory | None = None
@@ -251,7 +256,9 @@ class TrainerConfig:
             require_moderate(f"trainer.{name}", value or 0.0)
         if not isinstance(self.given_noise, (int, float)):
             object.__setattr__(self, "given_noise", tuple(self.given_noise))
-        object.__setattr__(self, "augment", require_changes("trainer.augment", self.augment))
+        for name in ("augment", "given_augment"):
+            object.__setattr__(self, name, require_changes(f"trainer.{name}", vars(self)[name]))
+        self._require_places()
         over = self.data_noise_over
         require(0 < over <= 1, "trainer.data_noise_over", "above 0 and at most 1", over)
         for name in ("log_every", "checkpoint_every", "keep"):
@@ -275,6 +282,13 @@ class TrainerConfig:
         self._require_clock()
         require_choice("trainer.on_divergence", self.on_divergence, ("stop", "rollback"))
         require_choice("trainer.engine", self.engine, ENGINES)
+
+    def _require_places(self) -> None:
+        at = self.given_pictures
+        whole = isinstance(at, (tuple, list)) and all(isinstance(n, int) and n >= 0 for n in at)
+        rule = "start, count, channels, height and width of pictures in a context, or ()"
+        require(whole and (not at or (len(at) == 5 and min(at[1:]) > 0)), "trainer.given_pictures", rule, at)
+        object.__setattr__(self, "given_pictures", tuple(at))
 
     def _require_clock(self) -> None:
         require_choice("trainer.follows", self.follows, ("steps", "seconds"))

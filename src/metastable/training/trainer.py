@@ -114,7 +114,7 @@ class Trainer(KeptTraining):
         require_alone_or_together(method, config.follows)
         self.choice = choose_engine(config.engine, x.device, method, steps, energy, x, engine.precision)
         units = None if coordinates is None else coordinates.events
-        self.batches = Batches(data, config.batch_size, seed, coordinates, config.augment, config.given_noise)
+        self.batches = Batches.of(data, config, seed, coordinates)
         self.offsets = {} if units is None else offsets_of(units.log_det, power)
         self.context = make_context(
             energy=energy,

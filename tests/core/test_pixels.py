@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from pathlib import Path
 
@@ -10,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import metastable as ms
-from metastable.core.pixels import Pixels, in_bytes, table_of
+from metastable.core.pixels import Frames, Pixels, in_bytes, table_of
 from metastable.data import Dataset
 from metastable.energies.network_configs import ShortRunConfig
 from metastable.kernels import ULA
 from metastable.methods import DenoisingScoreMatching, Jarzynski, Method, PersistentCD
+from metastable.proposals.encoders import Standardise
 from metastable.runs import rows as rows_room
 from metastable.runs.plan import make_plan, trainer_of
 from metastable.training.config import TrainerConfig
@@ -149,3 +152,70 @@ def test_nothing_is_written_into_bytes():
     held = kept(pictures())
     with pytest.raises(RuntimeError, match="cannot be written to"):
         held.add_(1)
+
+
+def windows(n: int = 40, numbers: int = 5) -> Frames:
+    """Rows of some numbers and of two pictures, each of which two rows show; one pixel never changes."""
+    rng = torch.Generator().manual_seed(1)
+    codes = torch.randint(256, (n + 6, *SHAPE), generator=rng, dtype=torch.uint8)
+    codes[:, 0, 0, 0] = 7
+    shown = torch.stack([torch.arange(n), torch.arange(n) + 1], 1)
+    return Frames(torch.randn(n, numbers, generator=rng), codes, shown, table_of(-1.0, 1.0))
+
+
+@over("numbers", [0, 5])
+@over(
+    "read",
+    [
+        lambda x: x[torch.tensor([3, 0, 3])],
+        lambda x: x[5],
+        lambda x: x[2, 7],
+        lambda x: x[2:30:4],
+        lambda x: x[:, 2:9],
+        lambda x: x[torch.tensor([1, 4]), torch.tensor([7, 2])],
+        lambda x: x[torch.tensor([[1, 4], [0, 2]])],
+        lambda x: x[x > 0],
+        lambda x: x.index_select(0, torch.tensor([1, 2])),
+        lambda x: x.index_select(1, torch.tensor([1, 2])),
+        lambda x: x[x.mean(1) > 0],
+        lambda x: x.flatten(1).var(0),
+        lambda x: 2 * x - x.flip(-1),
+        lambda x: torch.cat([x, x[:2]]),
+        lambda x: torch.cat(x.split(7)),
+        lambda x: torch.cat(x.split(7, 1), 1),
+        lambda x: x.detach().double() + 0,
+        lambda x: torch.from_numpy(x.numpy()),
+        lambda x: x.clone().add_(1),
+    ],
+)
+def test_whatever_is_read_of_contexts_is_what_their_numbers_give(read, numbers):
+    x = windows(numbers=numbers)
+    found = read(x)
+    assert type(found) is Tensor
+    assert torch.equal(found, read(x.plain()))
+
+
+def test_contexts_stay_as_they_are_where_rows_are_chosen_moved_or_written_down():
+    x = windows()
+    several = [x.taken(torch.tensor([3, 9])), x.double(), copy.deepcopy(x), pickle.loads(pickle.dumps(x))]
+    wanted = [x.plain()[[3, 9]], x.plain().double(), x.plain(), x.plain()]
+    for found, numbers in zip(several, wanted, strict=True):
+        assert isinstance(found, Frames)
+        assert torch.equal(found.plain(), numbers)
+    assert all(isinstance(part, Frames) for part in x.split(7))
+    with pytest.raises(RuntimeError, match="kept as bytes cannot be written to"):
+        x.add_(1)
+
+
+def test_moments_of_contexts_are_those_of_their_numbers():
+    """Pictures count as often as rows show them; rows that were taken have their own."""
+    for x in (windows(), windows().taken(torch.tensor([0, 0, 5, 9, 9, 9]))):
+        plain = x.plain().double()
+        mean, spread = x.moments()
+        torch.testing.assert_close(mean.double(), plain.mean(0), rtol=0, atol=1e-6)
+        torch.testing.assert_close(spread.double(), plain.std(0), rtol=1e-5, atol=1e-6)
+        assert torch.equal(x.varies(), plain.amax(0) > plain.amin(0))
+        assert not x.varies().all()
+    one, other = Standardise((len(mean),), x), Standardise((len(mean),), x.plain())
+    torch.testing.assert_close(one.scale, other.scale, rtol=1e-4, atol=1e-6)
+    assert torch.equal(one.scale == 0, other.scale == 0)

@@ -11,8 +11,9 @@ import metastable as ms
 from metastable.core import ConfigError
 from metastable.core.batch import Batch
 from metastable.core.method import Context, Negatives
+from metastable.core.pixels import Frames, table_of
 from metastable.energies import ConditionalNet, OnProposal
-from metastable.methods.draw_pool import drawn_rows, empty_pool, keep_draws, kept_pool
+from metastable.methods.draw_pool import drawn_rows, empty_pool, given_of, keep_draws, kept_pool
 from metastable.proposals import Gaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore:Along")  # a parabola that starts flat
@@ -70,6 +71,26 @@ def test_rows_are_written_around_and_keep_together():
     )
     torch.testing.assert_close(rows.negatives.x.view(64, 2, 1), rows.batch.x[:, None].expand(64, 2, 1) + 10)
     torch.testing.assert_close(rows.log_prob, rows.batch.x[:, 0] + 30)
+
+
+def test_pictures_that_contexts_end_with_are_kept_as_bytes():
+    """A quarter of the room of their numbers, which come back but for their last bit, or as the nearest byte."""
+    codes = torch.randint(256, (9, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    shown = torch.stack([torch.arange(8), torch.arange(8) + 1], 1)
+    given = Frames(GIVEN[:8], codes, shown, table_of(-1.0, 1.0))
+    pool = empty_pool(context_of(X[:8], given), 5, 2, False)
+    assert (pool.given.shape, pool.seen.shape, pool.seen.dtype) == ((5, 1), (5, 32), torch.uint8)
+    for rows in (slice(0, 3), slice(3, 6)):
+        pool = keep_draws(pool, Batch(X[rows], given[rows]), Negatives(X[rows].repeat_interleave(2, 0)), None)
+    found = drawn_rows(pool).batch.given
+    torch.testing.assert_close(found, given[[5, 1, 2, 3, 4]], rtol=0, atol=2e-7)
+    moved = given[:3] + torch.tensor([0.0] + 32 * [0.4 / 127.5])
+    pool = keep_draws(pool, Batch(X[:3], moved), Negatives(X[:3].repeat_interleave(2, 0)), None)
+    torch.testing.assert_close(given_of(pool.newest(3)), given[:3], rtol=0, atol=2e-7)
+    tree = pool._asdict()
+    assert torch.equal(kept_pool(tree).seen, pool.seen)
+    del tree["seen"]
+    assert kept_pool(tree).seen.shape == (5, 0)
 
 
 @pytest.mark.parametrize("reuse", [1, 5])

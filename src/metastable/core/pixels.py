@@ -1,5 +1,6 @@
 """Pictures that stay bytes until somebody asks for some of them: a quarter of the memory of their numbers.
 
+Where rows show pictures that other rows show, too, as windows over an episode do, each is kept once (`Frames`).
 The numbers come from a table of 256, made once where the pictures were read, so that they are the same to the last
 bit on every device: a division by 255 is not.
 """
@@ -19,6 +20,8 @@ CHANNELS = (1, 3, 4)
 """Of pictures: grey, colour, and colour with a fourth, such as depth."""
 BLOCK = 4096
 """Rows that are converted at once, which bounds the memory beyond the result."""
+AT_ONCE, WEIGHED = 1 << 23, 1 << 20
+"""Numbers of contexts that are converted at once, and those of which moments are taken, in double precision."""
 READS = (
     torch.ops.aten.index.Tensor,
     torch.ops.aten.index_select.default,
@@ -62,24 +65,140 @@ class Pixels(Tensor):
 
     def numbers(self, codes: Tensor) -> Tensor:
         """What bytes stand for, a plain tensor."""
-        if codes.dim() == 0 or len(codes) <= BLOCK:
-            return self.table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
-        made = self.table.new_empty(codes.shape)
-        for start in range(0, len(codes), BLOCK):
-            made[start : start + BLOCK] = self.numbers(codes[start : start + BLOCK])
-        return made
+        return looked_up(self.table, codes)
+
+    def plain(self) -> Tensor:
+        """All of them, a plain tensor."""
+        return self.numbers(self.codes)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Some rows of the bytes, then their numbers; all numbers for everything else."""
         if func in READS and isinstance(args[0], Pixels):
             return args[0].numbers(func(args[0].codes, *args[1:], **(kwargs or {})))
-        if func._schema.is_mutable and isinstance(args[0], Pixels):
-            raise RuntimeError(
-                f"{func}: pictures that are kept as bytes cannot be written to; clone them first"
-            )
-        plain = tree_map(lambda v: v.numbers(v.codes) if isinstance(v, Pixels) else v, (args, kwargs or {}))
-        return func(*plain[0], **plain[1])
+        return done_with_all(func, args, kwargs or {})
+
+
+class Frames(Tensor):
+    """Contexts `(n, c)` of some numbers and then k pictures each, of which every one is kept once, as bytes.
+
+    To everything that asks it is the floating tensor of their numbers. Rows that are taken from it are plain
+    tensors, but those of `taken` and `split`, which stay as they are. Nothing can be written into it.
+
+    >>> codes = torch.tensor([[[[0]]], [[[255]]], [[[0]]]], dtype=torch.uint8)
+    >>> x = Frames(torch.tensor([[5.0], [6.0]]), codes, torch.tensor([[0, 1], [1, 2]]), table_of(-1.0, 1.0))
+    >>> x.shape, x[1], x.sum()
+    (torch.Size([2, 3]), tensor([ 6.,  1., -1.]), tensor(11.))
+    """
+
+    beside: Tensor
+    codes: Tensor
+    shown: Tensor
+    table: Tensor
+
+    @staticmethod
+    def __new__(cls, beside: Tensor, codes: Tensor, shown: Tensor, table: Tensor) -> Frames:
+        """Of numbers `(n, a)`, pictures `(T, *shape)`, those that rows show, `(n, k)`, and what bytes stand for."""
+        shape = (len(beside), beside.shape[1] + shown.shape[1] * codes[0].numel())
+        made: Any = Tensor._make_wrapper_subclass(cls, shape, dtype=table.dtype, device=codes.device)  # pyright: ignore
+        made.beside, made.codes, made.shown, made.table = beside, codes, shown, table
+        return made
+
+    def taken(self, rows: Any) -> Frames:
+        """Some rows, whose pictures stay where they are."""
+        return Frames(self.beside[rows], self.codes, self.shown[rows], self.table)
+
+    def plain(self, rows: Any = slice(None)) -> Tensor:
+        """The numbers of some rows, a plain tensor."""
+        beside, shown = self.beside[rows], self.shown[rows]
+        made = beside.new_empty(len(beside), self.shape[1])
+        made[:, : beside.shape[1]] = beside
+        rows = max(1, AT_ONCE // max(1, made[:1].numel()))
+        for pixels, places in zip(made[:, beside.shape[1] :].split(rows), shown.split(rows), strict=True):
+            pixels.copy_(looked_up(self.table, self.codes[places].flatten(1)))
+        return made
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each number over the rows, `(c,)` each."""
+        n, rows = len(self), max(1, WEIGHED // self.codes[0].numel())
+        found = [(self.beside.double().mean(0), self.beside.double().std(0))]
+        for times in self._times():
+            sums = self.table.new_zeros(2, self.codes[0].numel(), dtype=torch.float64)
+            for codes, weights in zip(self.codes.split(rows), times.double().split(rows), strict=True):
+                values = looked_up(self.table, codes.flatten(1)).double()
+                sums += torch.stack([weights @ values, weights @ values.square()])
+            mean = sums[0] / n
+            found.append((mean, ((sums[1] - n * mean.square()) / (n - 1)).clamp(min=0).sqrt()))
+        mean, std = (torch.cat(parts).to(self.table) for parts in zip(*found, strict=True))
+        return mean, std
+
+    def varies(self) -> Tensor:
+        """Which numbers are not the same in all rows, `(c,)`."""
+        found = [self.beside.amax(0) > self.beside.amin(0)]
+        for times in self._times():
+            codes = self.codes[times > 0]
+            found.append((codes.amax(0) > codes.amin(0)).flatten())
+        return torch.cat(found)
+
+    def _times(self) -> list[Tensor]:
+        """How many rows show each picture in their first place, their second, and so on."""
+        return [torch.bincount(place, minlength=len(self.codes)) for place in self.shown.T]
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """All numbers as an array."""
+        return self.plain().numpy(force=force)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Frames:
+        return self.taken(slice(None))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Frames, (self.beside, self.codes, self.shown, self.table)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Rows, as numbers; parts and copies elsewhere, as they are; all numbers for everything else."""
+        x, rest, named = args[0], args[1:], kwargs or {}
+        if isinstance(x, Frames):
+            if func in READS and rows_alone(func, rest):
+                beside, shown = (func(part, *rest, **named) for part in (x.beside, x.shown))
+                one = beside.dim() == 1
+                beside, shown = (beside[None], shown[None]) if one else (beside, shown)
+                read = Frames(beside, x.codes, shown, x.table).plain()
+                return read[0] if one else read
+            if func is torch.ops.aten.split.Tensor and not any(rest[1:]):
+                return [x.taken(slice(at, at + rest[0])) for at in range(0, len(x), rest[0])]
+            if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+                return x.taken(slice(None))
+            kind, place = named.get("dtype") or x.dtype, named.get("device") or x.device
+            if func is torch.ops.aten._to_copy.default and kind.is_floating_point:
+                codes, shown = x.codes.to(place), x.shown.to(place)
+                return Frames(x.beside.to(place, kind), codes, shown, x.table.to(place, kind))
+        return done_with_all(func, args, named)
+
+
+def rows_alone(func: Any, rest: Any) -> bool:
+    """Whether a read takes whole rows: by one index, or along the first dimension."""
+    if func is torch.ops.aten.index.Tensor:
+        return len(rest[0]) == 1 and rest[0][0].dim() == 1
+    return not rest or rest[0] == 0
+
+
+def done_with_all(func: Any, args: Any, named: Any) -> Any:
+    """What is done with all numbers of pictures that are kept as bytes."""
+    if func._schema.is_mutable and isinstance(args[0], (Pixels, Frames)):
+        raise RuntimeError(f"{func}: pictures that are kept as bytes cannot be written to; clone them first")
+    plain = tree_map(lambda v: v.plain() if isinstance(v, (Pixels, Frames)) else v, (args, named))
+    return func(*plain[0], **plain[1])
+
+
+def looked_up(table: Tensor, codes: Tensor) -> Tensor:
+    """What bytes stand for, a plain tensor."""
+    if codes.dim() == 0 or len(codes) <= BLOCK:
+        return table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
+    made = table.new_empty(codes.shape)
+    for start in range(0, len(codes), BLOCK):
+        made[start : start + BLOCK] = looked_up(table, codes[start : start + BLOCK])
+    return made
 
 
 def table_of(low: float, high: float) -> Tensor:

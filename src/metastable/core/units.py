@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .errors import MOST, require, require_choice
+from .pixels import Frames
 from .random import generator
 
 KINDS = ("none", "common", "scale", "whiten")
@@ -262,7 +263,8 @@ class Coordinates:
 
 def require_squares(field: str, x: Tensor, most: float = LARGEST, where: str = "") -> None:
     """Refuse rows with numbers above `most` in size, by default those whose squares float64 cannot hold."""
-    low, high = torch.aminmax(x)  # without a copy: pictures can fill half of the memory
+    x = x.beside if isinstance(x, Frames) else x  # pixels are small
+    low, high = torch.aminmax(x) if x.numel() else (0.0, 0.0)  # without a copy: pictures can fill the memory
     rule = f"at most {most:g} in size{where}, so that squares are numbers (drop rows far out, or rescale)"
     size = max(-float(low), float(high))
     require(size <= most, field, rule, size)

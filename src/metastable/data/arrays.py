@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.batch import as_batch
 from ..core.errors import MOST, InputError, nearest, require, require_moderate
+from ..core.pixels import Frames
 from ..core.random import derive, generator
 from ..core.room import require_room
 from .checks import check_data, check_given, check_labels, check_shape
@@ -143,7 +144,9 @@ class Dataset:
 
     def _part(self, rows: Tensor, what: str) -> Dataset:
         beside = (self.labels, self.given, self.groups)
-        labels, given, groups = (None if values is None else values[rows] for values in beside)
+        labels, given, groups = (
+            None if x is None else x.taken(rows) if isinstance(x, Frames) else x[rows] for x in beside
+        )
         return self._with(self.x[rows], f"{self.name} ({what})", labels, given, groups)
 
     def _with(self, x: Tensor, name: str, labels: Any, given: Any, groups: Any) -> Dataset:
@@ -247,7 +250,8 @@ def load_images(
 
 def _digest(x: Tensor, *beside: Tensor | None) -> str:
     found = hashlib.sha256()
-    for values in (x, *(b for b in beside if b is not None)):
+    parts = ((b.beside, b.codes, b.shown) if isinstance(b, Frames) else (b,) for b in beside)
+    for values in (x, *(part for each in parts for part in each if part is not None)):
         found.update(f"{values.dtype} {tuple(values.shape)} ".encode())
         # The buffer itself, not a copy: images can fill half of the memory.
         found.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

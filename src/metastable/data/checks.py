@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.errors import InputError, require
 from ..core.labels import integers, within
+from ..core.pixels import Frames
 
 BLURRED = 1e-5
 """Share of a column's spread that rounding may take from it."""
@@ -39,6 +40,11 @@ def check_given(
     rows = len(given) if hasattr(given, "__len__") else 0
     if rows != n:
         raise InputError(f"{name}: must be one for each of {n} rows, got {rows}")
+    if isinstance(given, Frames):  # of bytes, which are finite, and numbers
+        beside = (
+            check_data(given.beside, name, dtype=dtype, least=1) if given.beside.numel() else given.beside
+        )
+        return Frames(beside, given.codes, given.shown, given.table.to(beside))
     return check_data(given, name, dtype=dtype, least=1)
 
 

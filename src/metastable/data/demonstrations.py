@@ -26,7 +26,7 @@ from torch import Tensor
 from ..core.errors import InputError, require, require_choice, require_count
 from ..core.labels import integers
 from ..core.parts import NUMBERS
-from ..core.pixels import CHANNELS
+from ..core.pixels import CHANNELS, Frames, table_of
 from ..core.random import derive, generator
 from .arrays import Dataset
 from .checks import check_data
@@ -246,7 +246,18 @@ class Windows:
         return Dataset.of(x, self.demonstrations.name, given=given, groups=self.episode)
 
     def _packed(self, scaling: Scaling) -> Tensor:
-        """Contexts as `scaling` packs them, `(n, c)`, a part at a time: on the way there are copies of pictures."""
+        """Contexts as `scaling` packs them, `(n, c)`, pictures of one kind as bytes, each once.
+
+        Else a part at a time: on the way there are copies of pictures.
+        """
+        if len(scaling.pictures) == 1:
+            steps = self._steps(slice(None), torch.arange(1 - self.context, 1))
+            pictures = self.demonstrations.observations[next(iter(scaling.pictures))]
+            known = {
+                key: x[steps] for key, x in self.demonstrations.observations.items() if x is not pictures
+            }
+            beside = torch.cat([torch.empty(len(self), 0), *scaling.pack_numbers(known)], 1)
+            return Frames(beside, pictures, steps, table_of(-1.0, 1.0))
         first = scaling.pack(self.contexts(slice(0, 1)))
         made, rows = first.new_empty(len(self), first.shape[1]), max(1, NUMBERS // first.numel())
         for start in range(0, len(self), rows):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, require
+from ..core.pixels import Frames
 
 if TYPE_CHECKING:
     from .demonstrations import Demonstrations
@@ -78,9 +79,12 @@ class Scaling:
     def pack(self, contexts: Mapping[str, Any]) -> Tensor:
         """Contexts by name, `(B, N_ctx, …)` each, as one vector each, `(B, c)`."""
         values = self.fitting(contexts, 2)
-        parts = {key: values[key].float() / 127.5 - 1 for key in self.pictures}
-        parts |= {key: self._in(key, values[key]) for key in self.names if key not in parts}
-        return torch.cat([parts[key].flatten(1) for key in self.names], 1)
+        pictures = [(values[key].float() / 127.5 - 1).flatten(1) for key in self.pictures]
+        return torch.cat([*self.pack_numbers(values), *pictures], 1)
+
+    def pack_numbers(self, values: Mapping[str, Tensor]) -> list[Tensor]:
+        """What `pack` makes of each observation in contexts but for pictures, which come behind."""
+        return [self._in(key, values[key]).flatten(1) for key in self.names if key not in self.pictures]
 
     def fitting(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
         """Observations as tensors, `ahead` dimensions before those of each: finite, and of the shapes shown."""
@@ -148,7 +152,7 @@ class Scaling:
         0 for one that never changes, which has no spread that the noise could be a share of.
         """
         assert rows is not None
-        changes = (rows.amax(0) > rows.amin(0)).tolist()
+        changes = (rows.varies() if isinstance(rows, Frames) else rows.amax(0) > rows.amin(0)).tolist()
         return tuple(m * varies for m, varies in zip(self.noise_mask(context), changes, strict=True))
 
     def scale_actions(self, actions: Tensor, contexts: Mapping[str, Any] | None = None) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.batch import Batch
+from metastable.core.pixels import Frames
 
 from .base import Context, Negatives
 
@@ -27,12 +28,15 @@ class DrawPool(NamedTuple):
 
     Attributes:
         x: data, `(P, *event)`.
-        given: their contexts, `(P, *context)`, or `(P, 0)` where there are none.
+        given: their contexts, `(P, *context)`, or `(P, 0)` where there are none; of those that end with pictures
+            (`Frames`) the numbers before them.
         negatives: K for each, `(P, K, *event)`.
         log_prob: log p_ξ of the datum, then of its negatives, `(P, 1 + K)`; `(P, 0)` where nobody needs them.
         written: rows that were ever written, int64 `()`: it lies on the device, so that updates can be recorded.
         t: m times of each, `(P, m)`, or `(P, 0)` where points have none. With times, `negatives` are the 1 + K
             points of each of them, `(P, m (1 + K), *event)`, and `log_prob` their densities.
+        seen: pictures that contexts end with, to the nearest byte, `(P, pixels)`, or `(P, 0)`: a pool is in every
+            checkpoint, and with all their numbers it would be most of it.
     """
 
     x: Tensor
@@ -41,6 +45,7 @@ class DrawPool(NamedTuple):
     log_prob: Tensor
     written: Tensor
     t: Tensor
+    seen: Tensor
 
     def some(self, n: int, filled: int, rng: torch.Generator) -> DrawPool:
         """`n` of the first `filled` rows, with replacement."""
@@ -67,21 +72,25 @@ def empty_pool(context: Context, rows: int, K: int, weighs: bool, times: int = 0
     points = times * (1 + K) if times else K
     densities = (points if times else 1 + K) if weighs else 0
     x, given = context.data, context.given
-    beside = (0,) if given is None else tuple(given.shape[1:])
+    beside = (
+        (0,) if given is None else tuple((given.beside if isinstance(given, Frames) else given).shape[1:])
+    )
+    pixels = given.shape[1] - beside[0] if isinstance(given, Frames) else 0
     return DrawPool(
         x.new_zeros(rows, *x.shape[1:]),
-        (x if given is None else given).new_zeros(rows, *beside),
+        x.new_zeros(rows, *beside, dtype=x.dtype if given is None else given.dtype),
         x.new_zeros(rows, points, *x.shape[1:]),
         x.new_zeros(rows, densities),
         torch.zeros((), dtype=torch.int64, device=x.device),
         x.new_zeros(rows, times),
+        x.new_zeros(rows, pixels, dtype=torch.uint8),
     )
 
 
 def kept_pool(tree: dict[str, Any]) -> DrawPool:
-    """A pool as a checkpoint has it; earlier releases did not say how many rows were written, and had no times."""
-    filled = (tree["x"].flatten(1) != 0).any(1).sum()
-    return DrawPool(**{"written": filled, "t": tree["x"].new_zeros(len(tree["x"]), 0), **tree})
+    """A pool as a checkpoint has it; those of earlier releases lack some parts."""
+    filled, none = (tree["x"].flatten(1) != 0).any(1).sum(), tree["x"].new_zeros(len(tree["x"]), 0)
+    return DrawPool(**{"written": filled, "t": none, "seen": none.to(torch.uint8), **tree})
 
 
 def keep_draws(pool: DrawPool, batch: Batch, drawn: Negatives, log_prob: Tensor | None) -> DrawPool:
@@ -96,7 +105,7 @@ def keep_rows(pool: DrawPool, batch: Batch, **parts: Tensor) -> DrawPool:
     """The pool with a batch and what belongs to its rows, behind those written last, counted around."""
     B, P = len(batch), len(pool.x)
     at = (pool.written + torch.arange(B, device=batch.device)) % P
-    parts = {"x": batch.x, **parts} | ({} if batch.given is None else {"given": batch.given})
+    parts = {"x": batch.x, **parts} | ({} if batch.given is None else _given_parts(pool, batch.given))
     last = max(0, B - P)  # of more rows than there are places the last ones stay
     new: dict[str, Any] = {k: pool._asdict()[k].index_copy(0, at[last:], v[last:]) for k, v in parts.items()}
     return pool._replace(written=pool.written + B, **new)
@@ -111,4 +120,14 @@ def drawn_rows(rows: DrawPool) -> Drawn:
 
 def given_of(pool: DrawPool) -> Tensor | None:
     """Contexts of a pool's rows, where there are any."""
+    if pool.seen.shape[1]:
+        return torch.cat([pool.given, pool.seen.to(pool.given.dtype) / 127.5 - 1], 1)
     return pool.given if pool.given[0].numel() else None
+
+
+def _given_parts(pool: DrawPool, given: Tensor) -> dict[str, Tensor]:
+    """Contexts as a pool keeps them: pictures, where they end with some, as bytes."""
+    if not pool.seen.shape[1]:
+        return {"given": given}
+    numbers, pixels = given[:, : pool.given.shape[1]], given[:, pool.given.shape[1] :]
+    return {"given": numbers, "seen": ((pixels + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}

@@ -114,10 +114,12 @@ def require_support(proposal: Any, data: Batch, field: str) -> None:
     """Refuse data that the proposal gives density zero, and draws of its own that it does.
 
     A ratio with a density of zero below it is no ratio: contrast with such a proposal has no gradient. Of a
-    proposal that learns, whose density can be costly and will change, only some rows are asked for.
+    proposal that learns, whose density can be costly and will change, only some rows are asked for, as of one that
+    has learned what follows from contexts.
     """
-    learns = any(p.requires_grad for p in proposal.parameters())
-    rows = data[:CHECKED] if learns else data
+    parameters = list(proposal.parameters())
+    costly = bool(parameters) and (is_conditional(proposal) or any(p.requires_grad for p in parameters))
+    rows = data[:CHECKED] if costly else data
     own = _own_density(proposal, rows, generator(0, data.device))
     if bool(torch.isneginf(own).any()):
         raise InputError(

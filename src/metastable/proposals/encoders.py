@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.errors import InputError, require
+from metastable.core.pixels import Frames
 from metastable.core.protocols import Encoded, provides
 
 Encoder = Callable[[Tensor], Tensor]
@@ -73,6 +74,8 @@ class Standardise(nn.Module):
         mean, scale = moments(self.shape, rows, "given")
         if rows is None:
             return mean, scale
+        if isinstance(rows, Frames):
+            return mean, scale.where(rows.varies(), 0.0)
         low, high = rows.detach().flatten(1).aminmax(dim=0)
         return mean, scale.where(high > low, 0.0)
 
@@ -130,9 +133,11 @@ def moments(shape: tuple[int, ...], rows: Tensor | None, field: str = "data") ->
         return mean, torch.ones_like(mean)
     if tuple(rows.shape[1:]) != shape or len(rows) < 2:
         raise InputError(f"{field}: must have shape (n ≥ 2, {shape}), got {tuple(rows.shape)}")
-    flat = rows.detach().flatten(1)
-    spread = flat.std(0)
-    return flat.mean(0), spread.clamp(min=max(1e-3 * float(spread.mean()), 1e-6))
+    flat = rows.detach()
+    mean, spread = (
+        flat.moments() if isinstance(flat, Frames) else (flat.flatten(1).mean(0), flat.flatten(1).std(0))
+    )
+    return mean, spread.clamp(min=max(1e-3 * float(spread.mean()), 1e-6))
 
 
 def width_of(encoder: Encoder, shape: Sequence[int], default: Tensor) -> int:

@@ -88,4 +88,6 @@ class PictureEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, channels, height, width)` to `(B, 2·filters)`."""
-        return self.body(torch.cat([x, self.at.expand(len(x), -1, -1, -1)], 1))  # pyright: ignore
+        x = torch.cat([x, self.at.expand(len(x), -1, -1, -1)], 1)  # pyright: ignore
+        # pixel by pixel, which halves the time of a processor
+        return self.body(x.contiguous(memory_format=torch.channels_last) if x.device.type == "cpu" else x)

@@ -12,6 +12,7 @@ import metastable as ms
 from metastable.core.augment import CHANGES, augmented, augmented_contexts
 from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, UnsupportedError
+from metastable.core.pixels import Frames, table_of
 from metastable.core.random import derive, generator
 from metastable.training.batches import Batches
 
@@ -159,14 +160,20 @@ def test_contexts_are_augmented_by_seed_and_step_and_events_are_not() -> None:
     assert torch.equal(rows.given, given)  # what is read is not written to
 
 
-def test_noise_on_a_few_numbers_of_a_context_leaves_its_pictures() -> None:
-    """Where most numbers have none it is drawn for the others alone, of the size that was asked for."""
-    x, given = torch.zeros(4000, 2), torch.zeros(4000, 40)
-    share = (1.0, 0.0, 2.0) + (0.0,) * 37
-    added = Batches(Batch(x, given), None, 0, given_noise=share).at(3, 0.5).conditions
+def test_noise_on_numbers_of_a_context_leaves_its_pictures() -> None:
+    """It is drawn for the numbers alone, of the size that was asked for, and for all of contexts of numbers."""
+    codes, shown = torch.full((2, 1, 1, 37), 9, dtype=torch.uint8), torch.zeros(4000, 1, dtype=torch.int64)
+    given = Frames(torch.zeros(4000, 3), codes, shown, table_of(-1.0, 1.0))
+    x, share = torch.zeros(4000, 2), (1.0, 0.0, 2.0) + (0.0,) * 37
+    added = Batches(Batch(x, given), None, 0, given_noise=share).at(3, 0.5).conditions - given.plain()
     assert not added[:, [1, *range(3, 40)]].any()
     spread = added[:, [0, 2]].std(0) / torch.tensor([0.5, 1.0])
     assert float((spread - 1).abs().max()) < 4.5 / (2 * 4000) ** 0.5
+    plain = Batches(Batch(x, given.plain()), None, 0, given_noise=share).at(3, 0.5).conditions - given.plain()
+    rng = generator(derive(0, "data-noise", 3))
+    torch.randn(4000, 2, generator=rng)
+    expected = 0.5 * torch.tensor(share) * torch.randn(4000, 40, generator=rng)
+    torch.testing.assert_close(plain, expected, rtol=0, atol=1e-6)
 
 
 def test_training_takes_augmented_contexts_and_refuses_others() -> None:
@@ -197,5 +204,10 @@ def test_training_takes_augmented_contexts_and_refuses_others() -> None:
     with pytest.raises(UnsupportedError, match=r"units: must be 'none' for things .*`pictures`"):
         ms.fit(flow, x, given=given, units="scale", **asked)
     dense, at = {"name": "interpolant", "steps": 2}, (0, 1, 1, 16, 16)
-    with pytest.raises(UnsupportedError, match=r"trainer.given_augment: .*units='none'"):
-        ms.fit(dense, x, given=given, given_augment="shift", given_pictures=at, units="scale", **asked)
+    ms.fit(dense, x, given=given, given_augment="shift", **asked)  # no vectors, and left as they are
+    with pytest.raises(ConfigError, match=r"trainer.given_pictures: must be within the 256 numbers"):
+        ms.fit(flow, x, given=given, given_pictures=(9, 9, 9, 99, 99), **asked)
+    with pytest.raises(UnsupportedError, match=r"trainer.given_augment: .*units='none', got 'scale'"):
+        ms.fit(
+            dense, x, given=given.flatten(1), given_augment="shift", given_pictures=at, units="scale", **asked
+        )

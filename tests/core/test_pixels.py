@@ -203,8 +203,28 @@ def test_contexts_stay_as_they_are_where_rows_are_chosen_moved_or_written_down()
         assert isinstance(found, Frames)
         assert torch.equal(found.plain(), numbers)
     assert all(isinstance(part, Frames) for part in x.split(7))
-    with pytest.raises(RuntimeError, match="kept as bytes cannot be written to"):
-        x.add_(1)
+    assert x.tolist() == x.plain().tolist()
+
+
+@over(
+    "write",
+    [
+        lambda x: x.add_(1),
+        lambda x: x.__setitem__(0, 1.0),
+        lambda x: x.__setitem__((slice(None), 0), 1.0),
+        lambda x: x.__setitem__(x.mean(1) > 0, 1.0),
+        lambda x: torch.add(x.plain(), 1, out=x),
+        lambda x: torch._foreach_add_([x], 1.0),
+    ],
+)
+@over("make", [windows, lambda: kept(pictures())])
+def test_nothing_is_written_into_bytes_silently(make, write):
+    x = make()
+    before = x.plain()
+    with pytest.raises(RuntimeError, match="kept as bytes cannot be written to; clone them first"):
+        write(x)
+    assert torch.equal(x.plain(), before)
+    assert torch.equal(torch.add(x, 1, out=torch.empty_like(before)), before + 1), "what is only read may be"
 
 
 def test_moments_of_contexts_are_those_of_their_numbers():

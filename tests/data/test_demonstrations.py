@@ -13,6 +13,7 @@ import torch
 import metastable as ms
 from metastable.core import ConfigError, InputError
 from metastable.core.batch import Batch
+from metastable.core.pixels import Frames
 from metastable.core.units import Coordinates, Units
 from metastable.data import (
     Dataset,
@@ -33,6 +34,27 @@ def counted(*lengths: int, **options) -> Demonstrations:
     """Episodes whose observation at step i is i, and whose action is 100 + i."""
     T = sum(lengths)
     return Demonstrations.of(np.arange(T), 100 + np.arange(T), np.cumsum(lengths), **options)
+
+
+def test_pictures_have_the_digest_of_their_rows_and_a_copy_of_their_own():
+    """Whether they are kept as bytes or as numbers; a picture that no window shows is none of the data's."""
+    rng = np.random.default_rng(0)
+    camera, state = rng.integers(0, 256, (30, 1, 4, 4), dtype=np.uint8), rng.normal(size=(30, 2))
+    shown = Demonstrations.of({"camera": camera, "state": state}, rng.normal(size=(30, 1)), [15, 30])
+    data = shown.windows(2, 4, padded=False).dataset()
+    assert isinstance(data.given, Frames)
+    assert Dataset.of(data.x, "rows", given=data.given.plain()).digest == data.digest
+    double = Dataset.of(data.x.double(), "rows", given=data.given)
+    assert double.given.dtype == torch.float64
+    before = data.given.plain()
+    camera[14] = 255 - camera[14]  # the last step of an episode, behind its last window
+    again = Demonstrations.of({"camera": camera, "state": state}, shown.actions, [15, 30])
+    assert again.windows(2, 4, padded=False).dataset().digest == data.digest
+    camera[:] = 0
+    assert torch.equal(data.given.plain(), before)
+    assert again.windows(2, 4, padded=False).dataset().digest != data.digest
+    alone = Demonstrations.of({"camera": camera}, shown.actions, [15, 30]).windows(2, 4).dataset()
+    assert Dataset.of(alone.x.double(), "rows", given=alone.given).given.dtype == torch.float64
 
 
 def test_padded_windows_repeat_the_ends_of_their_own_episode():

@@ -13,7 +13,7 @@ from metastable.core.batch import Batch
 from metastable.core.method import Context, Negatives
 from metastable.core.pixels import Frames, table_of
 from metastable.energies import ConditionalNet, OnProposal
-from metastable.methods.draw_pool import drawn_rows, empty_pool, given_of, keep_draws, kept_pool
+from metastable.methods.draw_pool import as_kept, drawn_rows, empty_pool, given_of, keep_draws, kept_pool
 from metastable.proposals import Gaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore:Along")  # a parabola that starts flat
@@ -85,6 +85,7 @@ def test_pictures_that_contexts_end_with_are_kept_as_bytes():
     found = drawn_rows(pool).batch.given
     torch.testing.assert_close(found, given[[5, 1, 2, 3, 4]], rtol=0, atol=2e-7)
     moved = given[:3] + torch.tensor([0.0] + 32 * [0.4 / 127.5])
+    torch.testing.assert_close(as_kept(pool, Batch(X[:3], moved)).given, given[:3], rtol=0, atol=2e-7)
     pool = keep_draws(pool, Batch(X[:3], moved), Negatives(X[:3].repeat_interleave(2, 0)), None)
     torch.testing.assert_close(given_of(pool.newest(3)), given[:3], rtol=0, atol=2e-7)
     tree = pool._asdict()

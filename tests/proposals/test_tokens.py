@@ -391,3 +391,16 @@ def test_things_are_trained_in_the_units_they_share():
         ms.core.errors.UnsupportedError, match="units: must be 'none' for things of a context"
     ):
         ms.fit(table, data, "density", steps=1, units="scale")
+
+
+def test_what_encodes_pictures_has_derivatives_of_all_kinds():
+    """As transforms of torch.func ask for them, and the same in another layout of memory."""
+    eyes, x = PictureEncoder((3, 16, 16), width=8, layers=1).double(), torch.rand(5, 3, 16, 16).double()
+    each = torch.vmap(lambda one: eyes(one[None])[0])(x)
+    torch.testing.assert_close(each, eyes(x))
+    torch.testing.assert_close(eyes(x.contiguous(memory_format=torch.channels_last)), each)
+    value, forwards = torch.func.jvp(eyes, (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(value, each)
+    z = x.clone().requires_grad_()
+    (backwards,) = torch.autograd.grad(eyes(z).sum(), z)
+    torch.testing.assert_close(forwards.sum(), backwards.sum())

@@ -22,6 +22,7 @@ BLOCK = 4096
 """Rows that are converted at once, which bounds the memory beyond the result."""
 AT_ONCE, WEIGHED = 1 << 23, 1 << 20
 """Numbers of contexts that are converted at once, and those of which moments are taken, in double precision."""
+UNWRITTEN = "pictures that are kept as bytes cannot be written to; clone them first"
 READS = (
     torch.ops.aten.index.Tensor,
     torch.ops.aten.index_select.default,
@@ -70,6 +71,9 @@ class Pixels(Tensor):
     def plain(self) -> Tensor:
         """All of them, a plain tensor."""
         return self.numbers(self.codes)
+
+    def __setitem__(self, *place: Any) -> None:
+        raise RuntimeError(f"pictures: {UNWRITTEN}")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -148,6 +152,19 @@ class Frames(Tensor):
         """All numbers as an array."""
         return self.plain().numpy(force=force)
 
+    def tolist(self) -> list[list[float]]:
+        """All numbers as lists."""
+        return self.plain().tolist()
+
+    def share_memory_(self) -> Frames:  # pyright: ignore
+        """In place, of its parts."""
+        for part in (self.beside, self.codes, self.shown, self.table):
+            part.share_memory_()
+        return self
+
+    def __setitem__(self, *place: Any) -> None:
+        raise RuntimeError(f"contexts: {UNWRITTEN}")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Frames:
         return self.taken(slice(None))
 
@@ -185,10 +202,19 @@ def rows_alone(func: Any, rest: Any) -> bool:
 
 def done_with_all(func: Any, args: Any, named: Any) -> Any:
     """What is done with all numbers of pictures that are kept as bytes."""
-    if func._schema.is_mutable and isinstance(args[0], (Pixels, Frames)):
-        raise RuntimeError(f"{func}: pictures that are kept as bytes cannot be written to; clone them first")
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        _require_unwritten(func, argument, value)
+    for argument in func._schema.arguments:
+        _require_unwritten(func, argument, named.get(argument.name))
     plain = tree_map(lambda v: v.plain() if isinstance(v, (Pixels, Frames)) else v, (args, named))
     return func(*plain[0], **plain[1])
+
+
+def _require_unwritten(func: Any, argument: Any, value: Any) -> None:
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    if written and any(isinstance(each, (Pixels, Frames)) for each in values):
+        raise RuntimeError(f"{func}: {UNWRITTEN}")
 
 
 def looked_up(table: Tensor, codes: Tensor) -> Tensor:

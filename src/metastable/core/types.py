@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .batch import Batch as Batch
 from .errors import EnergyError, InputError, need
@@ -376,3 +377,8 @@ def student_t_quantile(probability: float, degrees: int) -> float:
     from scipy.special import ndtri, stdtrit
 
     return float(stdtrit(degrees, probability) if degrees > 0 else ndtri(probability))
+
+
+def transforms_are_active() -> bool:
+    """Whether a transform of `torch.func` goes on, or a derivative forwards, which kernels know nothing of."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

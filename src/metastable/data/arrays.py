@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.batch import as_batch
 from ..core.errors import MOST, InputError, nearest, require, require_moderate
+from ..core.parts import NUMBERS
 from ..core.pixels import Frames
 from ..core.random import derive, generator
 from ..core.room import require_room
@@ -250,11 +251,13 @@ def load_images(
 
 def _digest(x: Tensor, *beside: Tensor | None) -> str:
     found = hashlib.sha256()
-    parts = ((b.beside, b.codes, b.shown) if isinstance(b, Frames) else (b,) for b in beside)
-    for values in (x, *(part for each in parts for part in each if part is not None)):
+    for values in (x, *(b for b in beside if b is not None)):
         found.update(f"{values.dtype} {tuple(values.shape)} ".encode())
         # The buffer itself, not a copy: images can fill half of the memory.
-        found.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        parts = values.split(max(1, NUMBERS // values.shape[1])) if isinstance(values, Frames) else (values,)
+        for part in parts:
+            rows = part.plain() if isinstance(part, Frames) else part
+            found.update(rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()[:16]
 
 

@@ -41,8 +41,10 @@ def check_given(
     if rows != n:
         raise InputError(f"{name}: must be one for each of {n} rows, got {rows}")
     if isinstance(given, Frames):  # of bytes, which are finite, and numbers
+        numbers = given.beside
+        some = numbers.numel() > 0
         beside = (
-            check_data(given.beside, name, dtype=dtype, least=1) if given.beside.numel() else given.beside
+            check_data(numbers, name, dtype=dtype, least=1) if some else numbers.to(dtype or numbers.dtype)
         )
         return Frames(beside, given.codes, given.shown, given.table.to(beside))
     return check_data(given, name, dtype=dtype, least=1)

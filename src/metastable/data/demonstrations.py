@@ -257,7 +257,7 @@ class Windows:
                 key: x[steps] for key, x in self.demonstrations.observations.items() if x is not pictures
             }
             beside = torch.cat([torch.empty(len(self), 0), *scaling.pack_numbers(known)], 1)
-            return Frames(beside, pictures, steps, table_of(-1.0, 1.0))
+            return Frames(beside, pictures.clone(), steps, table_of(-1.0, 1.0))  # an array may be used again
         first = scaling.pack(self.contexts(slice(0, 1)))
         made, rows = first.new_empty(len(self), first.shape[1]), max(1, NUMBERS // first.numel())
         for start in range(0, len(self), rows):

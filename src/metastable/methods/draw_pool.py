@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -35,8 +36,8 @@ class DrawPool(NamedTuple):
         written: rows that were ever written, int64 `()`: it lies on the device, so that updates can be recorded.
         t: m times of each, `(P, m)`, or `(P, 0)` where points have none. With times, `negatives` are the 1 + K
             points of each of them, `(P, m (1 + K), *event)`, and `log_prob` their densities.
-        seen: pictures that contexts end with, to the nearest byte, `(P, pixels)`, or `(P, 0)`: a pool is in every
-            checkpoint, and with all their numbers it would be most of it.
+        seen: pictures that contexts end with, from −1 to 1 to the nearest byte, `(P, pixels)`, or `(P, 0)`: a pool
+            is in every checkpoint, and with all their numbers it would be most of it.
     """
 
     x: Tensor
@@ -72,9 +73,8 @@ def empty_pool(context: Context, rows: int, K: int, weighs: bool, times: int = 0
     points = times * (1 + K) if times else K
     densities = (points if times else 1 + K) if weighs else 0
     x, given = context.data, context.given
-    beside = (
-        (0,) if given is None else tuple((given.beside if isinstance(given, Frames) else given).shape[1:])
-    )
+    numbers = given.beside if isinstance(given, Frames) else given
+    beside = (0,) if numbers is None else tuple(numbers.shape[1:])
     pixels = given.shape[1] - beside[0] if isinstance(given, Frames) else 0
     return DrawPool(
         x.new_zeros(rows, *x.shape[1:]),
@@ -91,6 +91,13 @@ def kept_pool(tree: dict[str, Any]) -> DrawPool:
     """A pool as a checkpoint has it; those of earlier releases lack some parts."""
     filled, none = (tree["x"].flatten(1) != 0).any(1).sum(), tree["x"].new_zeros(len(tree["x"]), 0)
     return DrawPool(**{"written": filled, "t": none, "seen": none.to(torch.uint8), **tree})
+
+
+def as_kept(pool: DrawPool, batch: Batch) -> Batch:
+    """The batch as the pool keeps it, for which draws are made: noised pictures have the nearest bytes."""
+    if not pool.seen.shape[1] or batch.given is None:
+        return batch
+    return replace(batch, given=given_of(pool._replace(**_given_parts(pool, batch.given))))
 
 
 def keep_draws(pool: DrawPool, batch: Batch, drawn: Negatives, log_prob: Tensor | None) -> DrawPool:

@@ -41,7 +41,7 @@ from metastable.proposals.choose import named_settings, require_density
 
 from .base import Context, Metrics
 from .conditional_sampling import sample_interpolating
-from .draw_pool import DrawPool, OnDensity, empty_pool, given_of, keep_rows
+from .draw_pool import DrawPool, OnDensity, as_kept, empty_pool, given_of, keep_rows
 from .ranked import Ranked
 from .ranking_terms import ranking_loss, ranking_metrics
 
@@ -194,6 +194,7 @@ class InterpolatingNCE(Ranked):
 
     def pooled(self, context: Context, pool: DrawPool, rows: Batch) -> DrawPool:
         """The pool with these rows and their points: those of the flow as it is now, for which they are right."""
+        rows = as_kept(pool, rows)
         t, positives, negatives, log_prob, _ = self.points(context, rows)
         y = torch.cat([positives[:, :, None], negatives], 2)
         densities = {} if log_prob is None else {"log_prob": log_prob.flatten(1)}

@@ -30,7 +30,7 @@ from metastable.proposals.given import (
 )
 
 from .base import Context, Metrics, Negatives, Nothing
-from .draw_pool import Drawn, DrawPool, OnDensity, drawn_rows, empty_pool, keep_draws, kept_pool
+from .draw_pool import Drawn, DrawPool, OnDensity, as_kept, drawn_rows, empty_pool, keep_draws, kept_pool
 from .importance import ImportanceSampled
 from .ranking_terms import energies, ranking_loss, ranking_metrics
 
@@ -266,6 +266,7 @@ class Ranked(ImportanceSampled):
     @torch.no_grad()
     def pooled(self, context: Context, pool: DrawPool, rows: Batch) -> DrawPool:
         """The pool with these rows and their draws."""
+        rows = as_kept(pool, rows)
         drawn = self.points(context, rows)
         log_prob = log_prob_of(proposal_of(context), rows) if self.ranked(context)[1] else None
         require_density(log_prob, "data rows", f"{self.name}.proposal", context.step)

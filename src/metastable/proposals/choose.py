@@ -28,7 +28,7 @@ LEARNED = {"flow": Flow, "interpolant": InterpolantFlow}
 MARGIN = 0.1
 """Share of the data's range by which a uniform proposal reaches beyond it on every side."""
 CHECKED, DRAWS = 1024, 256
-"""Rows of data at which a proposal that learns is asked for its density before training, and draws of its own."""
+"""Rows of data at which a proposal whose density is costly is asked for it before training, and its own draws."""
 
 
 def proposal_for(
@@ -119,7 +119,7 @@ def require_support(proposal: Any, data: Batch, field: str) -> None:
     """
     parameters = list(proposal.parameters())
     costly = bool(parameters) and (is_conditional(proposal) or any(p.requires_grad for p in parameters))
-    rows = data[:CHECKED] if costly else data
+    rows = data[:: -(-len(data) // CHECKED)] if costly else data
     own = _own_density(proposal, rows, generator(0, data.device))
     if bool(torch.isneginf(own).any()):
         raise InputError(

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from metastable.core.capture import aside, is_recording
 from metastable.core.errors import OutOfMemoryError
@@ -33,11 +32,6 @@ Tables = dict[tuple[int, ...], tuple[Tensor, bool]]
 _TABLES: weakref.WeakKeyDictionary[nn.Module, Tables] = weakref.WeakKeyDictionary()
 _RAN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _REFUSED: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-
-
-def transforms_are_active() -> bool:
-    """Whether a transform of `torch.func`, or a derivative forwards, goes on, which kernels know nothing of."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def why_not(body: Any, x: Tensor, beside: Tensor) -> str | None:

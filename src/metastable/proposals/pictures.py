@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from metastable.core.errors import require, require_count
+from metastable.core.types import transforms_are_active
 
 
 def coordinates(height: int, width: int, like: Tensor | None = None) -> Tensor:
@@ -89,5 +90,6 @@ class PictureEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, channels, height, width)` to `(B, 2·filters)`."""
         x = torch.cat([x, self.at.expand(len(x), -1, -1, -1)], 1)  # pyright: ignore
-        # pixel by pixel, which halves the time of a processor
-        return self.body(x.contiguous(memory_format=torch.channels_last) if x.device.type == "cpu" else x)
+        if x.device.type == "cpu" and not transforms_are_active():
+            x = x.contiguous(memory_format=torch.channels_last)  # which halves the time of a processor
+        return self.body(x)

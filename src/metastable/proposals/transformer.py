@@ -23,11 +23,11 @@ from metastable.core.errors import require, require_choice, require_count
 from metastable.core.precision import last_sum
 from metastable.core.random import seeded
 from metastable.core.triton import interpreted
-from metastable.core.types import in_events_alone
+from metastable.core.types import in_events_alone, transforms_are_active
 
 from .encoders import Encoder
 from .fields import FOLDED, VectorField, Velocity
-from .fused_body import fused_value, transforms_are_active, why_not
+from .fused_body import fused_value, why_not
 from .interpolants import log_time
 from .nearness import Nearness, require_near
 from .tokens import Attention, Block, Conv, ConvPrior, lifted, places, with_tokens

@@ -229,19 +229,23 @@ def check_augmented(trainer: TrainerConfig, rows: Batch, coordinates: Coordinate
     """
     if trainer.augment:
         require_images("trainer.augment", rows.event_shape)
-    if trainer.given_augment:
+    if trainer.given_augment or trainer.given_pictures:
         trainer = dataclasses.replace(trainer, given_pictures=_pictures_at(trainer.given_pictures, rows))
-    for field, names in {"augment": trainer.augment, "given_augment": trainer.given_augment}.items():
-        if names and coordinates is not None:
-            raise UnsupportedError(f"trainer.{field}: is for pictures as they are; use units='none'")
+    events, given = (None, None) if coordinates is None else (coordinates.events, coordinates.given)
+    each = {"augment": (trainer.augment, events), "given_augment": (trainer.given_augment, given)}
+    for field, (names, units) in each.items():
+        if names and units is not None and not units.trivial:
+            raise UnsupportedError(
+                f"trainer.{field}: is for pictures as they are; use units='none', got {units.kind!r}"
+            )
     return trainer
 
 
 def _pictures_at(at: tuple[int, ...], rows: Batch) -> tuple[int, ...]:
     """Where pictures lie in contexts: where it was said, or they are pictures themselves."""
-    shape = rows.context_shape
+    shape, field = rows.context_shape, "trainer.given_pictures" if at else "trainer.given_augment"
     if shape is None or rows.kind is not Beside.CONTEXTS:
-        raise UnsupportedError("trainer.given_augment: is for events with contexts, which these have not")
+        raise UnsupportedError(f"{field}: is for events with contexts, which these have not")
     if not at:
         require_images("trainer.given_augment", shape, "contexts")
         return 0, 1, *shape

@@ -11,6 +11,7 @@ from torch import Tensor
 from metastable.core.augment import augmented, augmented_contexts
 from metastable.core.batch import Batch, Beside, Rows, as_batch
 from metastable.core.errors import ConfigError
+from metastable.core.pixels import Frames
 from metastable.core.processes import count, own_seed, rank
 from metastable.core.random import derive, generator, normal_like
 from metastable.core.units import Coordinates
@@ -43,7 +44,7 @@ class Batches:
         self.given_units = None if coordinates is None else coordinates.given
         self.given_noise, self.augment = _given_noise(given_noise, data), augment
         self.given_augment, self.pictures = given_augment, pictures
-        self.noised = 0 if self.given_noise is None else 1 + int(self.given_noise.flatten().nonzero()[-1])
+        self.noised = _noised(self.given_noise, data.given)
         self.device = data.device
         size, self.parts = len(data) if size is None else min(size, len(data)), count()
         if size < self.parts:
@@ -109,14 +110,19 @@ class Batches:
         if self.given_noise is None:
             return noisy
         given, share = noisy.conditions, self.given_noise
-        if self.given_units is None and given.dim() == 2 and 2 * self.noised <= share.numel():
-            drawn = noise * share[: self.noised] * normal_like(given[:, : self.noised], rng)
-            return replace(
-                noisy, given=torch.cat([given[:, : self.noised] + drawn, given[:, self.noised :]], 1)
-            )
+        if self.noised is not None:
+            numbers, pictures = given[:, : self.noised], given[:, self.noised :]
+            numbers = numbers + noise * share[: self.noised] * normal_like(numbers, rng)
+            return replace(noisy, given=torch.cat([numbers, pictures], 1))
         drawn = noise * share * normal_like(given, rng)
         turned = drawn if self.given_units is None else self.given_units.turn(drawn)
         return replace(noisy, given=given + turned)
+
+
+def _noised(share: Tensor | None, given: Tensor | None) -> int | None:
+    """How many numbers of contexts stand before their pictures, where those have no noise: nobody draws it then."""
+    numbers = given.beside.shape[1] if isinstance(given, Frames) else None
+    return None if numbers is None or share is None or share[numbers:].any() else numbers
 
 
 def _given_noise(share: float | tuple[float, ...], data: Batch) -> Tensor | None:

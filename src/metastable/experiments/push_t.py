@@ -319,7 +319,7 @@ EXPERIMENT = Experiment(
         pool=(1024, 8192, 8192),
         chain=(0, 20, 0),
         batch=(128, 256, 128),
-        density_updates=(1200, 20_000, 300_000),
+        density_updates=(2000, 20_000, 300_000),
         energy_updates=(200, 5000, 600_000),
         seconds=(None, None, 1200.0),
     ),

@@ -542,8 +542,13 @@ def test_what_lies_in_the_space_of_the_actions_keeps_its_distances(unit):
     apart = Scaling.fit(Demonstrations.of(seen, shown.actions))
     assert float(apart.half["angle"]) == float(scaling.half["angle"])  # which lies in no space
     assert shown.some([0]).space == Demonstrations.joined([shown, shown]).space == ("discs",)
-    with pytest.raises(InputError, match="shapes of"):
+    with pytest.raises(
+        InputError, match=r"demonstrations: space: must be as in demonstrations, \['discs'\], got"
+    ):
         Demonstrations.joined([shown, Demonstrations.of(seen, shown.actions)])
+    wider = Demonstrations.of({**seen, "more": shown.actions}, shown.actions)
+    with pytest.raises(InputError, match=r"must be of the shapes of demonstrations, .*, got .*'more'"):
+        Demonstrations.joined([shown, wider])
 
 
 def test_a_space_names_observations():

@@ -115,11 +115,14 @@ class Demonstrations:
         require(bool(parts), f"{name}: parts", "at least one", parts)
         first = parts[0]
         for part in parts[1:]:
-            rule = f"of the shapes of {first.name}, {first.shapes}, and alike in noisy, space and relative"
-            # as sets, for files whose arrays stand in another order
-            kinds = [(set(x.noisy), set(x.space), x.relative) for x in (part, first)]
-            same = part.shapes == first.shapes and kinds[0] == kinds[1]
-            require(same, part.name, rule, part.shapes)
+            rule = f"of the shapes of {first.name}, {first.shapes}"
+            require(part.shapes == first.shapes, part.name, rule, part.shapes)
+            for key in ("noisy", "space", "relative"):
+                # in one order, for files whose arrays stand in another
+                own, known = (
+                    vars(x)[key] if key == "relative" else sorted(vars(x)[key]) for x in (part, first)
+                )
+                require(own == known, f"{part.name}: {key}", f"as in {first.name}, {known!r}", own)
         seen = {key: torch.cat([part.observations[key] for part in parts]) for key in first.observations}
         ends = torch.cat([part.lengths for part in parts]).cumsum(0)
         actions = torch.cat([part.actions for part in parts])

@@ -112,13 +112,12 @@ class Frames(Tensor):
         """Some rows, whose pictures stay where they are."""
         return Frames(self.beside[rows], self.codes, self.shown[rows], self.table)
 
-    def plain(self, rows: Any = slice(None)) -> Tensor:
-        """The numbers of some rows, a plain tensor."""
-        beside, shown = self.beside[rows], self.shown[rows]
-        made = beside.new_empty(len(beside), self.shape[1])
-        made[:, : beside.shape[1]] = beside
-        rows = max(1, AT_ONCE // max(1, made[:1].numel()))
-        for pixels, places in zip(made[:, beside.shape[1] :].split(rows), shown.split(rows), strict=True):
+    def plain(self) -> Tensor:
+        """All of them, a plain tensor."""
+        numbers, rows = self.beside.shape[1], max(1, AT_ONCE // max(1, self.shape[1]))
+        made = self.beside.new_empty(self.shape)
+        made[:, :numbers] = self.beside
+        for pixels, places in zip(made[:, numbers:].split(rows), self.shown.split(rows), strict=True):
             pixels.copy_(looked_up(self.table, self.codes[places].flatten(1)))
         return made
 

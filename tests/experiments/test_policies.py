@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ from scipy.io import savemat
 
 from metastable.core.errors import ConfigError, DivergenceError, InputError, MissingDependencyError
 from metastable.data import Demonstrations, load_episodes
-from metastable.experiments import lasa, path_planning, policy_arms, push_t, push_t_rows
-from metastable.experiments.base import Bench, changed
+from metastable.experiments import lasa, path_planning, path_planning_rows, policy_arms, push_t, push_t_rows
+from metastable.experiments.base import Bench, Row, changed
 from metastable.experiments.pieces import Piece
 from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of, updates
 from metastable.kernels import HMC
@@ -95,6 +96,20 @@ def test_paths_that_are_there_are_not_walked_again(walked):
     found = {row.metric for row in rows}
     for arm in ("flow", "on-flow"):
         assert {f"collisions/{arm}/best", f"collisions/{arm}/one", f"clear_of_straight/{arm}"} <= found
+
+
+def test_paths_of_one_draw_stay_where_others_are_ranked(walked, tmp_path, monkeypatch):
+    shutil.copytree(walked[0][0], tmp_path / "more")
+    monkeypatch.setattr(path_planning, "draw", lambda *_: None)
+    monkeypatch.setattr(path_planning, "planner_rows", lambda *_: [])
+    (tmp_path / "more/pieces/flow-best.json").unlink()
+    (tmp_path / "more/pieces/on-flow-best.json").unlink()
+    seen, more = [], bench(path_planning, tmp_path / "more", arms="flow", **PATHS | {"ranked_paths": 3})
+    more.say = seen.append
+    path_planning.body(more)
+    assert [line.split(":")[0] for line in seen] == ["flow, best"]
+    with pytest.raises(InputError, match="paths = 2, now it is 3"):
+        path_planning.body(bench(path_planning, tmp_path / "more", arms="flow", **PATHS | {"paths": 3}))
 
 
 def test_the_same_seed_walks_the_same_paths(walked):
@@ -279,16 +294,44 @@ def test_ibc_is_compared_with_every_other_model(tmp_path):
         (arm, "best"): Piece(arm, numbers, {"collisions": np.array(rate)[:, None]})
         for arm, rate in hits.items()
     }
-    rows = {row.metric: row for row in path_planning.best_rows(own, found, "ibc")}
+    rows = {row.metric: row for row in path_planning_rows.best_rows(own, found, "ibc")}
     least = rows["collisions_above_all/ibc"]
     assert (least.value, least.relation, least.target) == (pytest.approx(0.1), ">=", 0.0)
     assert rows["collisions_above_all/ibc/low"].value < 0.1
     found["diffusion", "best"].arrays["collisions"][:] = 0.7
-    rows = {row.metric: row for row in path_planning.best_rows(own, found, "ibc")}
+    rows = {row.metric: row for row in path_planning_rows.best_rows(own, found, "ibc")}
     assert not rows["collisions_above_all/ibc"].ok
-    assert "collisions_above_all/ibc" not in [r.metric for r in path_planning.best_rows(own, found, "flow")]
+    assert "collisions_above_all/ibc" not in [
+        r.metric for r in path_planning_rows.best_rows(own, found, "flow")
+    ]
     arms = path_planning.EXPERIMENT.scales["gpu"]["arms"]
     assert arms[-3:] == ("r-nce-7", "r-nce-31", "r-nce-pretrained"), "Table 4, after the models of Table 5"
+
+
+def test_arms_of_several_commands_are_compared_by_their_means(tmp_path):
+    def rates(**of):
+        ends = {"": 0.0, "/low": -0.01, "/high": 0.02}
+        names = {f"collisions/{arm}/{kind}": rate for arm, (kind, rate) in of.items()}
+        return [Row(name + end, rate + off) for name, rate in names.items() for end, off in ends.items()]
+
+    known = [Row("collisions_above_r-nce/ibc", 0.29), Row("collisions_above_r-nce/ibc/high", 0.4)]
+    known += [Row("collisions_above_all/ibc", 0.29, ">=", 0.0), Row("collisions_above_all/ibc/low", 0.2)]
+    first = [*rates(**{"r-nce": ("best", 0.01), "ibc": ("best", 0.3)}), *known]
+    assert path_planning_rows.compared(bench(path_planning, tmp_path), first) == first
+    later = rates(**{"r-nce-7": ("best", 0.06), "random": ("one", 0.9)})
+    rows = {
+        row.metric: row
+        for row in path_planning_rows.compared(bench(path_planning, tmp_path), [*first, *later])
+    }
+    assert rows["collisions_above_r-nce/r-nce-7"].value == pytest.approx(0.05)
+    assert rows["collisions_above_r-nce/ibc"].value == 0.29
+    assert rows["collisions_above_all/ibc"].value == pytest.approx(0.24)
+    assert "collisions_above_all/ibc/low" not in rows, "the interval of other pairs"
+    worse = path_planning_rows.compared(bench(path_planning, tmp_path), [*first, *rates(flow=("best", 0.4))])
+    assert not next(row for row in worse if row.metric == "collisions_above_all/ibc").ok
+    assert (tmp_path / "collisions.png").stat().st_size > 5000
+    without = rates(**{"flow": ("best", 0.4)})
+    assert path_planning_rows.compared(bench(path_planning, tmp_path), without) == without
 
 
 # ---- work that is cut

@@ -15,6 +15,7 @@ asks for less than other scales: of one path in each of forty worlds one learns 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -29,7 +30,7 @@ from metastable.core.random import derive
 from metastable.data.demonstration_files import load_episodes, save_episodes
 from metastable.data.demonstrations import Demonstrations
 from metastable.policies import path_frames as frames
-from metastable.policies.intervals import Interval, paired_difference
+from metastable.policies.intervals import Interval
 from metastable.policies.models import PATHS
 from metastable.policies.path_world import (
     CONTEXT,
@@ -50,41 +51,11 @@ from metastable.policies.rollouts import Acting
 
 from .base import Bench, Experiment, Row
 from .path_planning_figures import SHOWN, draw
+from .path_planning_rows import NOTHING, Found, compared, rows_of
 from .pieces import Piece, Pieces
 from .policy_arms import ARMS, Task, parameters, trained
 from .trials import by_scale
 
-PAPER_COLLISIONS = {
-    ("r-nce", "best"): 0.030,
-    ("r-nce", "one"): 0.116,
-    ("flow", "best"): 0.054,
-    ("flow", "one"): 0.101,
-    ("diffusion", "best"): 0.056,
-    ("diffusion", "one"): 0.099,
-    ("diffusion-phi", "best"): 0.039,
-    ("diffusion-phi", "one"): 0.087,
-    ("ibc", "best"): 0.107,
-    ("ibc", "one"): 0.203,
-    ("r-nce-7", "best"): 0.061,
-    ("r-nce-31", "best"): 0.052,
-    ("r-nce-pretrained", "best"): 0.058,
-}
-PAPER_COSTS = {
-    ("r-nce", "best"): 0.194,
-    ("r-nce", "one"): 2.287,
-    ("flow", "best"): 0.220,
-    ("flow", "one"): 0.500,
-    ("diffusion", "best"): 0.286,
-    ("diffusion", "one"): 0.569,
-    ("diffusion-phi", "best"): 0.237,
-    ("diffusion-phi", "one"): 0.489,
-    ("ibc", "best"): 0.855,
-    ("ibc", "one"): 8.734,
-    ("r-nce-7", "best"): 0.20,
-    ("r-nce-31", "best"): 0.212,
-    ("r-nce-pretrained", "best"): 0.24,
-}
-"""Tables 4 and 5, and Section 7.3 for the proposal that is learned before; costs are in the paper's own units."""
 CHOICES = (
     "arms",
     "required",
@@ -97,6 +68,8 @@ CHOICES = (
     "worst",
 )
 """Settings that say which pieces are made and what is asked of them, or that are kept by a rule of their own."""
+COUNTS = {"one": "paths", "best": "ranked_paths"}
+"""How many paths there are in each world of those that an arm walks by one draw, and by the best of ℓ."""
 FOR_MINUTES = {
     "batch_size": 512,
     "energy_rows": 32,
@@ -110,11 +83,12 @@ FOR_MINUTES = {
     "evaluations": 100,
 }
 """What trainings of minutes have in the place of Tables 10 and 11, whose are hours."""
-Found = dict[tuple[str, str], Piece]
-"""By arm, and whether it takes the `best` of ℓ draws or `one`."""
+Kept = Callable[[str], Pieces]
+"""Pieces of a kind: those of one draw know nothing of how many paths are ranked, nor the planner's of either."""
 
 
-BASELINES: dict[str, type] = {"straight": Straight, "random": Wandering}
+PLANNER = "planner"
+BASELINES: dict[str, type] = dict(zip(NOTHING, (Straight, Wandering), strict=True))
 
 
 # ---- demonstrations
@@ -140,7 +114,7 @@ def demonstrations(bench: Bench) -> Demonstrations:
 
 def planner_rows(bench: Bench, pieces: Pieces) -> list[Row]:
     """What the planner's own paths are worth in the test worlds: a piece of its own."""
-    piece = pieces.find("planner")
+    piece = pieces.find(PLANNER)
     if piece is None:
         worlds = PathWorlds.test().to(bench.device)
         planned = plan_paths(worlds, bench.planned_test, derive(bench.seed, "test plans") % 2**31)
@@ -152,7 +126,7 @@ def planner_rows(bench: Bench, pieces: Pieces) -> list[Row]:
             "blocked_worlds_with_both_sides": float(both.any(1)[worlds.in_the_way().any(1)].double().mean()),
             "cost": float(found["cost"].mean()),
         }
-        piece = pieces.keep("planner", numbers, {"paths": planned[:SHOWN].float().cpu().numpy()})
+        piece = pieces.keep(PLANNER, numbers, {"paths": planned[:SHOWN].float().cpu().numpy()})
     least = {"free_of_collisions": 0.95, "within_0.05_of_the_goal": 0.95}
     least["blocked_worlds_with_both_sides"] = bench.both_sides
     asked = {name: (">=", limit) for name, limit in least.items()}
@@ -165,15 +139,14 @@ def planner_rows(bench: Bench, pieces: Pieces) -> list[Row]:
 
 def walked(bench: Bench, pieces: Pieces, policy: Acting, worlds: PathWorlds, arm: str, kind: str) -> Tensor:
     """Paths of a policy in every world, `(W, P, N, 2)`, in blocks of like many draws, with a seed of their own."""
-    one, size = kind == "one", bench.block
-    n, size = (bench.paths, size * bench.candidates) if one else (bench.ranked_paths, size)
+    n, size = bench.settings[COUNTS[kind]], bench.block * (bench.candidates if kind == "one" else 1)
 
     def walk(paths: range) -> dict[str, np.ndarray]:
         seed = derive(bench.seed, "walk", arm, paths.start) % 2**31
         with precision(bench.precision, bench.device):
             return {"paths": rollout_paths(policy, worlds, len(paths), seed).numpy()}
 
-    counts = ("paths", "ranked_paths")
+    counts = tuple(COUNTS.values())
     return torch.from_numpy(pieces.blocks(f"{arm}-{kind}", n, size, walk, axis=1, counts=counts)["paths"])
 
 
@@ -191,10 +164,10 @@ def told(piece: Piece) -> Piece:
     return replace(piece, numbers=piece.numbers | {k: list(v) for k, v in path_intervals(values).items()})
 
 
-def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], arm: str) -> None:
+def make(bench: Bench, kept: Kept, worlds: PathWorlds, task: partial[Task], arm: str) -> None:
     """Pieces of one arm that are missing."""
     kinds = ("one",) if arm in BASELINES else ("best",) if arm == "cloning" else ("one", "best")
-    missing = [kind for kind in kinds if pieces.find(f"{arm}-{kind}") is None]
+    missing = [kind for kind in kinds if kept(kind).find(f"{arm}-{kind}") is None]
     if not missing:
         return
     policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task, arm)
@@ -205,8 +178,8 @@ def make(bench: Bench, pieces: Pieces, worlds: PathWorlds, task: partial[Task], 
     for kind in missing:
         acts = policy.acting(candidates=1) if learned and kind == "one" else policy
         walks = frames.walking(acts) if learned else acts
-        numbers, arrays = judged(worlds, walked(bench, pieces, walks, worlds, arm, kind))
-        pieces.finish(f"{arm}-{kind}", numbers | own, arrays)
+        numbers, arrays = judged(worlds, walked(bench, kept(kind), walks, worlds, arm, kind))
+        kept(kind).finish(f"{arm}-{kind}", numbers | own, arrays)
         rate, cost = (Interval(*numbers[key]) for key in ("collisions", "cost"))
         bench.say(f"{arm}, {kind}: collisions {rate}, cost {cost}")
 
@@ -226,8 +199,13 @@ def body(bench: Bench) -> list[Row]:
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
     how |= {"worlds": bench.worlds, "paths": bench.paths}
     how |= {} if bench.world_seed == TEST_SEED else {"world_seed": bench.world_seed}
-    pieces, sizes = Pieces(bench.folder / "pieces", how), replace(PATHS, **bench.sizes)
+    sizes = replace(PATHS, **bench.sizes)
     config = PolicyConfig(CONTEXT, PREDICTION, bench.execute, bench.candidates, 0, 0)
+
+    def kept(kind: str) -> Pieces:
+        others = {count for of, count in COUNTS.items() if of != kind}
+        own = {key: value for key, value in how.items() if key not in others}
+        return Pieces(bench.folder / "pieces", own)
 
     @cache
     def shown() -> Demonstrations:
@@ -241,76 +219,17 @@ def body(bench: Bench) -> list[Row]:
         near = frames.DISCS if bench.near and frames.DISCS in sets else ""
         return Task(shown(), config, sizes, padded=False, sets=sets, near=near)
 
-    planned = planner_rows(bench, pieces)
+    planned = planner_rows(bench, kept(PLANNER))
     for arm in (*BASELINES, *bench.arms):
-        make(bench, pieces, worlds, partial(task), arm)
+        make(bench, kept, worlds, partial(task), arm)
     found: Found = {}
-    for name in pieces.names():
-        if name == "planner":
-            continue
-        piece, (arm, _, kind) = pieces.find(name), name.rpartition("-")
+    for arm, _, kind in (name.rpartition("-") for name in kept(PLANNER).names() if name != PLANNER):
+        piece = kept(kind).find(f"{arm}-{kind}")
         found |= {} if piece is None else {(arm, kind): told(piece)}
     order = [*ARMS, *BASELINES]
     found = dict(sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
     draw(bench, worlds, found)
     return [*rows_of(bench, found), *planned]
-
-
-# ---- rows
-
-
-def interval_rows(name: str, at: list[float], judged: tuple[Any, Any], paper: Any) -> list[Row]:
-    """A number with the ends of its interval."""
-    value, low, high = at
-    return [Row(name, value, *judged, paper), Row(f"{name}/low", low), Row(f"{name}/high", high)]
-
-
-def rows_of(bench: Bench, found: Found) -> list[Row]:
-    """Collisions and costs of every arm, what ranking gains, how far from walking straight, and comparisons."""
-    rows = []
-    for (arm, kind), piece in found.items():
-        n, limit = piece.numbers, bench.most_collisions.get(arm) if kind == "best" else None
-        judged = (None, None) if limit is None else ("<=", limit)
-        paper = PAPER_COLLISIONS.get((arm, kind)), PAPER_COSTS.get((arm, kind))
-        rows += interval_rows(f"collisions/{arm}/{kind}", n["collisions"], judged, paper[0])
-        rows += interval_rows(f"cost/{arm}/{kind}", n["cost"], (None, None), paper[1])
-        rows.append(Row(f"goal_missed_by/{arm}/{kind}", n["goal missed by"][0]))
-        if kind == "best":
-            rows += best_rows(bench, found, arm)
-    return rows
-
-
-def best_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
-    """Of an arm that takes the best of ℓ: against one draw, against walking straight or anywhere, against r-nce."""
-    best, one = found[arm, "best"], found.get((arm, "one"))
-    rows = [Row(f"parameters/{arm}", best.numbers["parameters"], "<=", bench.most_parameters)]
-    rows.append(Row(f"seconds/{arm}", best.numbers["seconds"]))
-    if one is not None:
-        share = best.numbers["collisions"][0] / max(one.numbers["collisions"][0], 1e-9)
-        asked = ("<=", 0.5) if arm in bench.halved else (None, None)
-        rows.append(Row(f"best_over_one/{arm}", share, *asked))
-    for other in BASELINES:
-        simple = found.get((other, "one"))
-        if simple is not None:
-            measure = "collisions" if other == "straight" else "goal missed by"
-            gap = simple.numbers[measure][1] - best.numbers[measure][2]  # its low end above our high one
-            asked = (">=", 0.0) if f"{other}/{arm}" in bench.required else (None, None)
-            rows.append(Row(f"clear_of_{other}/{arm}", gap, *asked))
-    first = found.get(("r-nce", "best"))
-    if first is not None and arm != "r-nce":
-        apart = paired_difference(best.arrays["collisions"], first.arrays["collisions"])
-        asked = (">=", 0.0) if arm in bench.behind else (None, None)
-        name = f"collisions_above_r-nce/{arm}"
-        rows += [Row(name, apart.value), Row(f"{name}/high", apart.high, *asked)]
-    others = [piece for (other, kind), piece in found.items() if kind == "best" and other != arm]
-    if arm == "ibc" and others:
-        hits = [paired_difference(best.arrays["collisions"], other.arrays["collisions"]) for other in others]
-        least, asked = min(hits), (">=", 0.0) if arm in bench.worst else (None, None)
-        rows += [
-            Row("collisions_above_all/ibc", least.value, *asked),
-            Row("collisions_above_all/ibc/low", least.low),
-        ]
-    return rows
 
 
 EXPERIMENT = Experiment(
@@ -374,4 +293,5 @@ EXPERIMENT = Experiment(
         seconds=(None, None, 520.0),
     ),
     body=body,
+    compared=compared,
 )

@@ -1,16 +1,17 @@
-"""Pictures of `path-planning`: collision rates world by world (Figure 4), and paths (Table 3)."""
+"""Pictures of `path-planning`: collision rates of all arms, and world by world (Figure 4), and paths (Table 3)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from metastable.policies.intervals import clopper_pearson
 from metastable.policies.path_world import TEST_WORLDS, PathWorlds
-from metastable.report.figures import MODEL, MUTED, palette, picture
+from metastable.report.figures import INK, MODEL, MUTED, palette, picture
 
-from .base import Bench
+from .base import Bench, Row
 from .pieces import Piece
 
 SHOWN, LINES = 3, 64
@@ -25,6 +26,28 @@ def draw(bench: Bench, worlds: PathWorlds, found: dict[tuple[str, str], Piece]) 
     shown = best | {arm: piece for (arm, _), piece in found.items() if arm == "straight"}
     if shown:
         draw_paths(bench, worlds, shown)
+
+
+def draw_arms(bench: Bench, known: Mapping[str, Row]) -> None:
+    """Collision rates of all arms that are in these rows, with their intervals, and the paper's beside them."""
+    named = dict.fromkeys(name.split("/")[1] for name in known if name.startswith("collisions/"))
+    arms = sorted(named, key=lambda arm: f"collisions/{arm}/best" not in known)  # who learns nothing is last
+    with picture(bench.folder / "collisions.png", 7, 3.4) as axes:
+        for off, colour, kind in ((-0.2, palette.blue, "best"), (0.2, palette.sky, "one")):
+            at = {i + off: f"collisions/{arm}/{kind}" for i, arm in enumerate(arms)}
+            at = {x: name for x, name in at.items() if name in known}
+            values = np.array([known[name].value for name in at.values()])
+            ends = np.array(
+                [[known[f"{name}/{end}"].value for name in at.values()] for end in ("low", "high")]
+            )
+            label = "best of ℓ draws" if kind == "best" else "one draw"
+            axes.bar(list(at), values, 0.4, yerr=abs(ends - values), color=colour, ecolor=MUTED, label=label)
+            paper = {x: known[name].paper for x, name in at.items() if known[name].paper is not None}
+            label = "paper" if kind == "best" else None
+            axes.plot(list(paper), list(paper.values()), "D", ms=4, color=INK, label=label)
+        axes.set(ylabel="collision rate", ylim=(0, None))
+        axes.set_xticks(range(len(arms)), arms, rotation=30, ha="right")
+        axes.legend(fontsize=7)
 
 
 def draw_rates(bench: Bench, best: dict[str, Piece]) -> None:

@@ -275,6 +275,7 @@ class TransformerConfig:
         reference: as of `ConditionalConfig`.
         inflate: likewise.
         on_proposal: whether it stands on the proposal of its method and is zero at first; see `OnProposal`.
+        inherits: whether it then begins with the layers of the proposal's transformer that fit; likewise.
     """
 
     step: int = 1
@@ -291,6 +292,7 @@ class TransformerConfig:
     reference: str = "gaussian"
     inflate: float = 1.2
     on_proposal: bool = False
+    inherits: bool = False
 
     name: ClassVar[str] = "transformer"
     paired: ClassVar[bool] = True
@@ -301,14 +303,16 @@ class TransformerConfig:
         require_choice("energy.reads", self.reads, READS)
         require_choice("energy.reference", self.reference, ("gaussian", "none"))
         require_positive("energy.inflate", self.inflate)
+        require(self.on_proposal or not self.inherits, "energy.inherits", "false without on_proposal", True)
 
     def build(self, data: Rows, seed: int) -> nn.Module:
         """The energy for this data."""
         rows, own = as_batch(data), {f.name: vars(self)[f.name] for f in fields(self)}
         below, inflate, stands = (own.pop(name) for name in ("reference", "inflate", "on_proposal"))
+        inherits = own.pop("inherits")
         own |= {"data": rows, "inflate": None if stands or below == "none" else inflate}
         energy = TransformerEnergy(rows.event_shape, rows.context_shape, seed=derive(seed, "energy"), **own)
-        return OnProposal(energy) if stands else energy
+        return OnProposal(energy, inherits=inherits) if stands else energy
 
 
 ENERGIES: dict[str, type] = {

@@ -3,6 +3,9 @@
 exp(−E) is p_ξ·exp(−network): what is learned is by how much data are likelier than draws of the proposal. Among
 draws of p_ξ and a datum, ranking by −E − log p_ξ is ranking by −network alone: no density is needed to train.
 
+What tells data from draws needs much of what drew them: a network may begin with the layers of the proposal's own
+field where they fit (`inherits`), such as eyes that have learned to see, and its end still is zero.
+
 With a time, E(y | x, t) = network(y | x, t) − log p_ξ^t(y | x) stands on a flow cut at t. No ODE is solved for its
 gradient: that of log p_ξ^t follows from the flow's velocity (`InterpolantFlow.score`).
 """
@@ -14,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from metastable.core.errors import require
 from metastable.core.protocols import StepwiseSolved, event_shape_of, has_time, provides
 from metastable.proposals.given import log_prob_given
 
@@ -28,10 +32,12 @@ class OnProposal(nn.Module):
     Args:
         network: `(B, *event) → (B,)`, or with contexts as `ConditionalNet`.
         zero_start: set its last layer to zero, so that exp(−E) is the proposal.
+        inherits: whether a method whose proposal has learned calls `begin_as`.
     """
 
-    def __init__(self, network: nn.Module, zero_start: bool = True):
+    def __init__(self, network: nn.Module, zero_start: bool = True, inherits: bool = False):
         super().__init__()
+        self.inherits = inherits
         self.network = network
         self.event_shape = event_shape_of(network)
         self.time, self.costly = has_time(network, False), False
@@ -43,6 +49,15 @@ class OnProposal(nn.Module):
         """Stand on this proposal."""
         self.beneath = (proposal,)
         self.costly = provides(proposal, StepwiseSolved)  # its density is an ODE solved
+
+    def begin_as(self, proposal: nn.Module) -> None:
+        """Take the layers of the proposal's field that have the name and the shape of one of the network's."""
+        own, theirs = self.network.state_dict(), dict(proposal.named_modules()).get("field", nn.Identity())
+        fit = {k: v for k, v in theirs.state_dict().items() if k in own and own[k].shape == v.shape}
+        rule = "false beside a proposal whose field has no layer of this network's names and shapes"
+        require(bool(fit), "energy.inherits", rule, self.inherits)
+        self.network.load_state_dict(fit, strict=False)
+        zero_last_layer(self.network)
 
     def forward(self, x: Tensor, given: Tensor | None = None, t: Tensor | float | None = None) -> Tensor:
         """E: `(B, *event)` to `(B,)`, or `(B, K, *event)` to `(B, K)` with contexts; t as the network takes it."""
@@ -61,7 +76,7 @@ class OnProposal(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnProposal:
         """A network of its own on the same proposal: an average of the energy stands where the energy does."""
-        made = OnProposal(copy.deepcopy(self.network, memo), zero_start=False)
+        made = OnProposal(copy.deepcopy(self.network, memo), zero_start=False, inherits=self.inherits)
         made.train(self.training)
         if self.beneath:
             made.attach(self.beneath[0])

@@ -24,6 +24,16 @@ class OnDensity(Protocol):
         ...
 
 
+class Inheriting(Protocol):
+    """An energy that may begin with layers of the proposal of its method."""
+
+    inherits: bool
+
+    def begin_as(self, proposal: nn.Module) -> None:
+        """Take what fits, before the first update."""
+        ...
+
+
 class DrawPool(NamedTuple):
     """P rows, written in order and over again.
 

@@ -30,7 +30,17 @@ from metastable.proposals.given import (
 )
 
 from .base import Context, Metrics, Negatives, Nothing
-from .draw_pool import Drawn, DrawPool, OnDensity, as_kept, drawn_rows, empty_pool, keep_draws, kept_pool
+from .draw_pool import (
+    Drawn,
+    DrawPool,
+    Inheriting,
+    OnDensity,
+    as_kept,
+    drawn_rows,
+    empty_pool,
+    keep_draws,
+    kept_pool,
+)
 from .importance import ImportanceSampled
 from .ranking_terms import energies, ranking_loss, ranking_metrics
 
@@ -144,6 +154,10 @@ class Ranked(ImportanceSampled):
         proposal = made if named else copy.deepcopy(made)
         if provides(energy, OnDensity):
             energy.attach(proposal)  # pyright: ignore
+        if provides(energy, Inheriting) and energy.inherits:  # pyright: ignore
+            learned = not (self.train_proposal or self.pretrain)
+            require(learned, "energy.inherits", "false beside a proposal that has yet to learn", True)
+            energy.begin_as(proposal)  # pyright: ignore
         return {"proposal": proposal}
 
     def new_proposal(self, data: Rows, seed: int, **settings: Any) -> nn.Module:

@@ -101,6 +101,8 @@ class Sizes:
         proposal_width: of its layers.
         proposal_layers: of them.
         encoder_owner: who trains the tokens that both share; empty where they share none.
+        inherits: whether energies on a flow begin with those of its layers that fit: same width and heads, as many
+            layers or fewer.
         negatives: K.
         times: m.
         alpha: α of the flow alone.
@@ -135,6 +137,7 @@ class Sizes:
     proposal_width: int = 128
     proposal_layers: int = 5
     encoder_owner: str = ""
+    inherits: bool = False
     negatives: int = 63
     times: int = 5
     alpha: float = 2.0
@@ -287,7 +290,7 @@ def _on_flow(method: str, layout: Layout, sizes: Sizes) -> PolicyModel:
     """A proposal that is learned first and stays, whose draws then serve many updates."""
     timed = method == "interpolating-nce"
     made = _ranked(method, 4 if timed else 2, layout, replace(sizes, encoder_owner=""))
-    energy = {**made.energy, "on_proposal": True}
+    energy = {**made.energy, "on_proposal": True, "inherits": sizes.inherits}
     own = {**made.method, "train_proposal": False, "pretrain": 10_000}
     acting: dict[str, Any] = {"steps": 0, "warm": 0, "rank": "network"}
     if timed:

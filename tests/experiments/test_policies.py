@@ -425,7 +425,7 @@ def test_policies_act_in_the_precision_that_is_asked_for(room, tmp_path, monkeyp
 
 
 def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monkeypatch):
-    def roll(policy, starts, *, rollouts, steps, seed, pictures):
+    def roll(policy, starts, *, rollouts, steps, seed, pictures, workers):
         rng = np.random.default_rng(seed)
         progress = torch.from_numpy(rng.random((len(starts), rollouts, steps)))
         lengths = torch.full((len(starts), rollouts), steps)
@@ -604,7 +604,7 @@ def made(monkeypatch):
     """What was rolled out and timed, where nothing is trained or simulated."""
     rolled, timed = [], []
 
-    def roll(policy, starts, *, rollouts, steps, seed, pictures):
+    def roll(policy, starts, *, rollouts, steps, seed, pictures, workers):
         rolled.append(len(starts))
         lengths = torch.full((len(starts), rollouts), steps)
         return Rollouts(torch.rand(*lengths.shape, steps), lengths, "coverage", "Push-T", acting=0.5)

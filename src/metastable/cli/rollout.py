@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +44,9 @@ def rollout(
         typer.Option(help="Folder for rollouts.json; of episodes, too, rollouts.npz and rollouts.html."),
     ] = None,
     films: Annotated[int, typer.Option(help="Push-T: GIFs of the first so many starts, in --out.")] = 0,
+    workers: Annotated[
+        int, typer.Option(help="Processes that step the environments; path-planning has none to step.")
+    ] = 1,
     seed: Seed = 0,
     device: Device = "cpu",
 ) -> None:
@@ -56,6 +60,9 @@ def rollout(
     changed = {key: value for key, value in asked.items() if value is not None}
     require_count("rollouts", rollouts)
     require_count("films", films, 0)
+    require_count("workers", workers)
+    if env == PATHS and workers > 1:
+        raise InputError(f"workers: path-planning has no environments to step, got {workers}")
     if env != PATHS and against is not None and starts < 2:
         raise InputError(f"starts: a difference needs at least 2, got {starts}")
     if films and (out is None or env != PUSHT):
@@ -68,7 +75,7 @@ def rollout(
     if env == PATHS:
         _walk(policies, names, rollouts, seed, out)
         return
-    episodes = [_episodes(policy, env, starts, rollouts, steps, seed) for policy in policies]
+    episodes = [_episodes(policy, env, starts, rollouts, steps, seed, workers) for policy in policies]
     _say_scores(episodes[0])
     apart = {
         f"maximum at {h}": episodes[0].ahead_of(episodes[-1], h) for h in episodes[0].horizons if against
@@ -125,7 +132,9 @@ def _page(
     return write_rollout_page(out, f"{name} in {episodes.name}", scores, episodes.table(), scenes, played)
 
 
-def _episodes(policy: Policy, env: str, starts: int, rollouts: int, steps: int, seed: int) -> Rollouts:
+def _episodes(
+    policy: Policy, env: str, starts: int, rollouts: int, steps: int, seed: int, workers: int
+) -> Rollouts:
     """All episodes of one policy, behind a progress bar."""
     from metastable.policies.environments import gym_environments, pusht_starts
     from metastable.policies.rollouts import rollout as roll
@@ -134,11 +143,11 @@ def _episodes(policy: Policy, env: str, starts: int, rollouts: int, steps: int, 
     from .bars import work_bar
 
     with work_bar("rolling out") as show:
-        options: dict[str, Any] = {"rollouts": rollouts, "steps": steps, "seed": seed}
+        options: dict[str, Any] = {"rollouts": rollouts, "steps": steps, "seed": seed, "workers": workers}
         options["on_step"] = None if show is None else lambda done: show(f"{env}: steps", done, steps)
         if env == PUSHT:
             return rollout_pusht(policy, pusht_starts(starts), pictures=_sees(policy), **options)
-        return roll(policy, lambda seeds: gym_environments(env, seeds), list(range(starts)), **options)
+        return roll(policy, partial(gym_environments, env), list(range(starts)), **options)
 
 
 def _sees(policy: Policy) -> bool:

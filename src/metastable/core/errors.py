@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import inspect
 import re
@@ -17,6 +18,10 @@ LEAST, MOST = 1e-30, 1e30
 
 class MetastableError(Exception):
     """Everything this library raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its message and what else it holds, which `__init__` does not take, so that processes can send it."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # pyright: ignore
 
 
 class InputError(MetastableError, ValueError):
@@ -53,7 +58,7 @@ class DivergenceError(MetastableError, RuntimeError):
 
 
 class ProcessError(MetastableError, RuntimeError):
-    """Another process of the same training ended; `process` is its number, where that is known."""
+    """Another process of the same training or rollout ended; `process` is its number, where that is known."""
 
     def __init__(self, process: int | None, why: str):
         what = "processes lost touch" if process is None else f"process {process} ended"

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import InputError, MissingDependencyError, require, require_choice
+from metastable.core.errors import InputError, MissingDependencyError, require, require_choice, require_count
 from metastable.core.precision import precision
 from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_pusht
@@ -52,11 +52,11 @@ FOLDER = "METASTABLE_PUSHT"
 DENSITIES = ("flow", "diffusion", "diffusion-phi")
 CHOICES = (
     *("arms", "acts", "kinds", "timed", "gradients", "required"),
-    *("seconds", "least", "ahead", "block", "pictures"),
+    *("seconds", "least", "ahead", "block", "pictures", "workers"),
 )
 EVERYWHERE: dict[str, Any] = {"options": {}, "sizes": {}, "acts": {}, "kinds": (), "timed": True}
 EVERYWHERE |= {"most_parameters": 3_400_000, "warmup": 200, "pretrain": 10_000}
-EVERYWHERE |= {"pictures": False, "augment": (), "centred": True}
+EVERYWHERE |= {"pictures": False, "augment": (), "centred": True, "workers": 1}
 """Settings of all scales."""
 DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
@@ -134,9 +134,9 @@ def rolled(
     def roll(rows: range, later: Sequence[int] = ()) -> dict[str, np.ndarray]:
         seed = derive(bench.seed, "rollouts", rows.start, *later) % 2**31
         own = starts[rows.start : rows.stop]
-        each = {"rollouts": bench.rollouts // rounds, "steps": bench.horizon, "pictures": bench.pictures}
+        each = {"rollouts": bench.rollouts // rounds, "steps": bench.horizon, "workers": bench.workers}
         with precision(bench.precision, bench.device):
-            found = rollout_pusht(policy, own, seed=seed, **each)
+            found = rollout_pusht(policy, own, seed=seed, pictures=bench.pictures, **each)
         costs = {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
         every = {key: np.full(found.lengths.shape, value) for key, value in costs.items()}
         return {"progress": found.progress.float().numpy(), "lengths": found.lengths.numpy(), **every}
@@ -243,6 +243,7 @@ def body(bench: Bench) -> list[Row]:
     for name, known in {"arms": ARMS, "acts": ARMS, "kinds": ("best", "one", *shorter(bench))}.items():
         for value in bench.settings[name]:
             require_choice(name, value, known)
+    require_count("workers", bench.workers)
     if FOLDER not in os.environ:
         what = "the demonstrations of Push-T (action, state, episode_ends)"
         bench.say(f"skipped: {FOLDER} names no folder with {what}")

@@ -61,6 +61,8 @@ class Environments:
 
     measure: ClassVar[str] = "return"
     """What `progress` says: here the rewards of an episode so far, summed."""
+    first: int = 0
+    """Number of the first of them, where others are in other processes."""
 
     def __init__(self, make: Callable[[], Any], starts: Sequence[Any], name: str = "environment"):
         require_count("starts", len(starts))
@@ -90,7 +92,7 @@ class Environments:
     def reset(self) -> dict[str, Tensor]:
         """Every environment at its start; what is seen there, by name, `(B, …)`."""
         for i, (env, start) in enumerate(zip(self.each, self.starts, strict=True)):
-            with foreign(f"{self.name}: reset of environment {i}"):
+            with foreign(f"{self.name}: reset of environment {self.first + i}"):
                 self.raw[i] = self.begin(env, start)
         self.done[:] = False
         self.progress = self.first_progress()
@@ -100,7 +102,7 @@ class Environments:
         """One step of those that have not ended; the others stay as they are."""
         for i in np.flatnonzero(~self.done):
             action = self.given(actions[i], self.each[i])
-            with foreign(f"{self.name}: step of environment {i}"):
+            with foreign(f"{self.name}: step of environment {self.first + i}"):
                 self.raw[i], reward, ended, cut, info = self.each[i].step(action)
             require(bool(np.isfinite(reward)), f"{self.name}: reward", "finite", reward)
             self.progress[i] = self.progress_of(float(self.progress[i]), float(reward), info)

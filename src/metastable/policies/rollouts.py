@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from metastable.runs.folder import write_arrays, write_json
 
 from .environments import FULL, Environments, PushT
 from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference
+from .workers import Workers, spread
 
 HORIZONS = (200, 300)
 """Steps at which scores are read: the paper's, and the simulator's own."""
@@ -156,6 +158,7 @@ def rollout(
     steps: int = 300,
     seed: int = 0,
     on_step: Callable[[int], None] | None = None,
+    workers: int = 1,
 ) -> Rollouts:
     """Roll a policy out from each start, all episodes in step with one another.
 
@@ -167,27 +170,29 @@ def rollout(
         steps: at most.
         seed: of the policy.
         on_step: told of every step.
+        workers: processes that step the environments; with more than 1, `make` must be a function or class of a
+            module, or a `functools.partial` of one. The numbers are the same.
     """
     require_count("rollouts", rollouts)
     require_count("steps", steps)
     begun, thinking, clipped = perf_counter(), 0.0, 0
-    worlds = make([start for start in starts for _ in range(rollouts)])
-    low, high = worlds.box
-    policy.reset(derive(seed, "rollout"))
-    seen, taken = worlds.reset(), np.zeros(len(worlds), dtype=np.int64)
-    progress = worlds.progress[:, None].repeat(1, steps)
-    for k in range(steps):
-        going, asked = ~worlds.done, perf_counter()
-        actions = fitting_actions(policy.select_action(seen), low, worlds)
-        thinking += perf_counter() - asked
-        inside = actions.clamp(low, high)
-        clipped += int((inside != actions).any(1)[torch.from_numpy(going)].sum())
-        seen, taken = worlds.step(inside), taken + going
-        progress[:, k:] = worlds.progress[:, None]
-        if on_step is not None:
-            on_step(k + 1)
-        if worlds.done.all():
-            break
+    with spread(make, [start for start in starts for _ in range(rollouts)], workers) as worlds:
+        low, high = worlds.box
+        policy.reset(derive(seed, "rollout"))
+        seen, taken = worlds.reset(), np.zeros(len(worlds), dtype=np.int64)
+        progress = worlds.progress[:, None].repeat(1, steps)
+        for k in range(steps):
+            going, asked = ~worlds.done, perf_counter()
+            actions = fitting_actions(policy.select_action(seen), low, worlds)
+            thinking += perf_counter() - asked
+            inside = actions.clamp(low, high)
+            clipped += int((inside != actions).any(1)[torch.from_numpy(going)].sum())
+            seen, taken = worlds.step(inside), taken + going
+            progress[:, k:] = worlds.progress[:, None]
+            if on_step is not None:
+                on_step(k + 1)
+            if worlds.done.all():
+                break
     shape, share = (len(starts), rollouts), clipped / max(int(taken.sum()), 1)
     times = {"seconds": perf_counter() - begun, "acting": thinking}
     lengths = torch.from_numpy(taken).view(shape)
@@ -197,14 +202,10 @@ def rollout(
 
 def rollout_pusht(policy: Acting, starts: Any, *, pictures: bool = False, **options: Any) -> Rollouts:
     """`rollout` in Push-T from states `(n, 5)`, such as `pusht_starts(32)`; `pictures` as of `PushT`."""
-
-    def make(states: Sequence[Any]) -> Environments:
-        return PushT(np.stack(list(states)), pictures=pictures)
-
-    return rollout(policy, make, list(np.asarray(starts)), **options)
+    return rollout(policy, partial(PushT, pictures=pictures), list(np.asarray(starts)), **options)
 
 
-def fitting_actions(actions: Tensor, low: Tensor, worlds: Environments) -> Tensor:
+def fitting_actions(actions: Tensor, low: Tensor, worlds: Environments | Workers) -> Tensor:
     """Actions that have as many numbers as the environments take, and are finite."""
     if tuple(actions.shape) != (len(worlds), len(low)):
         raise InputError(

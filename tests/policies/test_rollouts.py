@@ -13,11 +13,20 @@ from metastable.cli import rollout as rollout_command
 from metastable.cli.main import app
 from metastable.core import InputError
 from metastable.core.errors import MissingDependencyError
-from metastable.data import Demonstrations
-from metastable.policies import PolicyConfig, PushT, fit_policy, pusht_starts, rollout, rollout_pusht
+from metastable.data import Demonstrations, Scaling
+from metastable.policies import (
+    PolicyConfig,
+    PushT,
+    fit_policy,
+    pusht_pictures,
+    pusht_starts,
+    rollout,
+    rollout_pusht,
+)
 from metastable.policies import environments as environments_module
-from metastable.policies.environments import Environments
+from metastable.policies.environments import Environments, PushTEasel
 from metastable.policies.intervals import clopper_pearson, t_interval
+from metastable.policies.models import Sizes, layout_of, policy_model
 from metastable.policies.rollouts import Rollouts
 
 
@@ -264,6 +273,36 @@ def test_a_policy_pushes_from_the_command_line(simulator, tmp_path):
     kept = json.loads((tmp_path / "out" / "rollouts.json").read_text())
     assert len(kept["episodes"]) == 2
     assert kept["against"]["differences"] == {"maximum at 5": {"value": 0.0, "low": 0.0, "high": 0.0}}
+
+
+class Unsaid:
+    """A policy that does not say when it looks."""
+
+    def __init__(self, policy):
+        self.reset, self.select_action = policy.reset, policy.select_action
+
+
+def test_pictures_are_drawn_where_a_policy_looks_and_nowhere_else(simulator, monkeypatch):
+    states = pusht_starts(40)
+    shown = Demonstrations.of(
+        {"agent": states[:, :2], "picture": pusht_pictures(states)}, states[:, :2], [20, 40], noisy=("agent",)
+    )
+    model = policy_model(
+        "flow", layout_of(Scaling.fit(shown), 2), Sizes(field_width=8, field_layers=1, ode=(2, 2))
+    )
+    policy = fit_policy(
+        shown, model.energy, model.method, PolicyConfig(2, 8, 5, 1, 0, 0), **model.options | {"steps": 1}
+    )
+    drawn, draw = [], PushTEasel.draw
+    monkeypatch.setattr(PushTEasel, "draw", lambda self, state: drawn.append(1) or draw(self, state))
+    found = []
+    for who in (policy, Unsaid(policy)):
+        drawn.clear()
+        found.append((rollout_pusht(who, states[:3], pictures=True, steps=12), len(drawn)))
+    (looking, some), (staring, every) = found
+    assert torch.allclose(looking.progress, staring.progress, rtol=0, atol=1e-12)
+    assert every == 3 * 13
+    assert some == 3 * (1 + 2 + 2), "at the start, and before each of the two chunks that follow"
 
 
 def test_how_a_run_acts_is_changed_of_it_alone(tmp_path, monkeypatch):

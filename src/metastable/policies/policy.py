@@ -130,6 +130,11 @@ class Policy:
             self.planned.extend(chunk[:, : self.config.execute].unbind(1))
         return self.planned.popleft()
 
+    @property
+    def looks(self) -> bool:
+        """Whether the next observation is one of those that the next chunk is made from."""
+        return len(self.planned) < self.config.context
+
     @torch.inference_mode(False)  # chains need gradients of the energy
     @torch.no_grad()
     def predict_action_chunk(self, contexts: Any) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, require, require_count
+from metastable.core.protocols import provides
 from metastable.core.random import derive
 from metastable.runs.folder import write_arrays, write_json
 
@@ -35,6 +36,12 @@ class Acting(Protocol):
     def select_action(self, observation: Any) -> Tensor:
         """The next action of each environment, `(B, A)`."""
         ...
+
+
+class Looking(Protocol):
+    """One that knows whether it will look at the next observation: pictures that nobody sees are not drawn."""
+
+    looks: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +194,8 @@ def rollout(
             thinking += perf_counter() - asked
             inside = actions.clamp(low, high)
             clipped += int((inside != actions).any(1)[torch.from_numpy(going)].sum())
-            seen, taken = worlds.step(inside), taken + going
+            looked = not provides(policy, Looking) or policy.looks  # pyright: ignore
+            seen, taken = worlds.step(inside, looked), taken + going
             progress[:, k:] = worlds.progress[:, None]
             if on_step is not None:
                 on_step(k + 1)

@@ -42,7 +42,9 @@ def work(pipe: Any, given: bytes, first: int) -> None:
                 pipe.send(answer)
                 asked = pipe.recv()
                 with foreign(f"{worlds.name}: environments from {first} on"):
-                    seen = worlds.reset() if asked is None else worlds.step(torch.from_numpy(asked))
+                    seen = (
+                        worlds.reset() if asked is None else worlds.step(torch.from_numpy(asked[0]), asked[1])
+                    )
                     rows = {key: value.numpy() for key, value in seen.items()}
                     answer = (rows, worlds.done, worlds.progress.numpy())
         except (MetastableError, MemoryError) as error:
@@ -81,10 +83,12 @@ class Workers:
         """Every environment at its start; what is seen there, by name, `(B, …)`."""
         return self.ask(dict.fromkeys(range(len(self.pipes))))
 
-    def step(self, actions: Tensor) -> dict[str, Tensor]:
+    def step(self, actions: Tensor, looked: bool = True) -> dict[str, Tensor]:
         """One step of those that have not ended; a process whose environments all have is not asked."""
         shares = np.split(actions.numpy(), self.ends[1:-1])
-        return self.ask({k: shares[k] for k, (_, done, _) in enumerate(self.said) if not done.all()})
+        return self.ask(
+            {k: (shares[k], looked) for k, (_, done, _) in enumerate(self.said) if not done.all()}
+        )
 
     def ask(self, asked: Mapping[int, Any]) -> dict[str, Tensor]:
         """Some processes, all at once, then one answer after another; what is seen."""

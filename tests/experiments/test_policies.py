@@ -314,24 +314,35 @@ def test_arms_of_several_commands_are_compared_by_their_means(tmp_path):
         names = {f"collisions/{arm}/{kind}": rate for arm, (kind, rate) in of.items()}
         return [Row(name + end, rate + off) for name, rate in names.items() for end, off in ends.items()]
 
+    own = bench(path_planning, tmp_path)
+    own.settings = {**own.settings, "worst": ("ibc",), "behind": ("flow",)}
+    compared = partial(path_planning_rows.compared, own)
     known = [Row("collisions_above_r-nce/ibc", 0.29), Row("collisions_above_r-nce/ibc/high", 0.4)]
     known += [Row("collisions_above_all/ibc", 0.29, ">=", 0.0), Row("collisions_above_all/ibc/low", 0.2)]
     first = [*rates(**{"r-nce": ("best", 0.01), "ibc": ("best", 0.3)}), *known]
-    assert path_planning_rows.compared(bench(path_planning, tmp_path), first) == first
-    later = rates(**{"r-nce-7": ("best", 0.06), "random": ("one", 0.9)})
-    rows = {
-        row.metric: row
-        for row in path_planning_rows.compared(bench(path_planning, tmp_path), [*first, *later])
-    }
+    assert compared(first) == first, "pairs stay"
+    assert (tmp_path / "collisions.png").stat().st_size > 5000
+    joined = compared([*first, *rates(**{"r-nce-7": ("best", 0.06), "random": ("one", 0.9)})])
+    rows = {row.metric: row for row in joined}
     assert rows["collisions_above_r-nce/r-nce-7"].value == pytest.approx(0.05)
-    assert rows["collisions_above_r-nce/ibc"].value == 0.29
+    assert rows["collisions_above_r-nce/r-nce-7/high"].value == pytest.approx(0.05 + 0.0005**0.5)
+    assert rows["collisions_above_r-nce/ibc/high"].value == 0.4
     assert rows["collisions_above_all/ibc"].value == pytest.approx(0.24)
     assert "collisions_above_all/ibc/low" not in rows, "the interval of other pairs"
-    worse = path_planning_rows.compared(bench(path_planning, tmp_path), [*first, *rates(flow=("best", 0.4))])
+    assert compared(joined) == joined, "joined again"
+    again = {row.metric: row for row in compared([*rates(**{"r-nce": ("best", 0.2)}), *joined[3:]])}
+    assert again["collisions_above_r-nce/r-nce-7"].value == pytest.approx(-0.14), "of the rates beside it"
+    alone = [
+        rates(**{arm: ("best", rate)}) for arm, rate in {"ibc": 0.3, "r-nce": 0.05, "flow": 0.02}.items()
+    ]
+    apart = {row.metric: row for row in compared([row for rows in alone for row in rows])}
+    assert apart["collisions_above_all/ibc"].ok
+    high = apart["collisions_above_r-nce/flow/high"]
+    assert (high.relation, high.ok) == (">=", False), "what is asked is asked of arms from anywhere"
+    worse = compared([*first, *rates(flow=("best", 0.4))])
     assert not next(row for row in worse if row.metric == "collisions_above_all/ibc").ok
-    assert (tmp_path / "collisions.png").stat().st_size > 5000
-    without = rates(**{"flow": ("best", 0.4)})
-    assert path_planning_rows.compared(bench(path_planning, tmp_path), without) == without
+    without = rates(flow=("best", 0.4), diffusion=("best", float("nan")))
+    assert str(compared(without)) == str(without)
 
 
 # ---- work that is cut

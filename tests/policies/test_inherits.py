@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import metastable as ms
 from metastable.core import ConfigError
 from metastable.core.random import generator
 from metastable.data import Demonstrations, Scaling
@@ -72,20 +73,24 @@ def test_what_was_learned_on_top_is_read_back(flow, tmp_path):
 
 
 def test_what_nobody_can_inherit_is_refused(flow):
-    with pytest.raises(
-        ConfigError, match=r"energy\.inherits: must be false beside a proposal that has yet to learn"
-    ):
-        fitted("on-flow", steps=1)
-    other = fit_policy(
-        shown(), {"name": "interpolant", "field": "residual", "width": 6, "layers": 3}, steps=1
-    )
-    other = fit_policy(
-        shown(), {**other.model.run.config["energy"]}, config=CONFIG, units="none", steps=1, **HOW
-    )
-    with pytest.raises(
-        ConfigError, match=r"energy\.inherits: .* whose field has no layer of this network's names"
-    ):
+    layout = layout_of(Scaling.fit(shown()), 2)
+    model, below = (policy_model(name, layout, TINY) for name in ("on-flow", "flow"))
+    method = {**model.method, "proposal": below.energy, "pretrain": 2}
+    with pytest.raises(ConfigError, match=r"energy\.inherits: .* beside a proposal that has yet to learn"):
+        fit_policy(shown(), model.energy, method, CONFIG, **{**model.options, **HOW, "steps": 3})
+    for change in ({"width": 16}, {"heads": 4}):  # the flow has a width of 8 and 2 heads
+        with pytest.raises(ConfigError, match=r"energy\.inherits: .* of the same tokens, width and heads"):
+            fitted("on-flow", replace(TINY, **change), on=flow, steps=1)
+    dense = {"name": "interpolant", "field": "residual", "width": 6, "layers": 3}
+    other = fit_policy(shown(), dense, config=CONFIG, units="none", steps=1, **HOW)
+    with pytest.raises(ConfigError, match=r"energy\.inherits: .* whose field is no transformer"):
         fitted("on-flow", on=other, steps=1)
     alone = {"name": "transformer", "step": 1, "inherits": True}
     with pytest.raises(ConfigError, match=r"energy\.inherits: must be false without on_proposal, got True"):
         fit_policy(shown(), alone, "ranking-nce", CONFIG, steps=1)
+
+
+def test_a_run_is_read_with_a_proposal_of_any_kind(flow, tmp_path):
+    fitted("on-flow", on=flow, steps=2, out=tmp_path / "energy")
+    method = ms.methods.RankingNCE(proposal=flow.model.model.energy.proposal, train_proposal=True)
+    assert ms.load_run(tmp_path / "energy", method=method).steps == 2

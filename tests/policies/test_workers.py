@@ -121,6 +121,8 @@ def test_errors_travel_with_all_that_they_have():
     for error in (ConfigError("a.b", "must be 1"), MissingDependencyError("no x"), ProcessError(3, "why")):
         found = pickle.loads(pickle.dumps(error))
         assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
+    found = pickle.loads(pickle.dumps(MissingDependencyError("no x", name="x", path="y")))
+    assert (found.msg, found.name, found.path) == ("no x", "x", "y")
 
 
 def test_nobody_is_left_after_ctrl_c(quickly):

@@ -85,6 +85,9 @@ class OutOfMemoryError(MetastableError, RuntimeError):
 class MissingDependencyError(MetastableError, ImportError):
     """An optional package is needed for what was asked."""
 
+    def __reduce__(self) -> Any:
+        return ImportError.__reduce__(self)  # with what it has beside its message
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"`, or the list of known names when nothing is near.

@@ -13,7 +13,7 @@ gradient: that of log p_ξ^t follows from the flow's velocity (`InterpolantFlow.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -24,6 +24,20 @@ from metastable.proposals.given import log_prob_given
 from .networks import zero_last_layer
 
 
+class Sharing(Protocol):
+    """A network that may begin with layers of a field."""
+
+    def begin_as(self, field: Any) -> None:
+        """Take them."""
+        ...
+
+
+class Fielded(Protocol):
+    """A flow by a field of velocities."""
+
+    field: nn.Module
+
+
 class OnProposal(nn.Module):
     """network − log p_ξ, for events with contexts or without; the network alone until a method attaches p_ξ.
 
@@ -32,7 +46,7 @@ class OnProposal(nn.Module):
     Args:
         network: `(B, *event) → (B,)`, or with contexts as `ConditionalNet`.
         zero_start: set its last layer to zero, so that exp(−E) is the proposal.
-        inherits: whether a method whose proposal has learned calls `begin_as`.
+        inherits: whether a training calls `begin_as` before its first update.
     """
 
     def __init__(self, network: nn.Module, zero_start: bool = True, inherits: bool = False):
@@ -50,14 +64,12 @@ class OnProposal(nn.Module):
         self.beneath = (proposal,)
         self.costly = provides(proposal, StepwiseSolved)  # its density is an ODE solved
 
-    def begin_as(self, proposal: nn.Module) -> None:
-        """Take the layers of the proposal's field that have the name and the shape of one of the network's."""
-        own, theirs = self.network.state_dict(), dict(proposal.named_modules()).get("field", nn.Identity())
-        fit = {k: v for k, v in theirs.state_dict().items() if k in own and own[k].shape == v.shape}
-        rule = "false beside a proposal whose field has no layer of this network's names and shapes"
-        require(bool(fit), "energy.inherits", rule, self.inherits)
-        self.network.load_state_dict(fit, strict=False)
-        zero_last_layer(self.network)
+    def begin_as(self, proposal: Any) -> None:
+        """Take what the network shares with the field of a proposal that has learned; the end stays zero."""
+        rule = "false for a network that is no transformer, and beside a proposal without a field"
+        ok = provides(self.network, Sharing) and provides(proposal, Fielded)
+        require(ok, "energy.inherits", rule, self.inherits)
+        self.network.begin_as(proposal.field)  # pyright: ignore
 
     def forward(self, x: Tensor, given: Tensor | None = None, t: Tensor | float | None = None) -> Tensor:
         """E: `(B, *event)` to `(B,)`, or `(B, K, *event)` to `(B, K)` with contexts; t as the network takes it."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from metastable.core.batch import Rows
-from metastable.core.errors import require_count
+from metastable.core.errors import require, require_count
 from metastable.core.random import seeded
 from metastable.proposals.encoders import Standardise, require_contexts
 from metastable.proposals.interpolants import log_time
 from metastable.proposals.nearness import require_near
-from metastable.proposals.tokens import Tokenizer, lifted
-from metastable.proposals.transformer import TokenBody
+from metastable.proposals.tokens import Tokenizer, lifted, tokenizer_of
+from metastable.proposals.transformer import TokenBody, TransformerField
 
 from .conditional import ConditionalEnergy
 
@@ -97,6 +98,22 @@ class TransformerEnergy(ConditionalEnergy):
 
     def _value(self, white: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor:
         return self.body(white, code, clock).squeeze(-1)
+
+    def begin_as(self, field: Any) -> None:
+        """Take tokens and blocks of a `TransformerField` of the same tokens, width and heads; the end is zero."""
+        own, theirs = (
+            self.encoder,
+            tokenizer_of(field.encoder) if isinstance(field, TransformerField) else None,
+        )
+        alike = own is not None and theirs is not None and own.layout == theirs.layout
+        alike = alike and self.body.layout == field.body.layout
+        rule = "false beside a proposal whose field is no transformer of the same tokens, width and heads"
+        require(alike, "energy.inherits", rule, True)
+        own.load_state_dict(theirs.state_dict())  # pyright: ignore
+        self.body.embed.load_state_dict(field.body.embed.state_dict())
+        for block, learned in zip(self.body.blocks, field.body.blocks, strict=False):
+            block.load_state_dict(learned.state_dict())
+        self.start_at_zero()
 
     def start_at_zero(self) -> None:
         """E = 0 everywhere, a Gaussian below it aside."""

@@ -38,7 +38,10 @@ def draw_arms(bench: Bench, known: Mapping[str, Row]) -> None:
             at = {x: name for x, name in at.items() if name in known}
             values = np.array([known[name].value for name in at.values()])
             ends = np.array(
-                [[known[f"{name}/{end}"].value for name in at.values()] for end in ("low", "high")]
+                [
+                    [known.get(f"{name}/{end}", known[name]).value for name in at.values()]
+                    for end in ("low", "high")
+                ]
             )
             label = "best of ℓ draws" if kind == "best" else "one draw"
             axes.bar(list(at), values, 0.4, yerr=abs(ends - values), color=colour, ecolor=MUTED, label=label)

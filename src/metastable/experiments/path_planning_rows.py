@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import replace
 from typing import Any
 
 from metastable.policies.intervals import paired_difference
@@ -87,24 +87,31 @@ def best_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
 
 
 def compared(bench: Bench, rows: list[Row]) -> list[Row]:
-    """What sets apart arms of which other commands walked: means differ as their rates do, without an interval.
+    """What sets arms apart of which several commands walked, by the rates that stand beside it.
 
-    Worlds are the same, so the mean of differences in each world is the difference of means; pairs, of which
-    intervals are made, are in the pieces of one folder alone.
+    Worlds are the same, so the mean of differences in each world is the difference of means. Pairs, of which
+    intervals are made, are in the pieces of one folder alone: of arms from several the upper end is that of arms
+    which have nothing in common.
     """
-    rates = {row.metric.split("/")[1]: row.value for row in rows if BEST.fullmatch(row.metric)}
     known = {row.metric: row for row in rows}
+    rates = {name.split("/")[1]: row for name, row in known.items() if BEST.fullmatch(name)}
     if rates:
         draw_arms(bench, known)
-    more = [
-        Row(f"collisions_above_r-nce/{arm}", rate - rates["r-nce"])
-        for arm, rate in rates.items()
-        if arm != "r-nce" and "r-nce" in rates and f"collisions_above_r-nce/{arm}" not in known
-    ]
-    worst = known.get(WORST)
-    if worst is not None:
-        least = rates["ibc"] - max(rate for arm, rate in rates.items() if arm != "ibc")
-        if least < worst.value - 1e-9:  # an arm from elsewhere comes nearer
-            rows = [replace(row, value=least) if row is worst else row for row in rows]
-            rows = [row for row in rows if row.metric != f"{WORST}/low"]
-    return [*rows, *more]
+    rates, made = {arm: row for arm, row in rates.items() if math.isfinite(row.value)}, {}
+    for arm in (arm for arm in rates if arm != "r-nce" and "r-nce" in rates):
+        name, (first, other) = f"collisions_above_r-nce/{arm}", (rates["r-nce"], rates[arm])
+        made[name] = [Row(name, other.value - first.value)]
+        ends = known.get(f"{other.metric}/high"), known.get(f"{first.metric}/low")
+        if None not in ends:
+            half = math.hypot(ends[0].value - other.value, first.value - ends[1].value)  # pyright: ignore
+            asked = (">=", 0.0) if arm in bench.behind else (None, None)
+            made[name].append(Row(f"{name}/high", made[name][0].value + half, *asked))
+    others = [row.value for arm, row in rates.items() if arm != "ibc"]
+    if "ibc" in rates and others:
+        asked = (">=", 0.0) if "ibc" in bench.worst else (None, None)
+        made[WORST] = [Row(WORST, rates["ibc"].value - max(others), *asked)]
+    for name, new in made.items():
+        if name in known and abs(known[name].value - new[0].value) < 1e-9:
+            continue  # that of pairs, with its interval
+        rows = [row for row in rows if row.metric not in (name, f"{name}/low", f"{name}/high")] + new
+    return rows

@@ -154,10 +154,6 @@ class Ranked(ImportanceSampled):
         proposal = made if named else copy.deepcopy(made)
         if provides(energy, OnDensity):
             energy.attach(proposal)  # pyright: ignore
-        if provides(energy, Inheriting) and energy.inherits:  # pyright: ignore
-            learned = not (self.train_proposal or self.pretrain)
-            require(learned, "energy.inherits", "false beside a proposal that has yet to learn", True)
-            energy.begin_as(proposal)  # pyright: ignore
         return {"proposal": proposal}
 
     def new_proposal(self, data: Rows, seed: int, **settings: Any) -> nn.Module:
@@ -237,6 +233,9 @@ class Ranked(ImportanceSampled):
                 f"{self.name}.shared", "events with contexts cannot share negatives; leave it out"
             )
         require_support(proposal_of(context), Batch(context.data, context.given), f"{self.name}.proposal")
+        if provides(context.energy, Inheriting) and context.energy.inherits:  # pyright: ignore
+            learned = not (self.train_proposal or self.pretrain)
+            require(learned, "energy.inherits", "false beside a proposal that has yet to learn", True)
         if provides(context.energy, OnDensity) and not self.timed:
             rule = f"False for {self.name!r}, whose proposal is not cut at a time"
             require(not has_time(context.energy), "energy.time", rule, True)

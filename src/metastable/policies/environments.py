@@ -63,6 +63,8 @@ class Environments:
     """What `progress` says: here the rewards of an episode so far, summed."""
     first: int = 0
     """Number of the first of them, where others are in other processes."""
+    looked: bool = True
+    """Whether somebody looks at what is seen next: where nobody does, pictures may be old ones."""
 
     def __init__(self, make: Callable[[], Any], starts: Sequence[Any], name: str = "environment"):
         require_count("starts", len(starts))
@@ -98,8 +100,8 @@ class Environments:
         self.progress = self.first_progress()
         return self.observations()
 
-    def step(self, actions: Tensor, looked: bool = True) -> dict[str, Tensor]:
-        """One step of those that have not ended; pictures may be old ones where nobody looks at what is seen."""
+    def step(self, actions: Tensor) -> dict[str, Tensor]:
+        """One step of those that have not ended; the others stay as they are."""
         for i in np.flatnonzero(~self.done):
             action = self.given(actions[i], self.each[i])
             with foreign(f"{self.name}: step of environment {self.first + i}"):
@@ -107,9 +109,9 @@ class Environments:
             require(bool(np.isfinite(reward)), f"{self.name}: reward", "finite", reward)
             self.progress[i] = self.progress_of(float(self.progress[i]), float(reward), info)
             self.done[i] = bool(ended or cut)
-        return self.observations(looked)
+        return self.observations()
 
-    def observations(self, looked: bool = True) -> dict[str, Tensor]:
+    def observations(self) -> dict[str, Tensor]:
         """What is seen, by name, `(B, …)`; pictures are brought to `(B, C, H, W)`."""
         if isinstance(self.raw[0], dict):
             found = {key: _stacked([raw[key] for raw in self.raw]) for key in self.raw[0]}
@@ -177,12 +179,12 @@ class PushT(Environments):
         """Coverage after the step."""
         return float(info["coverage"])
 
-    def observations(self, looked: bool = True) -> dict[str, Tensor]:
+    def observations(self) -> dict[str, Tensor]:
         """The agent's position, and the corners of the block or a picture, `(B, 3, 96, 96)` in bytes."""
         found = pusht_observation(np.stack(self.raw))
         if self.easel is None:
             return found
-        for i in np.flatnonzero(~self.done & looked):  # what has ended looks the same
+        for i in np.flatnonzero(~self.done & self.looked):  # what has ended looks the same
             self.seen[i] = self.easel.draw(self.raw[i])
         return {"agent": found["agent"], PICTURE: torch.from_numpy(self.seen.copy())}
 

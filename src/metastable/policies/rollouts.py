@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, require, require_count
-from metastable.core.protocols import provides
 from metastable.core.random import derive
 from metastable.runs.folder import write_arrays, write_json
 
 from .environments import FULL, Environments, PushT
 from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference
+from .policy import Policy
 from .workers import Workers, spread
 
 HORIZONS = (200, 300)
@@ -36,12 +36,6 @@ class Acting(Protocol):
     def select_action(self, observation: Any) -> Tensor:
         """The next action of each environment, `(B, A)`."""
         ...
-
-
-class Looking(Protocol):
-    """One that knows whether it will look at the next observation: pictures that nobody sees are not drawn."""
-
-    looks: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +188,8 @@ def rollout(
             thinking += perf_counter() - asked
             inside = actions.clamp(low, high)
             clipped += int((inside != actions).any(1)[torch.from_numpy(going)].sum())
-            looked = not provides(policy, Looking) or policy.looks  # pyright: ignore
-            seen, taken = worlds.step(inside, looked), taken + going
+            worlds.looked = type(policy) is not Policy or policy.looks  # others may look at what it does not
+            seen, taken = worlds.step(inside), taken + going
             progress[:, k:] = worlds.progress[:, None]
             if on_step is not None:
                 on_step(k + 1)

@@ -42,17 +42,23 @@ def work(pipe: Any, given: bytes, first: int) -> None:
                 pipe.send(answer)
                 asked = pipe.recv()
                 with foreign(f"{worlds.name}: environments from {first} on"):
-                    seen = (
-                        worlds.reset() if asked is None else worlds.step(torch.from_numpy(asked[0]), asked[1])
-                    )
+                    seen = worlds.reset() if asked is None else stepped(worlds, *asked)
                     rows = {key: value.numpy() for key, value in seen.items()}
                     answer = (rows, worlds.done, worlds.progress.numpy())
         except (MetastableError, MemoryError) as error:
             pipe.send(error)
 
 
+def stepped(worlds: Environments, actions: np.ndarray, looked: bool) -> dict[str, Tensor]:
+    """What is seen after a step."""
+    worlds.looked = looked
+    return worlds.step(torch.from_numpy(actions))
+
+
 class Workers:
     """What `rollout` asks of `Environments`, asked of several processes; `spread` begins and ends them."""
+
+    looked: bool = True
 
     def __init__(self) -> None:
         self.processes: list[Any] = []
@@ -83,12 +89,10 @@ class Workers:
         """Every environment at its start; what is seen there, by name, `(B, …)`."""
         return self.ask(dict.fromkeys(range(len(self.pipes))))
 
-    def step(self, actions: Tensor, looked: bool = True) -> dict[str, Tensor]:
+    def step(self, actions: Tensor) -> dict[str, Tensor]:
         """One step of those that have not ended; a process whose environments all have is not asked."""
-        shares = np.split(actions.numpy(), self.ends[1:-1])
-        return self.ask(
-            {k: (shares[k], looked) for k, (_, done, _) in enumerate(self.said) if not done.all()}
-        )
+        shares, going = np.split(actions.numpy(), self.ends[1:-1]), enumerate(self.said)
+        return self.ask({k: (shares[k], self.looked) for k, (_, done, _) in going if not done.all()})
 
     def ask(self, asked: Mapping[int, Any]) -> dict[str, Tensor]:
         """Some processes, all at once, then one answer after another; what is seen."""
@@ -99,8 +103,9 @@ class Workers:
             self.said[k] = self.hear(k)
         seen, done, progress = zip(*self.said, strict=True)
         self.done, self.progress = np.concatenate(done), torch.from_numpy(np.concatenate(progress))
-        with foreign(f"{self.name}: observations"):
-            return {key: torch.from_numpy(np.concatenate([each[key] for each in seen])) for key in seen[0]}
+        common = {key: [each[key] for each in seen] for key in seen[0] if all(key in each for each in seen)}
+        alike = {key: rows for key, rows in common.items() if len({part.shape[1:] for part in rows}) == 1}
+        return {key: torch.from_numpy(np.concatenate(rows)) for key, rows in alike.items()}
 
     def hear(self, k: int) -> Any:
         """The answer of a process, or the error that it had."""

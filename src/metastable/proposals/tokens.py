@@ -113,6 +113,11 @@ class Tokenizer(nn.Module):
         self.register_buffer("picture_place", places(0, count, self.width), persistent=False)
         self.count, self.steps = self.count + count, max(self.steps, count)
 
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """How contexts are cut, and into what: the same for tokenizers whose weights fit each other."""
+        return self.groups, self.past, self.seen, self.width, type(self.inner)
+
     def refit(self, rows: Tensor) -> None:
         """Standardise by other contexts, where they are standardised first."""
         if isinstance(self.inner, Standardise):

@@ -90,6 +90,11 @@ class TokenBody(nn.Module):
         self.dense, self.head = nn.Linear(seen, width), nn.Linear(width, outputs)
         self.prior = ConvPrior(width, outputs) if prior else None
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """What blocks of bodies that fit each other have alike."""
+        return self.step, self.embed[0].in_features, self.width, self.heads  # pyright: ignore
+
     def forward(self, x: Tensor, code: Tensor | None, clock: Tensor | None) -> Tensor:
         """`(…, outputs)` of events `(…, dim)`; what `encoded` made of contexts, and tokens of times, broadcast."""
         if not torch.compiler.is_compiling() and in_events_alone():  # no compiler asks what the context is

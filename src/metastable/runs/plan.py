@@ -14,6 +14,7 @@ from torch import nn
 from metastable.core.batch import Batch
 from metastable.core.configure import describe
 from metastable.core.errors import InputError, UnsupportedError
+from metastable.core.protocols import provides
 from metastable.core.random import derive
 from metastable.core.traits import Traits
 from metastable.core.units import Coordinates, require_kind
@@ -22,6 +23,7 @@ from metastable.data.columns import columns_settings
 from metastable.evaluation.rays import bare_network_words
 from metastable.methods import Method
 from metastable.methods.base import Context
+from metastable.methods.draw_pool import Inheriting
 from metastable.proposals import Gaussian, Signs
 from metastable.training.config import TrainerConfig
 from metastable.training.engine import Choice, Engine, choose_engine
@@ -198,6 +200,8 @@ def players_of(plan: Plan) -> dict[str, nn.Module]:
         )
     rows, seed = plan.method.takes(plan.seen), derive(plan.seed, "companions")
     companions = plan.method.companions(plan.energy, rows, plan.noise, seed)
+    if provides(plan.energy, Inheriting) and plan.energy.inherits:  # pyright: ignore
+        plan.energy.begin_as(companions.get("proposal"))  # pyright: ignore
     return {"energy": plan.energy} | {name: plan.engine.place_module(m) for name, m in companions.items()}
 
 

@@ -101,10 +101,8 @@ class TransformerEnergy(ConditionalEnergy):
 
     def begin_as(self, field: Any) -> None:
         """Take tokens and blocks of a `TransformerField` of the same tokens, width and heads; the end is zero."""
-        own, theirs = (
-            self.encoder,
-            tokenizer_of(field.encoder) if isinstance(field, TransformerField) else None,
-        )
+        own = tokenizer_of(self.encoder)
+        theirs = tokenizer_of(field.encoder) if isinstance(field, TransformerField) else None
         alike = own is not None and theirs is not None and own.layout == theirs.layout
         alike = alike and self.body.layout == field.body.layout
         rule = "false beside a proposal whose field is no transformer of the same tokens, width and heads"

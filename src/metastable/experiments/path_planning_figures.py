@@ -50,7 +50,7 @@ def draw_arms(bench: Bench, known: Mapping[str, Row]) -> None:
             axes.plot(list(paper), list(paper.values()), "D", ms=4, color=INK, label=label)
         axes.set(ylabel="collision rate", ylim=(0, None))
         axes.set_xticks(range(len(arms)), arms, rotation=30, ha="right")
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper center")  # those that learn nothing are at the right
 
 
 def draw_rates(bench: Bench, best: dict[str, Piece]) -> None:

@@ -133,7 +133,7 @@ def _page(
 
 
 def _episodes(
-    policy: Policy, env: str, starts: int, rollouts: int, steps: int, seed: int, workers: int
+    policy: Policy, env: str, starts: int, rollouts: int, steps: int, seed: int, workers: int = 1
 ) -> Rollouts:
     """All episodes of one policy, behind a progress bar."""
     from metastable.policies.environments import gym_environments, pusht_starts

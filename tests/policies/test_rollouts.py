@@ -303,6 +303,9 @@ def test_pictures_are_drawn_where_a_policy_looks_and_nowhere_else(simulator, mon
     assert torch.allclose(looking.progress, staring.progress, rtol=0, atol=1e-12)
     assert every == 3 * 13
     assert some == 3 * (1 + 2 + 2), "at the start, and before each of the two chunks that follow"
+    world = PushT(states[:1], pictures=True)
+    world.looked = False  # as an episode may have left it
+    assert world.reset()["picture"].any(), "a start is looked at"
 
 
 def test_how_a_run_acts_is_changed_of_it_alone(tmp_path, monkeypatch):

@@ -96,7 +96,7 @@ class Environments:
         for i, (env, start) in enumerate(zip(self.each, self.starts, strict=True)):
             with foreign(f"{self.name}: reset of environment {self.first + i}"):
                 self.raw[i] = self.begin(env, start)
-        self.done[:] = False
+        self.done[:], self.looked = False, True
         self.progress = self.first_progress()
         return self.observations()
 

@@ -62,6 +62,21 @@ def test_values_and_gradients_are_those_of_autograd(name):
 
 
 @needs_triton
+@over("name", ["path", "wide", "long"])
+def test_one_event_whose_kernels_read_their_weights_first(name):
+    body, S, _ = LAYOUTS[name]
+    scattered(body)
+    x, beside = normal(1, body.place.shape[0] * body.step), normal(1, S, body.width, seed=1)
+    assert fused_body._parts(len(x), x.device) == fused_body.MOST
+    y = x.clone().requires_grad_(True)
+    E = body.beside(y, beside)
+    (grad,) = torch.autograd.grad(E.sum(), y)
+    energy, slope = value_and_grad(body, x, beside)
+    assert torch.allclose(energy, E, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(slope, grad, rtol=1e-5, atol=1e-5 * float(grad.abs().max()))
+
+
+@needs_triton
 def test_weights_are_read_where_they_lie():
     body, S, _ = LAYOUTS["no prior"]
     scattered(body)

@@ -21,6 +21,7 @@ from .tiles_triton import (
     grads_at,
     heads_at,
     hidden_at,
+    in_turn,
     normed,
     normed_back,
     own,
@@ -28,8 +29,10 @@ from .tiles_triton import (
     pointer,
     row_of,
     silu,
+    some_of,
     summed,
     tile,
+    turned,
 )
 
 
@@ -119,61 +122,93 @@ def embed_back_kernel(
 @triton.jit(do_not_specialize=["layer"])
 def attend_kernel(
     table, scratch, layer, EPS: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, L: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
+    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr, FEW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """What one head adds."""
     base, head = own(scratch, LAYERS, R, W, C), tl.program_id(1)
     layers, kept, c = table + GLOBALS, 1 + KEPT * layer, head * HEAD
+    mine = layers + layer * OF_LAYER
+    offer, offer_b = pointer(mine, 4), pointer(mine, 5)
+    if FEW:
+        w_q, w_k = turned(pointer(mine, 2), c, 0, W, HEAD, W), turned(offer, c, 0, W, HEAD, W)
+        w_v, w_o = turned(offer, W + c, 0, W, HEAD, W), turned(pointer(mine, 6), 0, c, W, W, HEAD)
+        in_turn(EARLY)
     if layer == 0:
         h = tl.load(tile(base, 0, R, W))
     else:
         h = after_dense(base, layer - 1, layers, PARTS, LAYERS, R, W)
-    mine = layers + layer * OF_LAYER
     if head == 0:
         tl.store(tile(base, kept, R, W), h)
     white = normed(h, pointer(mine, 0), pointer(mine, 1), EPS, W)
-    offer, offer_b = pointer(mine, 4), pointer(mine, 5)
-    q = ahead(white, pointer(mine, 2), c, 0, W, HEAD, W, HOW) + row_of(pointer(mine, 3) + c, HEAD)
-    k = ahead(white, offer, c, 0, W, HEAD, W, HOW) + row_of(offer_b + c, HEAD)
-    v = ahead(white, offer, W + c, 0, W, HEAD, W, HOW) + row_of(offer_b + W + c, HEAD)
+    if FEW:
+        q, k = tl.dot(white, w_q, input_precision=HOW), tl.dot(white, w_k, input_precision=HOW)
+        v = tl.dot(white, w_v, input_precision=HOW)
+    else:
+        q = ahead(white, pointer(mine, 2), c, 0, W, HEAD, W, HOW)
+        k = ahead(white, offer, c, 0, W, HEAD, W, HOW)
+        v = ahead(white, offer, W + c, 0, W, HEAD, W, HOW)
+    q += row_of(pointer(mine, 3) + c, HEAD)
+    k += row_of(offer_b + c, HEAD)
+    v += row_of(offer_b + W + c, HEAD)
     tl.store(part(base, kept + 1, c, W, R, W, HEAD), q)
     tl.store(part(base, kept + 2, c, W, R, W, HEAD), k)
     tl.store(part(base, kept + 3, c, W, R, W, HEAD), v)
     o = tl.dot(shares(q, k, L, R, HEAD, HOW), v, input_precision=HOW)
-    tl.store(tile(base, heads_at(LAYERS) + head, R, W), ahead(o, pointer(mine, 6), 0, c, W, W, HEAD, HOW))
+    if FEW:
+        added = tl.dot(o, w_o, input_precision=HOW)
+    else:
+        added = ahead(o, pointer(mine, 6), 0, c, W, W, HEAD, HOW)
+    tl.store(tile(base, heads_at(LAYERS) + head, R, W), added)
 
 
 @triton.jit(do_not_specialize=["layer"])
 def dense_kernel(
     table, scratch, layer, EPS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
+    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr, H: tl.constexpr,
+    FEW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What some of the hidden units add."""
     base, j, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
-    mine = table + GLOBALS + layer * OF_LAYER
+    mine, first = table + GLOBALS + layer * OF_LAYER, j * (4 * W // PARTS)
+    wide, wide_b, narrow = pointer(mine, 10), pointer(mine, 11), pointer(mine, 12)
+    if FEW:
+        w_1, w_2 = turned(wide, first, 0, W, H, W), turned(narrow, 0, first, 4 * W, W, H)
+        in_turn(EARLY)
     h = tl.load(tile(base, kept, R, W)) + row_of(pointer(mine, 7), W)
     h += summed(base, heads_at(LAYERS), HEADS, R, W)
     if j == 0:
         tl.store(tile(base, kept + 4, R, W), h)
-    white, total = normed(h, pointer(mine, 8), pointer(mine, 9), EPS, W), tl.zeros([R, W], tl.float32)
-    wide, wide_b, narrow = pointer(mine, 10), pointer(mine, 11), pointer(mine, 12)
-    for s in range(0, 4 * W // PARTS, C):
-        c = j * (4 * W // PARTS) + s
-        z = ahead(white, wide, c, 0, W, C, W, HOW) + row_of(wide_b + c, C)
-        tl.store(part(base, kept + 5, c, 4 * W, R, W, C), z)
+    white = normed(h, pointer(mine, 8), pointer(mine, 9), EPS, W)
+    if FEW:
+        z = tl.dot(white, w_1, input_precision=HOW) + row_of(wide_b + first, H)
+        tl.store(part(base, kept + 5, first, 4 * W, R, W, H), z)
         a, _ = silu(z)
-        total += ahead(a, narrow, 0, c, 4 * W, W, C, HOW)
+        total = tl.dot(a, w_2, input_precision=HOW)
+    else:
+        total = tl.zeros([R, W], tl.float32)
+        for s in range(0, 4 * W // PARTS, C):
+            c = first + s
+            z = ahead(white, wide, c, 0, W, C, W, HOW) + row_of(wide_b + c, C)
+            tl.store(part(base, kept + 5, c, 4 * W, R, W, C), z)
+            a, _ = silu(z)
+            total += ahead(a, narrow, 0, c, 4 * W, W, C, HOW)
     tl.store(tile(base, hidden_at(LAYERS) + j, R, W), total)
 
 
 @triton.jit(do_not_specialize=["layer"])
 def dense_back_kernel(
     table, scratch, layer, EPS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
+    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr, H: tl.constexpr,
+    FEW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The way back through some of the hidden units."""
     base, j, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
-    mine, grads = table + GLOBALS + layer * OF_LAYER, grads_at(LAYERS)
+    mine, grads, first = table + GLOBALS + layer * OF_LAYER, grads_at(LAYERS), j * (4 * W // PARTS)
+    wide, narrow = pointer(mine, 10), pointer(mine, 12)
+    if FEW:
+        w_1, w_2 = some_of(wide, first, 0, W, H, W), some_of(narrow, 0, first, 4 * W, W, H)
+        in_turn(EARLY)
     if layer == LAYERS - 1:
         g = normed_back(
             tl.load(tile(base, grads, R, W)), tl.load(tile(base, grads + 3, R, W)), pointer(table, 5), EPS, W
@@ -185,22 +220,32 @@ def dense_back_kernel(
         )  # fmt: skip
     if j == 0:
         tl.store(tile(base, grads + 1, R, W), g)
-    total, wide, narrow = tl.zeros([R, W], tl.float32), pointer(mine, 10), pointer(mine, 12)
-    for s in range(0, 4 * W // PARTS, C):
-        c = j * (4 * W // PARTS) + s
-        _, slope = silu(tl.load(part(base, kept + 5, c, 4 * W, R, W, C)))
-        total += back(back(g, narrow, 0, c, 4 * W, W, C, HOW) * slope, wide, c, 0, W, C, W, HOW)
+    if FEW:
+        _, slope = silu(tl.load(part(base, kept + 5, first, 4 * W, R, W, H)))
+        total = tl.dot(tl.dot(g, w_2, input_precision=HOW) * slope, w_1, input_precision=HOW)
+    else:
+        total = tl.zeros([R, W], tl.float32)
+        for s in range(0, 4 * W // PARTS, C):
+            c = first + s
+            _, slope = silu(tl.load(part(base, kept + 5, c, 4 * W, R, W, C)))
+            total += back(back(g, narrow, 0, c, 4 * W, W, C, HOW) * slope, wide, c, 0, W, C, W, HOW)
     tl.store(tile(base, hidden_at(LAYERS) + j, R, W), total)
 
 
 @triton.jit(do_not_specialize=["layer"])
 def attend_back_kernel(
     table, scratch, layer, EPS: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, L: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
+    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr, FEW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The way back through one head."""
     base, head, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
     mine, c, grads = table + GLOBALS + layer * OF_LAYER, head * HEAD, grads_at(LAYERS)
+    offer = pointer(mine, 4)
+    if FEW:
+        w_o, w_q = some_of(pointer(mine, 6), 0, c, W, W, HEAD), some_of(pointer(mine, 2), c, 0, W, HEAD, W)
+        w_k, w_v = some_of(offer, c, 0, W, HEAD, W), some_of(offer, W + c, 0, W, HEAD, W)
+        in_turn(EARLY)
     g = tl.load(tile(base, grads + 1, R, W)) + normed_back(
         summed(base, hidden_at(LAYERS), PARTS, R, W), tl.load(tile(base, kept + 4, R, W)),
         pointer(mine, 8), EPS, W,
@@ -209,14 +254,22 @@ def attend_back_kernel(
         tl.store(tile(base, grads + 2, R, W), g)
     q, k = tl.load(part(base, kept + 1, c, W, R, W, HEAD)), tl.load(part(base, kept + 2, c, W, R, W, HEAD))
     v, p = tl.load(part(base, kept + 3, c, W, R, W, HEAD)), shares(q, k, L, R, HEAD, HOW)
-    d_o = back(g, pointer(mine, 6), 0, c, W, W, HEAD, HOW)
+    if FEW:
+        d_o = tl.dot(g, w_o, input_precision=HOW)
+    else:
+        d_o = back(g, pointer(mine, 6), 0, c, W, W, HEAD, HOW)
     d_v = tl.dot(tl.trans(p), d_o, input_precision=HOW)
     d_p = tl.dot(d_o, tl.trans(v), input_precision=HOW)
     d_s = p * (d_p - tl.sum(d_p * p, 1)[:, None]) / tl.sqrt(HEAD * 1.0)
     d_q, d_k = tl.dot(d_s, k, input_precision=HOW), tl.dot(tl.trans(d_s), q, input_precision=HOW)
-    total = back(d_q, pointer(mine, 2), c, 0, W, HEAD, W, HOW)
-    total += back(d_k, pointer(mine, 4), c, 0, W, HEAD, W, HOW)
-    total += back(d_v, pointer(mine, 4), W + c, 0, W, HEAD, W, HOW)
+    if FEW:
+        total = tl.dot(d_q, w_q, input_precision=HOW)
+        total += tl.dot(d_k, w_k, input_precision=HOW)
+        total += tl.dot(d_v, w_v, input_precision=HOW)
+    else:
+        total = back(d_q, pointer(mine, 2), c, 0, W, HEAD, W, HOW)
+        total += back(d_k, offer, c, 0, W, HEAD, W, HOW)
+        total += back(d_v, offer, W + c, 0, W, HEAD, W, HOW)
     tl.store(tile(base, heads_at(LAYERS) + head, R, W), total)
 
 
@@ -226,17 +279,21 @@ def attend_back_kernel(
 @triton.jit
 def end_kernel(
     table, scratch, EPS: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, L: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, FEW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What one token of the path gives to the dense layer."""
     base, p, grads = own(scratch, LAYERS, R, W, C), tl.program_id(1), grads_at(LAYERS)
+    if FEW:
+        w = some_of(pointer(table, 7), 0, p * W, (L - FIRST) * W, W, W)
+        in_turn(EARLY)
     h = after_dense(base, LAYERS - 1, table + GLOBALS, PARTS, LAYERS, R, W)
     if p == 0:
         tl.store(tile(base, grads + 3, R, W), h)
     y = normed(h, pointer(table, 5), pointer(table, 6), EPS, W)
     y = tl.sum(tl.where((tl.arange(0, R) == FIRST + p)[:, None], y, 0.0), 0)
     col = tl.arange(0, W)
-    w = tl.load(pointer(table, 7) + p * W + col[:, None] * ((L - FIRST) * W) + col[None, :])
+    if not FEW:
+        w = some_of(pointer(table, 7), 0, p * W, (L - FIRST) * W, W, W)
     # in the place of head 0's share, which the layers do not need any more
     tl.store(base + heads_at(LAYERS) * (R * W) + p * W + col, tl.sum(w * y[None, :], 1))
 
@@ -244,18 +301,22 @@ def end_kernel(
 @triton.jit
 def end_back_kernel(
     table, energy, scratch, FIRST: tl.constexpr, L: tl.constexpr, LAYERS: tl.constexpr, R: tl.constexpr,
-    W: tl.constexpr, C: tl.constexpr,
+    W: tl.constexpr, C: tl.constexpr, FEW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The value of the end, and its gradient in one token, or zero for rows that are not on the path."""
     base, p, col = own(scratch, LAYERS, R, W, C), tl.program_id(1), tl.arange(0, W)
     row, grads = tl.arange(0, R)[:, None], grads_at(LAYERS)
-    some = (row < L - FIRST) & (col >= 0)[None, :]
+    some, on = (row < L - FIRST) & (col >= 0)[None, :], p < L - FIRST
+    at = pointer(table, 7) + p * W + col[:, None] * ((L - FIRST) * W) + col[None, :]
+    its = on & (col >= 0)[:, None] & (col >= 0)[None, :]
+    if FEW:
+        w = tl.load(at, mask=its, other=0.0)
+        in_turn(EARLY)
     all_of = tl.load(tile(base, heads_at(LAYERS), R, W), mask=some, other=0.0)
     a, slope = silu(tl.sum(all_of, 0) + tl.load(pointer(table, 8) + col))
     head = tl.load(pointer(table, 9) + col)
-    at = pointer(table, 7) + p * W + col[:, None] * ((L - FIRST) * W) + col[None, :]
-    on = p < L - FIRST
-    w = tl.load(at, mask=on & (col >= 0)[:, None] & (col >= 0)[None, :], other=0.0)
+    if not FEW:
+        w = tl.load(at, mask=its, other=0.0)
     to = tl.where(on, FIRST + p, tl.where(p < L, p - (L - FIRST), p))
     tl.store(base + grads * (R * W) + to * W + col, tl.sum(w * (head * slope)[:, None], 0))
     if p == 0:

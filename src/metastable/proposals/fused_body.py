@@ -26,6 +26,8 @@ SMALLEST, LARGEST = 16, 64
 """Rows and columns that products of matrices take at least; tokens of an event and those beside it at most."""
 WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
 """Of tokens; columns of a product; of a program; programs that share hidden units or heads of an event."""
+WARPS_OF_FEW = 8
+"""Warps of a program of a layer where events are few."""
 EVENTS = 512
 """From here on torch's kernels are as fast, and take less memory."""
 Tables = dict[tuple[int, ...], tuple[Tensor, bool]]
@@ -153,9 +155,12 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
     scratch = x.new_empty(n * tiles.tiles_of(layers, W, CHUNK) * rows * W)
     all_of = {"LAYERS": layers, "R": rows, "W": W, "C": CHUNK, "num_warps": WARPS}
     exact = all_of | {"HOW": how}
+    early = _early(parts == MOST, x.device)
     normed, ends = {"EPS": body.norm.eps}, {"FIRST": first, "L": L}
-    head = normed | {"PARTS": parts, "HEAD": W // heads, "L": L} | exact
-    hidden = normed | {"PARTS": parts, "HEADS": heads} | exact
+    end = ends | all_of | early
+    early |= {"num_warps": WARPS_OF_FEW} if parts == MOST else {}
+    head = normed | {"PARTS": parts, "HEAD": W // heads, "L": L} | exact | early
+    hidden = normed | {"PARTS": parts, "HEADS": heads, "H": 4 * W // parts} | exact | early
     event = {"S": S, "L": L, "STEP": step} | exact
     prior = body.prior is not None
     with torch.cuda.device_of(x):
@@ -172,8 +177,8 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
         for layer in range(layers):
             module.attend_kernel[n, heads](table, scratch, layer, **head)
             module.dense_kernel[n, parts](table, scratch, layer, **hidden)
-        module.end_kernel[n, L - first](table, scratch, PARTS=parts, **normed, **ends, **all_of)
-        module.end_back_kernel[n, rows](table, energy, scratch, **ends, **all_of)
+        module.end_kernel[n, L - first](table, scratch, PARTS=parts, **normed, **end)
+        module.end_back_kernel[n, rows](table, energy, scratch, **end)
         for layer in reversed(range(layers)):
             module.dense_back_kernel[n, parts](table, scratch, layer, **hidden)
             module.attend_back_kernel[n, heads](table, scratch, layer, **head)
@@ -181,6 +186,15 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
         wide = {"PRIOR": prior, "HEADS": heads, "FIRST": first, "WIDE": 1 << (step - 1).bit_length()}
         module.embed_back_kernel[n, 1](x, table, grad, scratch, **normed, **wide, **event)
     return energy + value, grad
+
+
+def _early(few: bool, device: torch.device) -> dict[str, Any]:
+    """How kernels of a layer begin: where events are few they read their weights before anything else.
+
+    From Hopper on they do so while the kernel before is still at work.
+    """
+    early = few and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"FEW": few, "EARLY": early} | ({"launch_pdl": True} if early else {})
 
 
 def _parts(n: int, device: torch.device) -> int:

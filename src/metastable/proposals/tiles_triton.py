@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 GLOBALS, OF_LAYER = tl.constexpr(23), tl.constexpr(14)
 """Entries of the table of pointers that come first, and those of each layer."""
@@ -80,6 +81,14 @@ def summed(base, number, count: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
+def in_turn(EARLY: tl.constexpr):
+    """Wait for the kernel before, of which nothing was read yet, and let the next one begin to do the same."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
 def row_of(w, W: tl.constexpr):
     """W numbers as a row."""
     return tl.load(w + tl.arange(0, W))[None, :]
@@ -94,17 +103,29 @@ def silu(z):
 
 
 @triton.jit
-def ahead(h, w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr, HOW: tl.constexpr):
-    """h·vᵀ for v = w[first : first + O, at : at + K]."""
+def turned(w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr):
+    """vᵀ for v = w[first : first + O, at : at + K]."""
     o, k = first + tl.arange(0, O), at + tl.arange(0, K)
-    return tl.dot(h, tl.load(w + k[:, None] + o[None, :] * ROW), input_precision=HOW)
+    return tl.load(w + k[:, None] + o[None, :] * ROW)
+
+
+@triton.jit
+def some_of(w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr):
+    """v itself."""
+    o, k = first + tl.arange(0, O), at + tl.arange(0, K)
+    return tl.load(w + o[:, None] * ROW + k[None, :])
+
+
+@triton.jit
+def ahead(h, w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr, HOW: tl.constexpr):
+    """h·vᵀ."""
+    return tl.dot(h, turned(w, first, at, ROW, O, K), input_precision=HOW)
 
 
 @triton.jit
 def back(g, w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr, HOW: tl.constexpr):
-    """g·v for the same v: the way back."""
-    o, k = first + tl.arange(0, O), at + tl.arange(0, K)
-    return tl.dot(g, tl.load(w + o[:, None] * ROW + k[None, :]), input_precision=HOW)
+    """g·v: the way back."""
+    return tl.dot(g, some_of(w, first, at, ROW, O, K), input_precision=HOW)
 
 
 @triton.jit

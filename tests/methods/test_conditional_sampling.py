@@ -355,6 +355,12 @@ def test_chains_that_leave_name_the_context():
 # ---- choosing
 
 
+@pytest.mark.parametrize("x", [torch.zeros(2, 0, 1), torch.zeros(2), [[0.0], [1.0]]])
+def test_the_best_of_none_is_refused(x):
+    with pytest.raises(ValueError, match=r"x: must be candidates, .* of at least one"):
+        best_of(PATH.energy, x, GIVEN, t=1.0)
+
+
 def test_the_best_of_several_has_the_lowest_energy():
     y = PATH.sample(64, rng(), GIVEN)
     best = best_of(PATH.energy, y, GIVEN, t=1.0)

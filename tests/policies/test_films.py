@@ -98,3 +98,15 @@ def test_a_film_of_nothing_every_is_refused(tmp_path):
     still = Film([np.zeros((2, 2, 3), np.uint8)], np.zeros((0, 1)), np.zeros(1))
     with pytest.raises(ValueError, match="every"):
         still.write(tmp_path / "no.gif", every=0)
+
+
+def test_pictures_that_share_their_memory_are_kept_apart():
+    class Reused(Shade):
+        board = np.zeros((4, 5, 3), np.uint8)
+
+        def render(self):
+            self.board[:] = int(50 * self.at)
+            return self.board
+
+    made = film(Onwards(), Environments(Reused, [0]))
+    assert [int(frame.max()) for frame in made.frames] == [0, 50, 100, 150]

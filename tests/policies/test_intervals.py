@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from metastable.core import InputError
-from metastable.policies.intervals import clopper_pearson, mean_over_starts, paired_difference, t_interval
+from metastable.policies.intervals import (
+    clopper_pearson,
+    mean_over_starts,
+    paired_difference,
+    rate_difference,
+    rate_over_starts,
+    t_interval,
+)
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(1, 10), (7, 20), (19, 20)])
@@ -52,3 +59,36 @@ def test_levels_and_hits_that_are_none_are_refused():
         clopper_pearson(3.5, 10)
     with pytest.raises(InputError, match="values: must be finite, got nan"):
         t_interval([1.0, float("nan")])
+
+
+def simulated(p, starts, rollouts, rng):
+    """0 or 1, each start with a chance of its own around p."""
+    own = torch.distributions.Beta(20 * p, 20 * (1 - p)).sample((starts, 1)) if rollouts > 1 else p
+    return (torch.rand(starts, rollouts, generator=rng) < own).double()
+
+
+@pytest.mark.parametrize(
+    ("p", "starts", "rollouts"), [(0.99, 10, 2), (0.95, 10, 2), (0.99, 32, 4), (0.5, 12, 3)]
+)
+def test_intervals_of_rates_cover_with_several_rollouts_of_a_start(p, starts, rollouts):
+    torch.manual_seed(0)
+    rng, trials = torch.Generator().manual_seed(1), 300
+    found = [rate_over_starts(simulated(p, starts, rollouts, rng)) for _ in range(trials)]
+    assert (
+        sum(low <= p <= high for _, low, high in found) >= 0.95 * trials - 4 * (0.05 * 0.95 * trials) ** 0.5
+    )
+    assert all(low < high and low >= 0 and high <= 1 for _, low, high in found)
+
+
+@pytest.mark.parametrize("rollouts", [(1, 1), (2, 2), (1, 3)])
+def test_differences_of_rates_cover(rollouts):
+    torch.manual_seed(0)
+    rng, trials = torch.Generator().manual_seed(2), 300
+    draws = [[simulated(p, 10, n, rng) for p, n in zip((0.99, 0.95), rollouts)] for _ in range(trials)]
+    found = [rate_difference(*pair) for pair in draws]
+    assert sum(low <= 0.04 <= high for _, low, high in found) >= 0.95 * trials
+    student = [paired_difference(*(x.mean(1) for x in pair)) for pair in draws]
+    assert sum(low <= 0.04 <= high for _, low, high in student) < 0.8 * trials  # which it was before
+    first, second = draws[0]
+    back = rate_difference(second, first)
+    assert (back.low, back.high) == pytest.approx((-found[0].high, -found[0].low))

@@ -222,3 +222,17 @@ def test_the_rate_of_independent_paths_is_covered():
         found = path_intervals({"collisions": hits})["collisions"]
         covered += found.low <= 0.016 <= found.high
     assert covered >= 0.93 * 400
+
+
+def test_a_policy_of_other_actions_is_named():
+    class Wide:
+        def reset(self, seed=None):
+            pass
+
+        def select_action(self, observation):
+            return torch.zeros(len(observation["goal"]), 3)
+
+    with pytest.raises(
+        InputError, match="path-planning: actions of the policy have 3 numbers, those of the env"
+    ):
+        rollout_paths(Wide(), ONE)

@@ -228,8 +228,6 @@ def test_every_observation_is_of_as_many_environments():
         policy.select_action({"place": np.zeros((3, 1)), "goal": np.zeros((1, 1))})
     with pytest.raises(InputError, match=r"observation\.place: must be of the .* got a number"):
         policy.select_action({"goal": np.zeros((3, 1)), "place": 0.5})
-    with pytest.raises(InputError, match=r"place: must be of B environments, \(B, 1,\); one is observation"):
-        policy.select_action({"place": np.zeros(1), "goal": np.zeros(1)})
     with pytest.raises(InputError, match=r"observation\.goal: must be finite, got 1 NaN"):
         policy.select_action({"place": np.zeros((1, 1)), "goal": np.full((1, 1), np.nan)})
     with pytest.raises(InputError, match=r"place: must be windows of policy.context = 2 steps, .* got 3"):
@@ -239,6 +237,7 @@ def test_every_observation_is_of_as_many_environments():
     with pytest.raises(InputError, match=r"observation: must hold numbers: .*str"):
         policy.select_action({"place": ["here"], "goal": np.zeros((1, 1))})
     assert not policy.seen  # what was refused is forgotten
+    assert policy.select_action({"place": np.zeros(1), "goal": np.zeros(1)}).shape == (1, 1)  # one number of one
 
 
 def test_one_environment_is_told_how_to_be_one_of_several():
@@ -866,3 +865,13 @@ def test_a_model_without_an_ode_has_no_steps_of_one(tmp_path):
         load_policy(tmp_path / "run", ode=4)
     with pytest.raises(ConfigError, match=r"policy\.ode"):
         PolicyConfig(ode=0)
+
+
+def test_windows_are_not_changed_when_a_policy_is_read(tmp_path):
+    steps = np.linspace(0, 1, 40)
+    shown = Demonstrations.of(np.stack([steps, -steps], 1), steps, [20, 40])
+    fit_policy(shown, "flow", "density", PolicyConfig(2, 4, 2), steps=2, out=tmp_path / "run")
+    for name, value in (("context", 5), ("prediction", 6)):
+        with pytest.raises(InputError, match=rf"policy\.{name}: must be \d, as trained, got {value}"):
+            load_policy(tmp_path / "run", **{name: value})
+    assert load_policy(tmp_path / "run", context=2).config.context == 2

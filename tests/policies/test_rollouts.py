@@ -351,3 +351,132 @@ def test_a_reward_that_is_no_number_is_refused():
 
     with pytest.raises(InputError, match="broken: reward: must be finite, got nan"):
         rollout(Pushing(), lambda starts: Environments(Broken, starts, "broken"), [0], steps=1)
+
+
+class Boxed:
+    """Remembers the action that it was given."""
+
+    def __init__(self, kind, low, high):
+        self.action_space = Box()
+        self.action_space.low, self.action_space.high = np.array([low], kind), np.array([high], kind)
+
+    def reset(self, seed=None):
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.given = action
+        return np.zeros(1), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "asked", "given", "clipped"),
+    [
+        (np.uint8, 0, 10, -5, 0, 1),
+        (np.uint8, 0, 10, 1e10, 10, 1),
+        (np.uint8, 0, 10, 3.4, 3, 0),
+        (np.int64, -3, 10, 1e30, 10, 1),
+        (np.bool_, False, True, 0.8, True, 0),
+        (np.float32, -1, 1, -1, -1, 0),
+    ],
+)
+def test_actions_are_brought_into_boxes_of_every_kind_of_number(kind, low, high, asked, given, clipped):
+    made = Environments(lambda: Boxed(kind, low, high), [0], "box")
+    found = rollout(Pushing(asked), lambda starts: made, [0], steps=1)
+    assert made.each[0].given.dtype == kind
+    assert (made.each[0].given.item(), found.clipped) == (given, clipped)
+
+
+class Ending(Line):
+    """The first of two ends, and what is seen then is of no use."""
+
+    last = None
+
+    def step(self, action):
+        seen, reward, ended, cut, info = super().step(action)
+        return (self.last if ended else seen), np.array([reward]), ended, cut, info
+
+
+@pytest.mark.parametrize("last", [np.array([np.nan]), {}, None])
+def test_what_is_seen_after_an_end_stops_nobody(last):
+    def make(starts):
+        found = Environments(Ending, starts, "line")
+        for env in found.each:
+            env.last = last
+        return found
+
+    acts = Pushing()
+    found = rollout(acts, make, [2, 0], steps=6)
+    assert found.lengths.flatten().tolist() == [2, 4]
+    assert np.isfinite(acts.seen).all()
+
+
+def test_names_that_differ_between_environments_and_odd_resets_are_said():
+    class Named(Line):
+        def reset(self, seed=None):
+            return {"at" if seed else "where": np.zeros(1)}, {}
+
+    with pytest.raises(
+        InputError, match="line: observation of environment 1: must be by the names of all, where"
+    ):
+        Environments(Named, [0, 1], "line").reset()
+
+    class Bare(Line):
+        def reset(self, seed=None):
+            return np.zeros(1)
+
+    with pytest.raises(InputError, match="line: reset: must be a pair"):
+        Environments(Bare, [0], "line").reset()
+
+    class Spaceless(Line):
+        action_space = None
+
+    with pytest.raises(InputError, match="line: actions must be a vector of numbers"):
+        rollout(Pushing(), lambda starts: Environments(Spaceless, starts, "line"), [0])
+
+
+@pytest.mark.parametrize("reward", [None, "much", np.ones(2)])
+def test_rewards_that_are_no_number_are_named(reward):
+    class Odd(Line):
+        def step(self, action):
+            return np.zeros(1), reward, False, False, {}
+
+    with pytest.raises(InputError, match="line: reward: must be finite"):
+        rollout(Pushing(), lambda starts: Environments(Odd, starts, "line"), [0])
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5])
+def test_scores_are_of_a_number_of_steps(steps):
+    for measure in ("return", "coverage"):
+        found = Rollouts(torch.rand(3, 1, 4).double(), torch.full((3, 1), 4), measure, "line")
+        for ask in (found.best, found.final, lambda n, found=found: found.ahead_of(found, n)):
+            with pytest.raises(InputError, match="steps"):
+                ask(steps)
+
+
+def test_rates_of_several_rollouts_of_a_start_are_no_points():
+    found = Rollouts(torch.ones(5, 2, 4).double(), torch.full((5, 2), 4), "coverage", "Push-T")
+    scores = found.scores()
+    assert scores["full score"].high == 1
+    assert scores["full score"].low < 0.75
+    assert found.ahead_of(found).high > 0.2
+
+
+def test_frames_first_and_frames_last_keep_their_axes():
+    class Stacked(Line):
+        def reset(self, seed=None):
+            return np.zeros(self.shape, np.uint8), {}
+
+    for shape, seen in (((6, 12, 12), (6, 12, 12)), ((12, 10, 3), (3, 12, 10)), ((3, 12, 10), (3, 12, 10))):
+        Stacked.shape = shape
+        assert Environments(Stacked, [0], "frames").reset()["state"].shape == (1, *seen)
+
+
+def test_a_package_of_the_simulator_that_is_missing_is_one_line(simulator, monkeypatch):
+    def fails(*args, **options):
+        raise ModuleNotFoundError("No module named 'cv2'")
+
+    import gymnasium
+
+    monkeypatch.setattr(gymnasium, "make", fails)
+    with pytest.raises(MissingDependencyError, match="Push-T: No module named 'cv2'; pip install"):
+        PushT(pusht_starts(1))

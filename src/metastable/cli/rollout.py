@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Device, RunFolder, Seed
+from .options import Device, RunFolder
 
 if TYPE_CHECKING:
     from metastable.policies import Policy
@@ -47,7 +47,7 @@ def rollout(
     workers: Annotated[
         int, typer.Option(help="Processes that step the environments; path-planning has none to step.")
     ] = 1,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Of what policies draw; where episodes start stays.")] = 0,
     device: Device = "cpu",
 ) -> None:
     """Roll a policy out, and say what it scores: means over starts with 95 % intervals."""
@@ -72,6 +72,8 @@ def rollout(
     policies = [load_policy(run, device=device, **changed)]
     policies += [load_policy(against, device=device)] if against else []  # as it was saved
     names = [str(r) for r in (run, against) if r is not None]
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # where nothing can be written it says so before the episodes
     if env == PATHS:
         _walk(policies, names, rollouts, seed, out)
         return
@@ -83,12 +85,15 @@ def rollout(
     say(*(f"{name}, {run} − {against}: {value}" for name, value in apart.items()))
     if out is not None:
         note(f"wrote {episodes[0].write(out, str(against), apart)}")
-        note(f"wrote {_page(policies[0], episodes[0], names[0], out, env == PUSHT, films, steps, seed)}")
+        ahead = {f"{name}, ahead of {against}": value for name, value in apart.items()}
+        note(
+            f"wrote {_page(policies[0], episodes[0], ahead, names[0], out, env == PUSHT, films, steps, seed)}"
+        )
 
 
 def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: Path | None) -> None:
     """Paths in the test worlds; of two policies, how far they are apart, world by world."""
-    from metastable.policies.intervals import paired_difference
+    from metastable.policies.intervals import are_rates, paired_difference, rate_difference
     from metastable.policies.path_frames import walk_test_worlds
     from metastable.policies.path_world import path_intervals
     from metastable.policies.rollouts import differences
@@ -102,17 +107,30 @@ def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: 
     found = path_intervals(judged[0])
     say(*(f"{name}: {value}" for name, value in found.items()))
     first, last = judged[0], judged[-1]
-    apart = {name: paired_difference(first[name], last[name]) for name in first if len(judged) > 1}
+    apart = {
+        name: (rate_difference if are_rates(first[name], last[name]) else paired_difference)(
+            first[name], last[name]
+        )
+        for name in first
+        if len(judged) > 1
+    }
     say(*(f"{name}, {names[0]} − {names[-1]}: {value}" for name, value in apart.items()))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         said = {name: value._asdict() for name, value in found.items()}
         write_json(out / "rollouts.json", {**said, **differences(names[-1], apart)})
         note(f"wrote {out / 'rollouts.json'}")
 
 
 def _page(
-    policy: Policy, episodes: Rollouts, name: str, out: Path, pusht: bool, films: int, steps: int, seed: int
+    policy: Policy,
+    episodes: Rollouts,
+    ahead: dict[str, Any],
+    name: str,
+    out: Path,
+    pusht: bool,
+    films: int,
+    steps: int,
+    seed: int,
 ) -> Path:
     """`rollouts.html`; of Push-T with scenes, and films of episodes of their own, at the first starts."""
     from metastable.policies.environments import PushT, pusht_starts
@@ -129,7 +147,9 @@ def _page(
             made = films_pusht(policy, pusht_starts(films), steps, seed, pictures=_sees(policy))
             played = [each.write(out / f"start-{i}.gif", 2).name for i, each in enumerate(made)]
     scores: dict[str, Any] = dict(episodes.scores()) if len(episodes.progress) > 1 else {}
-    return write_rollout_page(out, f"{name} in {episodes.name}", scores, episodes.table(), scenes, played)
+    return write_rollout_page(
+        out, f"{name} in {episodes.name}", scores | ahead, episodes.table(), scenes, played
+    )
 
 
 def _episodes(

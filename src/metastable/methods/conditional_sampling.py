@@ -245,6 +245,9 @@ def best_of(energy: Any, x: Tensor, given: Tensor, *, t: float | None = None) ->
     >>> best_of(around, torch.tensor([[[0.0], [0.9], [2.0]]]), torch.tensor([[1.0]])).x
     tensor([[0.9000]])
     """
+    rule = "candidates, (B, ℓ, *event), of at least one"
+    several = isinstance(x, Tensor) and x.dim() >= 2 and x.shape[1] > 0
+    require(several, "x", rule, tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__)
     if len(x) != len(given):
         raise InputError(f"given: must be one for each of the {len(x)} sets of candidates, got {len(given)}")
     E = bind(energy, given, t)(x.flatten(0, 1)).view(x.shape[:2])

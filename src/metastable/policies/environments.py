@@ -28,7 +28,7 @@ from metastable.core.errors import (
 )
 from metastable.core.pixels import CHANNELS
 from metastable.core.random import derive
-from metastable.data.demonstration_files import pusht_observation
+from metastable.data.demonstration_files import pusht_observation, pusht_states
 from metastable.data.demonstrations import STATE
 
 PUSHT, LEAST = "gym_pusht/PushT-v0", (0, 1, 8)
@@ -80,8 +80,9 @@ class Environments:
     @property
     def box(self) -> tuple[Tensor, Tensor]:
         """The least and the greatest action, `(A,)` each."""
-        space = self.each[0].action_space
+        space: Any = "none"
         try:
+            space = self.each[0].action_space
             low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
         except AttributeError:
             low = high = torch.empty(0, 0)
@@ -105,15 +106,22 @@ class Environments:
         for i in np.flatnonzero(~self.done):
             action = self.given(actions[i], self.each[i])
             with foreign(f"{self.name}: step of environment {self.first + i}"):
-                self.raw[i], reward, ended, cut, info = self.each[i].step(action)
-            require(bool(np.isfinite(reward)), f"{self.name}: reward", "finite", reward)
-            self.progress[i] = self.progress_of(float(self.progress[i]), float(reward), info)
+                seen, reward, ended, cut, info = self.each[i].step(action)
+            earned = _number(reward)
+            require(np.isfinite(earned), f"{self.name}: reward", "finite", reward)
+            self.progress[i] = self.progress_of(float(self.progress[i]), earned, info)
             self.done[i] = bool(ended or cut)
+            if not self.done[i]:  # what is seen after the end is for nobody, and may be anything
+                self.raw[i] = seen
         return self.observations()
 
     def observations(self) -> dict[str, Tensor]:
         """What is seen, by name, `(B, …)`; pictures are brought to `(B, C, H, W)`."""
         if isinstance(self.raw[0], dict):
+            for i, raw in enumerate(self.raw):
+                same = isinstance(raw, dict) and raw.keys() == self.raw[0].keys()
+                what = f"{self.name}: observation of environment {self.first + i}"
+                require(same, what, f"by the names of all, {', '.join(map(str, self.raw[0]))}", raw)
             found = {key: _stacked([raw[key] for raw in self.raw]) for key in self.raw[0]}
             return {key: value for key, value in found.items() if value is not None}  # texts are none of ours
         rows = _stacked(self.raw)
@@ -129,7 +137,10 @@ class Environments:
 
     def begin(self, env: Any, start: Any) -> Any:
         """One environment at its start: the first observation."""
-        return env.reset(seed=int(start))[0]
+        seen = env.reset(seed=int(start))
+        pair = isinstance(seen, tuple) and len(seen) == 2
+        require(pair, f"{self.name}: reset", "a pair, what is seen and a table", seen)
+        return seen[0]
 
     def first_progress(self) -> Tensor:
         """Progress before the first step, `(B,)`."""
@@ -155,9 +166,8 @@ class PushT(Environments):
         states = np.asarray(starts, dtype=np.float64)
         if states.ndim != 2 or states.shape[1] != 5 or not np.isfinite(states).all():
             raise InputError(f"starts: must be finite states of Push-T, (B, 5), got shape {states.shape}")
-        gymnasium = _pusht_package()
-        options = {"obs_type": "state", "observation_width": size, "observation_height": size}
-        super().__init__(lambda: gymnasium.make(PUSHT, **options).unwrapped, list(states), "Push-T")
+        make = _pusht_maker(observation_width=size, observation_height=size)
+        super().__init__(make, list(states), "Push-T")
         self.easel = PushTEasel() if pictures else None
         self.seen = np.zeros((len(states), 3, SIDE, SIDE) if pictures else 0, dtype=np.uint8)
 
@@ -201,7 +211,7 @@ class PushTEasel:
     """
 
     def __init__(self) -> None:
-        self.env = _pusht_package().make(PUSHT, obs_type="state").unwrapped
+        self.env = _pusht_maker()()
         self.env.reset(seed=0)
         self.pygame, self.cv2 = (need(name, EXTRA, "pictures of Push-T") for name in ("pygame", "cv2"))
 
@@ -216,7 +226,7 @@ class PushTEasel:
 
 def pusht_pictures(states: Any) -> np.ndarray:
     """States of Push-T, `(T, 5)`, as a policy sees them in an episode: uint8 `(T, 3, 96, 96)`."""
-    easel = PushTEasel()
+    states, easel = pusht_states(states).numpy(force=True), PushTEasel()
     return np.stack([easel.draw(state) for state in states])
 
 
@@ -267,8 +277,8 @@ def gym_environments(name: str, starts: Sequence[int], **options: Any) -> Enviro
         sys.path.remove(here)
 
 
-def _pusht_package() -> Any:
-    """Gymnasium with Push-T in it, which draws without a screen."""
+def _pusht_maker(**options: Any) -> Callable[[], Any]:
+    """What makes Push-T, which draws without a screen; a package that it needs is named where it is missing."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     gymnasium = need("gymnasium", EXTRA, "Push-T")
     need("gym_pusht", EXTRA, "Push-T")
@@ -281,7 +291,37 @@ def _pusht_package() -> Any:
         raise MissingDependencyError(
             f"Push-T needs gym-pusht {least} or later, got {found}: pip install 'metastable[{EXTRA}]'"
         )
-    return gymnasium
+
+    def make() -> Any:
+        with foreign("Push-T"):
+            try:
+                return gymnasium.make(PUSHT, obs_type="state", **options).unwrapped
+            except ImportError as error:
+                text = f"Push-T: {error}; pip install 'metastable[{EXTRA}]'"
+                raise MissingDependencyError(text) from error
+
+    return make
+
+
+def vectors_of(actions: Any, shape: Sequence[int], name: str) -> Tensor:
+    """What a policy answered as finite vectors of this shape, `(B, A)`; `name` is the environment's."""
+    found = torch.as_tensor(actions)
+    if found.dim() == len(shape) and found.shape[-1] != shape[-1]:
+        numbers = f"{found.shape[-1]} numbers, those of the environment {shape[-1]}"
+        raise InputError(f"{name}: actions of the policy have {numbers}")
+    if tuple(found.shape) != tuple(shape):
+        raise InputError(f"{name}: actions must be {tuple(shape)}, got {tuple(found.shape)} of the policy")
+    if not bool(found.isfinite().all()):
+        raise InputError(f"{name}: the policy gave an action that is not finite")
+    return found
+
+
+def _number(reward: Any) -> float:
+    """A reward, an array of one number too; NaN where it is none."""
+    try:
+        return float(np.asarray(reward).item())
+    except (TypeError, ValueError):
+        return float("nan")
 
 
 def _stacked(values: list[Any]) -> Tensor | None:
@@ -290,9 +330,5 @@ def _stacked(values: list[Any]) -> Tensor | None:
         rows = np.stack([np.asarray(value) for value in values])
     except ValueError:  # of several shapes
         return None
-    last = (
-        rows.dtype == np.uint8
-        and rows.ndim == 4
-        and not (rows.shape[1] in CHANNELS and rows.shape[3] not in CHANNELS)
-    )
+    last = rows.dtype == np.uint8 and rows.ndim == 4 and rows.shape[3] in CHANNELS
     return torch.as_tensor(np.moveaxis(rows, -1, 1) if last else rows) if rows.dtype.kind in "biuf" else None

@@ -13,7 +13,7 @@ from metastable.core.errors import InputError, require_count
 from metastable.core.random import derive
 
 from .environments import Environments, PushT
-from .rollouts import Acting, fitting_actions
+from .rollouts import Acting, boxed_actions
 
 FRAME_MS = 100
 """Push-T is controlled ten times a second."""
@@ -60,7 +60,7 @@ def films(policy: Acting, worlds: Environments, steps: int = 300, seed: int = 0)
     progress, actions = [[float(worlds.progress[i])] for i in each], [[] for _ in each]
     for _ in range(steps):
         going = np.flatnonzero(~worlds.done).tolist()
-        action = fitting_actions(policy.select_action(seen), low, worlds).clamp(low, high)
+        action, _ = boxed_actions(policy.select_action(seen), low, high, worlds)
         seen = worlds.step(action)
         for i in going:
             actions[i].append(action[i].numpy())
@@ -97,4 +97,4 @@ def picture_of(worlds: Any, i: int = 0) -> np.ndarray:
     drawn = worlds.each[i].render()
     if not isinstance(drawn, np.ndarray) or drawn.ndim != 3:
         raise InputError(f"{worlds.name}: draws no pictures; make it with render_mode='rgb_array'")
-    return drawn
+    return drawn.copy()  # it may draw the next one into the same array

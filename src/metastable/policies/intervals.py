@@ -69,6 +69,47 @@ def paired_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     return t_interval(_by_start(a - b), level)
 
 
+def rate_over_starts(hits: Any, level: float = 0.95) -> Interval:
+    """The mean of `(starts, rollouts)` that are 0 or 1, with an interval within [0, 1].
+
+    Clopper and Pearson's, of one rollout from each start. Several of a start are not independent: the interval is
+    Student's over starts, and reaches as far as Clopper and Pearson's of all, as if they were independent: where
+    few hit, or few miss, starts hardly differ, which says nothing about others.
+
+    >>> print(rate_over_starts([[1, 1], [1, 1], [1, 1]]))
+    1.000 (0.541 … 1.000)
+    """
+    x = torch.as_tensor(hits, dtype=torch.float64)
+    exact = clopper_pearson(int(x.sum()), x.numel(), level)
+    if x.dim() < 2 or x.shape[1] == 1:
+        return exact
+    rate = mean_over_starts(x, level)
+    return Interval(exact.value, max(min(rate.low, exact.low), 0.0), min(max(rate.high, exact.high), 1.0))
+
+
+def rate_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
+    """`paired_difference` of what is 0 or 1, `(starts, rollouts)`, with an interval within [−1, 1].
+
+    It reaches as far as that of the two rates of which it is the difference, each with half of the error: of pairs
+    in which only the first hits and only the second, or of all hits of either where they have other numbers of
+    rollouts.
+
+    >>> print(rate_difference([1] * 10, [1] * 10))
+    0.000 (-0.308 … 0.308)
+    """
+    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (first, second))
+    apart = paired_difference(_by_start(a), _by_start(b), level)
+    each = [(a > b), (b > a)] if a.shape == b.shape else [a, b]
+    up, down = (clopper_pearson(int(x.sum()), x.numel(), (1 + level) / 2) for x in each)
+    low, high = min(apart.low, up.low - down.high), max(apart.high, up.high - down.low)
+    return Interval(apart.value, max(low, -1.0), min(high, 1.0))
+
+
+def are_rates(*values: Tensor) -> bool:
+    """Whether all of them are 0 or 1."""
+    return all(bool(((x == 0) | (x == 1)).all()) for x in values)
+
+
 def _by_start(values: Tensor) -> Tensor:
     """Means over everything but the first dimension."""
     return values.flatten(1).mean(1) if values.dim() > 1 else values

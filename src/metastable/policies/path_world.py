@@ -27,7 +27,8 @@ from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive, generator
 from metastable.data.demonstrations import Demonstrations
 
-from .intervals import Interval, clopper_pearson, mean_over_starts
+from .environments import vectors_of
+from .intervals import Interval, mean_over_starts, rate_over_starts
 from .planner import PathPrior, Planner
 from .rollouts import Acting
 
@@ -275,7 +276,8 @@ def rollout_paths(policy: Acting, worlds: PathWorlds, paths: int = 1, seed: int 
     taken = [place]
     policy.reset(seed)
     for _ in range(POINTS - 1):
-        place = policy.select_action({"place": place, **known})
+        answer = policy.select_action({"place": place, **known})
+        place = vectors_of(answer, place.shape, "path-planning").to(place)
         taken.append(place)
     return torch.stack(taken, 1).double().unflatten(0, (len(worlds), paths))
 
@@ -324,15 +326,7 @@ def judge_paths(worlds: PathWorlds, taken: Tensor) -> dict[str, Tensor]:
 def path_intervals(judged: Mapping[str, Tensor]) -> dict[str, Interval]:
     """Means of what `judge_paths` says, with 95 % intervals.
 
-    Paths of a world are not independent of one another: intervals are over worlds. That of the rate of collisions
-    lies between 0 and 1, and reaches as far as Clopper and Pearson's of all paths, as if they were independent:
-    where few collide worlds hardly differ, or not at all, which says nothing about others.
+    Paths of a world are not independent of one another: intervals are over worlds.
     """
     said = {name: mean_over_starts(values) for name, values in judged.items()}
-    hits, rate = judged["collisions"], said["collisions"]
-    exact = clopper_pearson(int(hits.sum()), hits.numel())
-    if hits.shape[1] > 1:
-        exact = Interval(
-            exact.value, max(min(rate.low, exact.low), 0.0), min(max(rate.high, exact.high), 1.0)
-        )
-    return {**said, "collisions": exact}
+    return {**said, "collisions": rate_over_starts(judged["collisions"])}

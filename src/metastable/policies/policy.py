@@ -122,12 +122,14 @@ class Policy:
         """
         now = self.scaling.known(self._named(observation))
         self._check_number(now)
-        self.seen.append({key: value.clone() for key, value in self.scaling.fitting(now).items()})
+        own = {key: value.clone() for key, value in self.scaling.fitting(now).items()}
         if not self.planned:
-            window = [self.seen[0]] * (self.config.context - len(self.seen)) + list(self.seen)
+            steps = [*self.seen, own][-self.config.context :]
+            window = [steps[0]] * (self.config.context - len(steps)) + steps
             contexts = {key: torch.stack([step[key] for step in window], 1) for key in now}
             chunk = self.predict_action_chunk(contexts)
             self.planned.extend(chunk[:, : self.config.execute].unbind(1))
+        self.seen.append(own)  # once there is a chunk, so that a call that failed can be made again
         return self.planned.popleft()
 
     @property
@@ -273,7 +275,10 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
     with reading(path):
         scaling = Scaling.from_json(kept["scaling"])
     own = {"averaged": False, **kept["policy"]}  # older files acted by the weights themselves
-    settings = {**vars(build(PolicyConfig, own, "policy")), **changed}
+    saved = vars(build(PolicyConfig, own, "policy"))
+    for name in {"context", "prediction"} & set(changed):
+        require(changed[name] == saved[name], f"policy.{name}", f"{saved[name]}, as trained", changed[name])
+    settings = {**saved, **changed}
     config, proposal = build(PolicyConfig, settings, "policy"), kept.get("proposal")
     method = None if proposal is None else _method_with(Path(folder), proposal)
     run = load_run(folder, method=method, device=device)

@@ -17,8 +17,15 @@ from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
 from metastable.runs.folder import write_arrays, write_json
 
-from .environments import FULL, Environments, PushT
-from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference
+from .environments import FULL, Environments, PushT, vectors_of
+from .intervals import (
+    Interval,
+    are_rates,
+    mean_over_starts,
+    paired_difference,
+    rate_difference,
+    rate_over_starts,
+)
 from .policy import Policy
 from .workers import Workers, spread
 
@@ -67,10 +74,12 @@ class Rollouts:
         """The score within `steps`, `(starts, rollouts)`: the most of min(coverage/0.95, 1), or all rewards."""
         if self.measure != "coverage":
             return self.final(steps)
+        require_count("steps", steps)
         return (self.progress[..., :steps].amax(-1) / FULL).clamp(max=1)
 
     def final(self, steps: int) -> Tensor:
         """Progress after `steps`, `(starts, rollouts)`."""
+        require_count("steps", steps)
         return self.progress[..., min(steps, self.progress.shape[-1]) - 1]
 
     @property
@@ -82,17 +91,14 @@ class Rollouts:
     def scores(self, level: float = 0.95) -> dict[str, Interval]:
         """Means over starts with their intervals, and the rate of full scores in Push-T, by name.
 
-        Scores that are 0 or 1, of one episode from each start, are a rate: where all succeed their spread is 0, and
-        Student's interval would be a point.
+        Scores that all are 0 or 1 are a rate, see `rate_over_starts`.
         """
         found: dict[str, Interval] = {}
         for h in self.horizons:
             found[f"maximum at {h}"] = _interval(self.best(h), level)
             found[f"final at {h}"] = _interval(self.final(h), level)
-        # several of a start are not independent
-        if self.measure == "coverage" and self.progress.shape[1] == 1:
-            full = int((self.best(self.horizons[-1]) >= 1).sum())
-            found["full score"] = clopper_pearson(full, len(self.progress), level)
+        if self.measure == "coverage":
+            found["full score"] = rate_over_starts(self.best(self.horizons[-1]) >= 1, level)
         return found
 
     def table(self) -> list[dict[str, Any]]:
@@ -117,7 +123,11 @@ class Rollouts:
         steps = self.horizons[-1] if steps is None else steps
         made = min(self.progress.shape[-1], other.progress.shape[-1])
         require(steps <= made, "steps", f"at most what both have, {made}", steps)
-        return paired_difference(self.best(steps).mean(1), other.best(steps).mean(1), level)
+        ours, theirs = self.best(steps), other.best(steps)
+        hits = self.measure != "coverage" or bool((ours + theirs).any())  # no coverage at all is no rate
+        if hits and are_rates(ours, theirs):
+            return rate_difference(ours, theirs, level)
+        return paired_difference(ours.mean(1), theirs.mean(1), level)
 
     def write(self, folder: str | Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
         """`rollouts.json` with scores and the episode table, and `rollouts.npz` with progress; the first's path.
@@ -137,11 +147,8 @@ class Rollouts:
 
 
 def _interval(values: Tensor, level: float) -> Interval:
-    """Clopper and Pearson's of `(starts, 1)` that all are 0 or 1, else Student's over starts."""
-    hit = values == 1
-    if values.shape[1] > 1 or len(values) < 2 or not bool((hit | (values == 0)).all()):
-        return mean_over_starts(values, level)
-    return clopper_pearson(int(hit.sum()), len(values), level)
+    """That of a rate where all are 0 or 1, else Student's over starts."""
+    return (rate_over_starts if len(values) > 1 and are_rates(values) else mean_over_starts)(values, level)
 
 
 def differences(other: str, apart: Mapping[str, Interval]) -> dict[str, Any]:
@@ -184,10 +191,10 @@ def rollout(
         progress = worlds.progress[:, None].repeat(1, steps)
         for k in range(steps):
             going, asked = ~worlds.done, perf_counter()
-            actions = fitting_actions(policy.select_action(seen), low, worlds)
+            actions = policy.select_action(seen)
             thinking += perf_counter() - asked
-            inside = actions.clamp(low, high)
-            clipped += int((inside != actions).any(1)[torch.from_numpy(going)].sum())
+            inside, outside = boxed_actions(actions, low, high, worlds)
+            clipped += int(outside[torch.from_numpy(going)].sum())
             worlds.looked = type(policy) is not Policy or policy.looks  # others may look at what it does not
             seen, taken = worlds.step(inside), taken + going
             progress[:, k:] = worlds.progress[:, None]
@@ -207,13 +214,14 @@ def rollout_pusht(policy: Acting, starts: Any, *, pictures: bool = False, **opti
     return rollout(policy, partial(PushT, pictures=pictures), list(np.asarray(starts)), **options)
 
 
-def fitting_actions(actions: Tensor, low: Tensor, worlds: Environments | Workers) -> Tensor:
-    """Actions that have as many numbers as the environments take, and are finite."""
-    if tuple(actions.shape) != (len(worlds), len(low)):
-        raise InputError(
-            f"{worlds.name}: actions of the policy have {actions.shape[-1]} numbers, those of the environment "
-            f"{len(low)}"
-        )
-    if not bool(actions.isfinite().all()):
-        raise InputError(f"{worlds.name}: the policy gave an action that is not finite")
-    return (actions if low.is_floating_point() else actions.round()).to(low)
+def boxed_actions(
+    actions: Any, low: Tensor, high: Tensor, worlds: Environments | Workers
+) -> tuple[Tensor, Tensor]:
+    """Actions brought into the environments' box, in its kind of number, and which of them lay outside, `(B,)`."""
+    asked = vectors_of(actions, (len(worlds), len(low)), worlds.name).double()
+    asked = asked if low.is_floating_point() else asked.round()
+    least, most = low.double(), high.double()
+    # what lies outside may be beyond the box's kind of number
+    inside = torch.where((asked > least) & (asked < most), asked, 0.0).to(low.dtype)
+    inside = torch.where(asked <= least, low, torch.where(asked >= most, high, inside))
+    return inside, ((asked < least) | (asked > most)).any(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,13 @@ def test_moments_of_contexts_are_those_of_their_numbers():
     one, other = Standardise((len(mean),), x), Standardise((len(mean),), x.plain())
     torch.testing.assert_close(one.scale, other.scale, rtol=1e-4, atol=1e-6)
     assert torch.equal(one.scale == 0, other.scale == 0)
+
+
+def test_moments_of_pictures_alone_come_without_a_warning():
+    x = windows()
+    alone = Frames(torch.empty(len(x), 0), x.codes, x.shown, x.table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.stack(alone.moments())
+    expected = torch.stack(x.moments())[:, x.beside.shape[1] :]
+    assert torch.equal(found, expected)

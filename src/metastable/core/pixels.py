@@ -124,7 +124,8 @@ class Frames(Tensor):
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each number over the rows, `(c,)` each."""
         n, rows = len(self), max(1, WEIGHED // self.codes[0].numel())
-        found = [(self.beside.double().mean(0), self.beside.double().std(0))]
+        beside = self.beside.double()  # without a column where there are pictures alone
+        found = [(beside.mean(0), beside.std(0))] if beside.shape[1] else []
         for times in self._times():
             sums = self.table.new_zeros(2, self.codes[0].numel(), dtype=torch.float64)
             for codes, weights in zip(self.codes.split(rows), times.double().split(rows), strict=True):

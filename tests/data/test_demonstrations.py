@@ -1,14 +1,18 @@
 """Windows over episodes by hand, files of every layout, and input that is refused by name."""
 
+import io
 import json
 import math
 import os
 import re
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import metastable as ms
 from metastable.core import ConfigError, InputError
@@ -25,7 +29,8 @@ from metastable.data import (
     load_pusht,
     save_episodes,
 )
-from metastable.data.demonstration_files import pusht_corners
+from metastable.data.demonstration_files import pusht_corners, pusht_observation, pusht_states
+from metastable.policies import Environments, PolicyConfig, fit_policy, pusht_pictures, rollout
 from metastable.training.batches import Batches
 from metastable.training.config import TrainerConfig
 
@@ -213,6 +218,13 @@ def test_noise_that_fits_no_context_is_refused(share, words):
         (None, np.zeros(3), [3], r"observations.state: must be one for each of the 3 actions, got None"),
         ({"action": np.zeros(3)}, np.zeros(3), [3], r"observations: must be named anything but 'action'"),
         (
+            {1: np.zeros(3), "a": np.zeros(3)},
+            np.zeros(3),
+            [3],
+            r"observations: must be named by text, got \[1",
+        ),
+        (np.zeros(3) * 1j, np.zeros(3), [3], r"observations.state: must hold numbers, got dtype complex128"),
+        (
             {"camera": np.zeros((3, 8, 9, 3), np.uint8)},
             np.zeros(3),
             [3],
@@ -233,6 +245,8 @@ def test_a_context_that_lacks_a_name_or_has_another_shape_is_named():
         scaling.pack({"state": torch.zeros(1, 2, 3)})
     with pytest.raises(InputError, match=r"observation.state: must be finite, got 1 NaN or infinite of 4"):
         scaling.pack({"state": torch.tensor([[[0.0], [1.0]], [[float("nan")], [1.0]]])})
+    with pytest.raises(InputError, match=r"observation.state: must be real numbers, got torch.complex64"):
+        scaling.pack({"state": torch.zeros(1, 2, 1, dtype=torch.complex64)})
 
 
 def test_coordinates_far_from_zero_keep_their_millimetres():
@@ -246,6 +260,75 @@ def test_coordinates_far_from_zero_keep_their_millimetres():
             again.to_actions(packed), torch.from_numpy(place + 0.01), atol=1e-6, rtol=0
         )
     assert "wide" not in Scaling.fit(counted(3)).as_json()
+
+
+@pytest.mark.parametrize("relative", ["", "place"])
+def test_actions_that_are_where_one_stands_keep_their_digits(relative):
+    """Of the difference alone, which is nothing, no digit is lost."""
+    place = 1e7 + np.random.default_rng(0).normal(size=(40, 1)).cumsum(0)
+    shown = Demonstrations.of({"place": place}, place, relative=relative)
+    assert np.array_equal(shown.observations["place"].numpy(), place)
+    assert np.array_equal(shown.actions.numpy(), place)
+
+
+def test_what_each_episode_holds_still_keeps_its_digits(tmp_path):
+    rows = [{"goal": np.full(4, 1e7 + 0.15 * k), "near": np.full(4, 0.1 * k)} for k in range(5)]
+    for k, row in enumerate(rows):
+        np.savez(tmp_path / f"{k}.npz", **row, actions=np.arange(4.0))
+    parts = [Demonstrations.of(row, np.arange(4.0), wide=True) for row in rows]
+    for found in (load_episodes(tmp_path), Demonstrations.joined(parts)):
+        goal = found.observations["goal"].flatten()
+        assert np.array_equal(goal.numpy(), np.concatenate([row["goal"] for row in rows]))
+        assert {x.dtype for x in (found.observations["near"], found.actions)} == {torch.float32}
+
+
+def test_places_far_from_zero_in_the_space_of_the_actions_are_a_warning():
+    place = np.random.default_rng(0).uniform(-2, 2, size=(40, 2))
+    far = Demonstrations.of({"place": 1000 + place}, 1000 + place, name="mine", space="place")
+    with pytest.warns(
+        UserWarning, match=r"mine: space: actions have a spread of 0\.001\d* .*origin .*from place"
+    ):
+        Scaling.fit(far)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Scaling.fit(Demonstrations.of({"place": place}, place, space="place"))
+        Scaling.fit(Demonstrations.of({"place": place}, np.ones(40), space="place"))
+
+
+class Choosing:
+    """An environment whose goal is one of three, a number of no dimensions, seen together with a place."""
+
+    action_space = SimpleNamespace(low=np.full(1, -9.0), high=np.full(1, 9.0))
+
+    def reset(self, seed: int):
+        return {"goal": np.int64(seed % 3), "place": np.array([0.5])}, {}
+
+    def step(self, action: np.ndarray):
+        return {"goal": 2, "place": action}, 1.0, False, False, {}
+
+
+def test_an_observation_of_one_number_needs_no_dimension_of_its_own():
+    goal, place = np.arange(40) % 3, np.linspace(0, 1, 40)
+    shown = Demonstrations.of({"goal": goal, "place": place}, place, [20, 40])
+    policy = fit_policy(shown, "flow", "density", PolicyConfig(2, 4, 2), steps=5)
+    for rows in (np.array([0, 1, 2]), np.array([0])):
+        answers = []
+        for each in (
+            {"goal": rows, "place": 0.1 * rows},
+            {"goal": rows[:, None], "place": 0.1 * rows[:, None]},
+        ):
+            policy.reset()
+            answers.append(policy.select_action(each))
+        assert torch.equal(*answers)
+        policy.reset()
+        window = {"goal": np.stack([rows, rows], 1), "place": 0.1 * np.stack([rows, rows], 1)}
+        assert torch.equal(policy.predict_action_chunk(window)[:, 0], answers[0])
+    found = rollout(policy, lambda starts: Environments(Choosing, starts, "choosing"), [0, 1], steps=3)
+    assert found.progress[..., -1].flatten().tolist() == [3, 3]
+    alone = fit_policy(Demonstrations.of(goal, place), "flow", "density", PolicyConfig(1, 2, 1), steps=1)
+    assert alone.select_action(np.array([1, 2])).shape == (2, 1)
+    with pytest.raises(InputError, match=r"goal: must have shape \(1,\)"):
+        policy.acting().select_action({"goal": np.zeros((3, 2)), "place": np.zeros(3)})
 
 
 # --- files --------------------------------------------------------------------------------------------
@@ -284,6 +367,13 @@ def test_what_demonstrations_say_of_themselves_is_kept_in_their_file(tmp_path):
     none = Demonstrations.of(seen, seen["goal"], noisy=())
     assert load_episodes(save_episodes(tmp_path / "none.npz", none)).noisy == ()
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["mine.npz", "none.npz"]
+
+
+def test_names_of_observations_come_as_one_text_or_as_an_array():
+    seen = {"tool": np.arange(3.0), "goal": np.arange(3.0)}
+    found = Demonstrations.of(seen, np.arange(3.0), noisy="tool", space=np.array(["goal", "tool"]))
+    assert (found.noisy, found.space) == (("tool",), ("goal", "tool"))
+    assert Demonstrations.of(seen, np.arange(3.0), noisy=np.array(["goal", "tool"])).noisy == ("goal", "tool")
 
 
 def test_an_observation_may_be_called_as_what_is_said_of_others(tmp_path):
@@ -350,6 +440,29 @@ def test_push_t_sees_corners_that_do_not_jump_at_a_full_turn(tmp_path):
     side = pusht_corners(torch.tensor([0.0, 0.0, 1.2]))
     assert torch.linalg.norm(side[0] - side[1]).item() == pytest.approx(120)
     assert torch.linalg.norm(side[4] - side[5]).item() == pytest.approx(90)
+    whole = torch.tensor([[10, 20, 256, 256, 1]])
+    assert torch.equal(pusht_observation(whole)["block"], pusht_observation(whole.float())["block"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x.astype(str), r"must hold numbers, got dtype <U"),
+        (lambda x: x[:, :4], r"must be agent x, y and block x, y, angle, \(T, 5\), got \(4, 4\)"),
+        (lambda x: np.where(np.arange(5) == 4, np.nan, x), r"must be finite, got 4 NaN .* row 0, column 4"),
+    ],
+)
+def test_states_of_push_t_are_looked_at_before_anything_is_drawn(tmp_path, change, words):
+    states, file = np.full((4, 5), 100), tmp_path / "pusht.npz"
+    np.savez(file, action=np.zeros((4, 2)), state=states, episode_ends=[4])
+    drawn = load_pusht(file, lambda x: np.zeros((len(x), 3, 8, 8), np.uint8)).observations
+    assert drawn["agent"].dtype == torch.float32
+    np.savez(file, action=np.zeros((4, 2)), state=change(states), episode_ends=[4])
+    with pytest.raises(InputError, match=r"pusht\.npz: state: " + words):
+        load_pusht(file, lambda _: pytest.fail("was drawn"))
+    for check in (pusht_states, pusht_pictures):
+        with pytest.raises(InputError, match="states: " + words):
+            check(change(states))
 
 
 @pytest.mark.skipif("METASTABLE_PUSHT" not in os.environ, reason="METASTABLE_PUSHT names no demonstrations")
@@ -372,6 +485,19 @@ def test_lasa_motions_say_the_next_position(tmp_path):
     assert found.ends.tolist() == [3, 6]
     with pytest.raises(InputError, match="did you mean 'Angle'"):
         load_lasa("Angel", tmp_path)
+    whole = (tmp_path / "Angle.mat").read_bytes()
+    for part in (0, 60, 200, len(whole) - 40):
+        (tmp_path / "Angle.mat").write_bytes(whole[:part])
+        with pytest.raises(InputError, match=r"Angle\.mat: is not a LASA motion") as refused:
+            load_lasa("Angle", tmp_path)
+        assert "\n" not in str(refused.value)
+    for odd in (np.zeros((3, 7)), np.zeros(3)):
+        demo[:] = [{"pos": pos}, {"pos": odd}]
+        savemat(tmp_path / "Angle.mat", {"demos": demo})
+        with pytest.raises(
+            InputError, match=r"Angle\.mat: demos: must be motions with pos \(2, T\) each, got \[\(3"
+        ):
+            load_lasa("Angle", tmp_path)
 
 
 def lerobot(folder: Path, version: str = "v3.0") -> Path:
@@ -404,6 +530,38 @@ def test_a_lerobot_folder(tmp_path):
     assert found.ends.tolist() == [2, 5]
     with pytest.raises(InputError, match="is a video"):
         load_lerobot(tmp_path, ["images.top"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        *((mode, "") for mode in ("1", "L", "P", "RGB", "LA", "RGBA")),
+        ("I;16", r"must be pictures of 8 bits for each value, of mode 1, L, .*, got 'I;16'"),
+        ("CMYK", "must be pictures of 8 bits"),
+        ("clear", r"must be opaque pictures, got '1 transparent pixels in one'"),
+    ],
+)
+def test_pictures_of_lerobot_are_of_eight_bits_and_opaque(tmp_path, mode, words):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets are read by pyarrow")
+    import pyarrow as pa
+
+    info, held = lerobot(tmp_path) / "meta" / "info.json", io.BytesIO()
+    picture = Image.new("RGBA" if mode == "clear" else mode, (8, 8), 0 if mode == "I;16" else "black")
+    if mode == "clear":
+        picture.putpixel((0, 0), (9, 9, 9, 0))
+    picture.save(held, "tiff" if mode == "CMYK" else "png")
+    said = json.loads(info.read_text())
+    said["features"]["observation.depth"] = {"dtype": "image"}
+    info.write_text(json.dumps(said))
+    for path in sorted((tmp_path / "data" / "chunk-000").iterdir()):
+        table = parquet.read_table(path)
+        column = pa.array([{"bytes": held.getvalue(), "path": None}] * len(table))
+        parquet.write_table(table.append_column("observation.depth", column), path)
+    if words:
+        with pytest.raises(InputError, match=r"observation\.depth: " + words):
+            load_lerobot(tmp_path)
+        return
+    assert load_lerobot(tmp_path).observations["depth"].unique().tolist() == [0]
 
 
 @pytest.mark.parametrize("feature", [{"shape": [2]}, 3, {"dtype": None}])
@@ -448,8 +606,14 @@ def test_episodes_are_chosen_by_a_mask_or_by_number():
     masked, numbered = all_of_them.some(torch.tensor([True, False, True])), all_of_them.some([0, 2])
     assert torch.equal(masked.actions, numbered.actions)
     assert masked.ends.tolist() == numbered.ends.tolist() == [2, 6]
-    for bad in ([], [3], [-4]):
-        with pytest.raises(InputError, match="episodes: must be one or more from -3 to 2"):
+    for bad in ([], [3], [-4], 1, [[0, 1]], [False] * 3):
+        with pytest.raises(InputError, match="episodes: must be one or more from -3 to 2, in a list"):
+            all_of_them.some(bad)
+    for bad in ([0.5], ["a"], [[0], [1, 2]], [None]):
+        with pytest.raises(InputError, match=r"episodes: must be (integers|one integer)"):
+            all_of_them.some(bad)
+    for bad in ([True, False], np.ones(4, bool), torch.ones(3, 1, dtype=torch.bool)):
+        with pytest.raises(InputError, match="episodes: must be a mask of all 3 of them, got"):
             all_of_them.some(bad)
 
 

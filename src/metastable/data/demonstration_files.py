@@ -18,7 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from ..core.errors import InputError, nearest, need, require, require_count
-from .demonstrations import Demonstrations
+from .checks import as_tensor, check_data
+from .demonstrations import Demonstrations, names_of
+from .folders import BROKEN, COLOUR, GREY, hidden_pixels
 
 ACTIONS, ENDS = ("actions", "action"), ("episode_ends", "ends")
 """What the arrays of actions and of ends are called, the first that is there."""
@@ -62,7 +64,7 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
         require(kind.kind != "S", f"{path.name}: {key}", "text, not bytes", kind)
     told = {key: [name for name in arrays.pop(key).astype(str).ravel().tolist() if name] for key in named}
     others = [key for key in arrays if key not in (actions, ends)]
-    chosen = _names(observations, others)
+    chosen = names_of(observations, others)
     for key in chosen:
         if key not in arrays:
             raise InputError(f"{path.name}: no array {key!r}{nearest(key, arrays)}")
@@ -74,7 +76,8 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     origin = kinds.pop("relative", [])
     require(len(origin) < 2, f"{path.name}: relative", "one name", origin)
     stops = None if ends is None else arrays[ends]
-    return Demonstrations.of(seen, arrays[actions], stops, path.name, **kinds, relative="".join(origin))
+    kinds |= {"relative": "".join(origin), "wide": alone}
+    return Demonstrations.of(seen, arrays[actions], stops, path.name, **kinds)
 
 
 def save_episodes(path: str | Path, demonstrations: Demonstrations) -> Path:
@@ -119,19 +122,23 @@ def load_pusht(
         path = found[0]
     arrays = _npz(path)
     actions, ends = (_first(arrays, names, path) for names in (ACTIONS, ENDS))
-    states = arrays[_first(arrays, ("state", "states"), path)]
-    if states.ndim != 2 or states.shape[1] != 5:
-        raise InputError(
-            f"{path.name}: state: must be agent x, y and block x, y, angle, (T, 5), got {states.shape}"
-        )
+    states = pusht_states(arrays[_first(arrays, ("state", "states"), path)], f"{path.name}: state")
     seen, relative = pusht_observation(states), "agent" if centred else ""
     if draw is not None:
-        seen = {"agent": seen["agent"], "picture": draw(states)}
+        seen = {"agent": seen["agent"], "picture": draw(states.numpy())}
     elif not centred:
         del seen["beside"]
     return Demonstrations.of(
         seen, arrays[actions], arrays[ends], path.name, noisy=("agent",), relative=relative
     )
+
+
+def pusht_states(states: Any, name: str = "states") -> Tensor:
+    """States of Push-T that are checked: finite and floating, `(T, 5)`."""
+    found = as_tensor(states, name)
+    rule, shape = "agent x, y and block x, y, angle, (T, 5)", tuple(found.shape)
+    require(len(shape) == 2 and shape[1] == 5, name, rule, shape)
+    return check_data(found, name, dtype=found.dtype, least=1)
 
 
 def pusht_observation(states: Any) -> dict[str, Tensor]:
@@ -157,7 +164,7 @@ def pusht_corners(pose: Tensor) -> Tensor:
     """
     cos, sin = pose[..., 2].cos(), pose[..., 2].sin()
     turn = torch.stack([cos, sin, -sin, cos], -1).unflatten(-1, (2, 2))
-    return torch.tensor(TEE, dtype=pose.dtype, device=pose.device) @ turn + pose[..., None, :2]
+    return torch.tensor(TEE, dtype=turn.dtype, device=pose.device) @ turn + pose[..., None, :2]
 
 
 def load_lasa(motion: str, folder: str | Path | None = None, *, every: int = 10) -> Demonstrations:
@@ -180,11 +187,15 @@ def load_lasa(motion: str, folder: str | Path | None = None, *, every: int = 10)
 
     try:
         demos = loadmat(known[motion], squeeze_me=True, struct_as_record=False)["demos"]
-        paths = [np.asarray(demo.pos, dtype=np.float64).T[::every] for demo in np.atleast_1d(demos)]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        pens = [np.asarray(demo.pos, dtype=np.float64) for demo in np.atleast_1d(demos)]
+    except Exception as error:  # of damaged files many kinds, scipy's own among them
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(
-            f"{known[motion]}: is not a LASA motion, demos with pos (2, T) each: {error}"
+            f"{known[motion]}: is not a LASA motion, demos with pos (2, T) each: {why}"
         ) from error
+    odd = [pen.shape for pen in pens if pen.ndim != 2 or len(pen) != 2]
+    require(bool(pens) and not odd, f"{known[motion]}: demos", "motions with pos (2, T) each", odd or "none")
+    paths = [pen.T[::every] for pen in pens]
     states, actions = (np.concatenate([p[part] for p in paths]) for part in (slice(None, -1), slice(1, None)))
     ends = np.cumsum([len(path) - 1 for path in paths])
     return Demonstrations.of(states, actions, ends, f"lasa:{motion}")
@@ -212,7 +223,7 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
     folder = Path(folder).expanduser()
     features = _lerobot_features(folder)
     named = {key.removeprefix("observation."): key for key in features if key.startswith("observation.")}
-    chosen = _names(observations, [n for n, key in named.items() if features[key]["dtype"] != "video"])
+    chosen = names_of(observations, [n for n, key in named.items() if features[key]["dtype"] != "video"])
     for name in chosen:
         if name not in named:
             raise InputError(f"{folder}: no feature observation.{name}{nearest(name, named)}")
@@ -225,11 +236,6 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
     held = {key: _lerobot_array(table[key], order, kind, f"{folder}: {key}") for key, kind in kinds.items()}
     seen, actions = {n: held[named[n]] for n in chosen}, held["action"]
     return Demonstrations.of(seen, actions, ends, folder.name)
-
-
-def _names(asked: Sequence[str] | None, there: list[str]) -> list[str]:
-    """The observations that are asked for, by default those that are `there`; one name is no row of letters."""
-    return there if asked is None else [asked] if isinstance(asked, str) else list(asked)
 
 
 def _lerobot_order(folder: Path, index: list[Any], episode: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -290,13 +296,24 @@ def _lerobot_array(values: list[Any], order: np.ndarray, dtype: str, name: str) 
     require(all(held), name, "pictures that lie in the table itself, with their bytes", "paths or nothing")
     try:
         if dtype == "image":  # {"bytes": …, "path": …}
-            pictures = [np.asarray(Image.open(io.BytesIO(row["bytes"])).convert("RGB")) for row in rows]
-            return np.stack(pictures).transpose(0, 3, 1, 2)
+            return np.stack([_picture(row["bytes"], name) for row in rows]).transpose(0, 3, 1, 2)
         return np.asarray(rows, dtype=np.float64)  # what float32 would blur stays so
-    except (ValueError, TypeError, OSError) as error:
+    except InputError:
+        raise
+    except (TypeError, *BROKEN) as error:
         raise InputError(
             f"{name}: must be numbers of one shape, or pictures, in every row: {error}"
         ) from error
+
+
+def _picture(held: bytes, name: str) -> np.ndarray:
+    """One that is opaque and of 8 bits, uint8 `(H, W, 3)`."""
+    with Image.open(io.BytesIO(held)) as picture:
+        rule = f"pictures of 8 bits for each value, of mode {', '.join(GREY + COLOUR)}"
+        require(picture.mode in GREY + COLOUR, name, rule, picture.mode)
+        hidden = hidden_pixels(picture)
+        require(not hidden, name, "opaque pictures", f"{hidden} transparent pixels in one")
+        return np.asarray(picture.convert("RGB"))
 
 
 def _npz(path: Path) -> dict[str, np.ndarray]:

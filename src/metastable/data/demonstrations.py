@@ -29,7 +29,7 @@ from ..core.parts import NUMBERS
 from ..core.pixels import CHANNELS, Frames, table_of
 from ..core.random import derive, generator
 from .arrays import Dataset
-from .checks import check_data
+from .checks import as_tensor, check_data
 from .scaling import ACTION, Scaling, tensor_of
 
 STATE = "state"
@@ -72,16 +72,22 @@ class Demonstrations:
         actions: Any,
         ends: Any = None,
         name: str = "demonstrations",
-        noisy: Sequence[str] | None = None,
-        space: Sequence[str] = (),
+        noisy: str | Sequence[str] | None = None,
+        space: str | Sequence[str] = (),
         relative: str = "",
+        *,
+        wide: bool = False,
     ) -> Demonstrations:
         """Demonstrations that are checked: one observation for each action, finite numbers, ends in order.
 
         `observations` that are no mapping are one array, by the name `state`. Without `ends` all is one episode.
+        Numbers become float32 unless that blurs them, which only all episodes together say: parts that are to be
+        `joined` are made with `wide`.
         """
-        given, actions = actions, _numbers(actions, f"{name}: actions").flatten(1)
+        actions = _numbers(actions, f"{name}: actions").flatten(1)
         named = observations if isinstance(observations, Mapping) else {STATE: observations}
+        textual = all(isinstance(key, str) and key for key in named)
+        require(textual, f"{name}: observations", "named by text", list(named))
         seen = {
             key: _observed(value, len(actions), f"{name}: observations.{key}") for key, value in named.items()
         }
@@ -89,24 +95,24 @@ class Demonstrations:
         rule = f"named anything but {ACTION!r}, as the actions are; call what was done before by another name"
         require(ACTION not in seen, f"{name}: observations", rule, list(seen))
         numbers = tuple(key for key, value in seen.items() if value.dtype != torch.uint8)
-        named_by = {"noisy": noisy or (), "space": space, "relative": (relative,) if relative else ()}
-        for field, names in named_by.items():
+        noisy, space = tuple(names_of(noisy, numbers)), tuple(names_of(space, ()))
+        kinds = {"noisy": noisy, "space": space, "relative": (relative,) if relative else ()}
+        for field, names in kinds.items():
             for key in names:
                 require_choice(f"{name}: {field}", key, numbers)
         if relative:
             rule = f"an observation of as many numbers as an action has, {actions.shape[1]}"
             shape = seen[relative].shape
             require(shape == actions.shape, f"{name}: relative", rule, tuple(shape[1:]))
-            actions = _numbers(given, f"{name}: actions", named[relative]).flatten(1)
-            seen[relative] = _numbers(named[relative], f"{name}: observations.{relative}", given)
         stops = _ends([len(actions)] if ends is None else ends, len(actions), name)
-        return cls(
-            seen, actions, stops, name, numbers if noisy is None else tuple(noisy), tuple(space), relative
-        )
+        found = cls(seen, actions, stops, name, noisy, space, relative)
+        return found if wide else found._narrowed()
 
     @classmethod
     def joined(cls, parts: Sequence[Demonstrations], name: str = "demonstrations") -> Demonstrations:
         """Episodes of several, one after the other: all have observations and actions of the same shapes.
+
+        What `wide` parts hold becomes float32 where that blurs none of it.
 
         >>> one = Demonstrations.of(np.arange(3.0), np.arange(3.0))
         >>> Demonstrations.joined([one, one]).ends.tolist()
@@ -126,7 +132,18 @@ class Demonstrations:
         seen = {key: torch.cat([part.observations[key] for part in parts]) for key in first.observations}
         ends = torch.cat([part.lengths for part in parts]).cumsum(0)
         actions = torch.cat([part.actions for part in parts])
-        return replace(first, observations=seen, actions=actions, ends=ends, name=name)
+        return replace(first, observations=seen, actions=actions, ends=ends, name=name)._narrowed()
+
+    def _narrowed(self) -> Demonstrations:
+        """In float32 what that does not blur."""
+        seen = self.observations
+        places = {key: self.actions if key == self.relative else None for key in seen}
+        fine = {
+            key: x if x.dtype == torch.uint8 else _fine(x, f"{self.name}: observations.{key}", places[key])
+            for key, x in seen.items()
+        }
+        actions = _fine(self.actions, f"{self.name}: actions", seen.get(self.relative))
+        return replace(self, observations=fine, actions=actions)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -167,11 +184,15 @@ class Demonstrations:
 
     def some(self, episodes: Sequence[int] | Tensor) -> Demonstrations:
         """Some of the episodes, in this order, or those that a mask of all of them names."""
-        chosen = torch.as_tensor(episodes)
-        chosen = torch.arange(len(self))[chosen] if chosen.dtype == torch.bool else chosen.long()
-        rule = f"one or more from {-len(self)} to {len(self) - 1}"
+        chosen = integers(episodes, "episodes")
+        if tensor_of(episodes).dtype == torch.bool:
+            shape = tuple(chosen.shape)
+            require(shape == (len(self),), "episodes", f"a mask of all {len(self)} of them", shape)
+            chosen = chosen.nonzero().flatten()
+        rule = f"one or more from {-len(self)} to {len(self) - 1}, in a list"
         inside = ((chosen >= -len(self)) & (chosen < len(self))).all()
-        require(bool(chosen.numel() and inside), "episodes", rule, chosen.tolist())
+        right = bool(chosen.dim() == 1 and chosen.numel() and inside)
+        require(right, "episodes", rule, chosen.tolist())
         starts, ends, lengths = self.starts.tolist(), self.ends.tolist(), self.lengths[chosen]
         steps = torch.cat([torch.arange(starts[e], ends[e]) for e in chosen.tolist()])
         seen = {key: value[steps] for key, value in self.observations.items()}
@@ -292,18 +313,28 @@ def _observed(value: Any, steps: int, name: str) -> Tensor:
     return tensor_of(array)
 
 
-def _numbers(value: Any, name: str, origin: Any = None) -> Tensor:
-    """Finite and floating: float32, unless that would blur a number by more than `BLUR` of its range.
+def names_of(asked: str | Sequence[str] | None, there: Sequence[str]) -> list[str]:
+    """The observations that are asked for, by default those that are `there`; one name is no row of letters."""
+    return list(there) if asked is None else [asked] if isinstance(asked, str) else list(asked)
 
-    What is taken as a difference from `origin` has the range of that.
+
+def _numbers(value: Any, name: str) -> Tensor:
+    """Finite and floating, in double precision what was given in it."""
+    values = as_tensor(value, name)
+    kind = torch.float64 if values.dtype == torch.float64 else torch.float32
+    return check_data(values, name, dtype=kind, least=1)
+
+
+def _fine(values: Tensor, name: str, origin: Tensor | None) -> Tensor:
+    """float32, unless that would blur a number by more than `BLUR` of its range.
+
+    What is also taken as a difference from `origin` has the smaller of two ranges.
     """
-    kind = None if origin is None else torch.float64
-    values = check_data(value, name, dtype=kind, least=1)
+    seen = [values] if origin is None else [values.double(), values.double() - origin]
     blur = torch.finfo(torch.float32).eps * values.abs().amax(0)
-    apart = values if origin is None else values - check_data(origin, name, dtype=kind, least=1)
-    extent = apart.amax(0) - apart.amin(0)
-    blurred = bool(((blur > BLUR * extent) & (extent > 0)).any())
-    return values if blurred else check_data(values, name, least=1)  # which refuses what float32 cannot hold
+    extents = [x.amax(0) - x.amin(0) for x in seen]
+    blurred = any(bool(((blur > BLUR * extent) & (extent > 0)).any()) for extent in extents)
+    return seen[0] if blurred else check_data(values, name, least=1)  # which refuses what float32 cannot hold
 
 
 def _ends(ends: Any, steps: int, name: str) -> Tensor:

@@ -94,14 +94,20 @@ def _is_grey(picture: Image.Image) -> bool:
     return bool((colours == colours[..., :1]).all())
 
 
+def hidden_pixels(picture: Image.Image) -> int:
+    """How many of its pixels are not opaque."""
+    if picture.mode not in ("LA", "RGBA") and "transparency" not in picture.info:
+        return 0
+    return int((np.asarray(picture.convert("RGBA"))[..., 3] < 255).sum())
+
+
 def _decoded(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     hidden = 0
     try:
         with Image.open(path) as opened:
             picture = ImageOps.exif_transpose(opened)
             values = np.asarray(picture.convert(mode))
-            if picture.mode in ("LA", "RGBA") or "transparency" in picture.info:
-                hidden = int((np.asarray(picture.convert("RGBA"))[..., 3] < 255).sum())
+            hidden = hidden_pixels(picture)
     except BROKEN as error:
         raise InputError(f"{path}: is a damaged picture ({error}); get it again") from error
     _check_size(path, picture.size, size)

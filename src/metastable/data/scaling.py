@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ STILL = 1e-6
 """Of an action that never changes, what stands for half its range."""
 NOTHING = 1e-30
 """An action below this is as good as zero."""
+NOISE = 0.005
+"""σ_pert at the end of a training: what is spread by less is lost in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,14 @@ class Scaling:
         if demonstrations.space:
             sizes = {key: float(numbers[key].abs().max()) for key in (ACTION, *demonstrations.space)}
             largest = sizes[ACTION] or max(sizes.values()) or 1.0
+            spread = float(numbers[ACTION].std(0, correction=0).max()) / largest
+            if 0 < spread < NOISE:
+                warnings.warn(
+                    f"{demonstrations.name}: space: actions have a spread of {spread:.2g} in units of the largest, "
+                    f"and σ_pert of {NOISE} leaves nothing of it to learn; subtract a common origin from them and "
+                    f"from {', '.join(demonstrations.space)}",
+                    stacklevel=3,
+                )
             half |= {key: torch.full_like(half[key], largest) for key in sizes}
             middle |= {key: torch.zeros_like(middle[key]) for key in sizes}
         pictures = {key: tuple(value.shape[1:]) for key, value in seen.items() if key not in numbers}
@@ -88,7 +99,7 @@ class Scaling:
 
     def fitting(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
         """Observations as tensors, `ahead` dimensions before those of each: finite, and of the shapes shown."""
-        values = self.known(observations)
+        values = self.known(observations, ahead)
         for key, value in values.items():
             shape, got = self.shape(key), tuple(value.shape[ahead:])
             if value.dim() != ahead + len(shape) or got != shape:
@@ -107,8 +118,11 @@ class Scaling:
                     raise InputError(f"observation.{key}: must {rule}, got {low:.4g} to {high:.4g}")
         return values
 
-    def known(self, observations: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Those of the observations that the demonstrations had, as tensors of several; others are left alone."""
+    def known(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
+        """Those of the observations that the demonstrations had, as tensors of several; others are left alone.
+
+        Of one number each, `(B,)` will do for `(B, 1)`.
+        """
         if any(key not in observations for key in self.names):
             raise InputError(
                 f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
@@ -120,7 +134,10 @@ class Scaling:
             raise InputError(f"observation: must hold numbers: {error}") from error
         for key, value in values.items():
             shape = self.shape(key)
-            if tuple(value.shape) == shape:
+            require(not value.is_complex(), f"observation.{key}", "real numbers", value.dtype)
+            if shape == (1,) and value.dim() == ahead:
+                values[key] = value[..., None]
+            elif tuple(value.shape) == shape:
                 rule = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]"
                 raise InputError(f"observation.{key}: must {rule}, got {shape}")
         return values

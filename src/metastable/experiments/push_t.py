@@ -44,8 +44,8 @@ from metastable.runs.folder import write_arrays
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
 from .policy_arms import ARMS, Arm, Task, concerning, parameters, run_of, trained
-from .push_t_figures import Found, draw, show
-from .push_t_rows import NOTHING, RIVALS, TIME, rounds_of, rows_of
+from .push_t_figures import Found, draw, drawing, show
+from .push_t_rows import NOTHING, OF_PICTURES, RIVALS, TIME, in_order, rounds_of, rows_of
 from .trials import by_scale
 
 FOLDER = "METASTABLE_PUSHT"
@@ -217,7 +217,7 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
     untimed = [kind for kind, piece in found.items() if piece is None or TIME not in piece.numbers]
     missing = [kind for kind in found if kind in short or (wanted and kind in untimed)]
     shows = learned and ("best" in bench.kinds if bench.kinds else bench.timed)
-    drawn = not shows or (bench.folder / f"table-6-{arm}.png").is_file()
+    drawn = not shows or drawing(bench, f"table-6-{arm}").is_file()
     if not (missing or (rolls and not drawn)) or not (learned or rolls):
         return
     policy: Any = trained(bench, task(), arm) if learned else BASELINES[arm]()
@@ -277,7 +277,7 @@ def body(bench: Bench) -> list[Row]:
         return rows_of(bench, found)
     asked = {key: bench.changes.get(key, empty) for key, empty in OF_STATES.items()}
     rows = rows_of(replace(bench, settings={**bench.settings, **asked}), found)
-    return [replace(row, metric=f"pictures/{row.metric}") for row in rows]
+    return [replace(row, metric=f"{OF_PICTURES}{row.metric}") for row in rows]
 
 
 EXPERIMENT = Experiment(
@@ -325,4 +325,5 @@ EXPERIMENT = Experiment(
         seconds=(None, None, 1200.0),
     ),
     body=body,
+    compared=in_order,
 )

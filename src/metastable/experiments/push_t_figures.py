@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from .pieces import Piece
 
 SHOWN = 4
 """Starts that are drawn."""
+SEEING = "pictures-"
+"""What names of those begin with that are of policies which see pictures."""
 STYLES = ("-", "--", ":")
 """Of lines of the same colour."""
 TICKS = [first * 10**k for k in range(5) for first in (1, 2, 5)]
@@ -25,10 +28,15 @@ Found = dict[tuple[str, str], Piece]
 """By arm, and how it acts: by the `best` of ℓ draws, by `one`, or by fewer gradients, such as `g100`."""
 
 
+def drawing(bench: Bench, name: str) -> Path:
+    """Where a picture lies: those of policies that see pictures have names of their own, to lie beside others."""
+    return bench.folder / f"{SEEING if bench.pictures else ''}{name}.png"
+
+
 def draw(bench: Bench, found: Found) -> None:
     """Mean score over steps of every arm, by `best` where it has that, and what every kind costs."""
     first = [key for key in found if key[1] == "best" or (key[1] == "one" and (key[0], "best") not in found)]
-    with picture(bench.folder / "scores.png", 6, 3.6) as axes:
+    with picture(drawing(bench, "scores"), 6, 3.6) as axes:
         for k, (arm, kind) in enumerate(first):
             score = (
                 np.maximum.accumulate(found[arm, kind].arrays["progress"] / FULL, -1).clip(max=1).mean((0, 1))
@@ -50,7 +58,7 @@ def draw(bench: Bench, found: Found) -> None:
 
 def draw_costs(bench: Bench, timed: Found) -> None:
     """The score within the first horizon against milliseconds of a chunk, a line for the kinds of an arm."""
-    with picture(bench.folder / "milliseconds.png", 6, 3.6) as axes:
+    with picture(drawing(bench, "milliseconds"), 6, 3.6) as axes:
         for arm in dict.fromkeys(arm for arm, _ in timed):
             points = sorted(
                 (piece.numbers["chunk_ms"], *scored(piece), kind)
@@ -84,7 +92,7 @@ def show(bench: Bench, arm: str, policy: Policy) -> None:
 
     They are made where the table is missing, which is written last.
     """
-    table = bench.folder / f"table-6-{arm}.png"
+    table = drawing(bench, f"table-6-{arm}")
     if table.is_file():
         return
     seed, starts = derive(bench.seed, "film") % 2**31, pusht_starts(SHOWN, bench.start_seed)

@@ -19,8 +19,15 @@ RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")
 """Whom I-R-NCE is compared with, beside the flow."""
 NOTHING = ("straight", "random")
 """Those that learn nothing."""
+OF_PICTURES = "pictures/"
+"""What rows begin with of policies that see pictures."""
 TIME = "chunk_ms"
 """Milliseconds of a chunk, where they were taken."""
+
+
+def in_order(bench: Bench, rows: list[Row]) -> list[Row]:
+    """Those of states first, however results were joined."""
+    return sorted(rows, key=lambda row: row.metric.startswith(OF_PICTURES))
 
 
 def rounds_of(piece: Piece) -> int:

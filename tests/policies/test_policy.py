@@ -237,7 +237,10 @@ def test_every_observation_is_of_as_many_environments():
     with pytest.raises(InputError, match=r"observation: must hold numbers: .*str"):
         policy.select_action({"place": ["here"], "goal": np.zeros((1, 1))})
     assert not policy.seen  # what was refused is forgotten
-    assert policy.select_action({"place": np.zeros(1), "goal": np.zeros(1)}).shape == (1, 1)  # one number of one
+    assert policy.select_action({"place": np.zeros(1), "goal": np.zeros(1)}).shape == (
+        1,
+        1,
+    )  # one number of one
 
 
 def test_one_environment_is_told_how_to_be_one_of_several():

@@ -4,7 +4,12 @@ Only `fused_body` imports this file, and only where Triton is installed. Program
 layer's work for event i: a head, some hidden units, or some columns. Shares are summed by those who read them next,
 so that no program waits for another. Tiles have a row for each token: those of context and time, then the event's,
 then rows of nothing. An event has its own tiles in `scratch`, which `tiles_triton` numbers.
+
+Where events are FEW, kernels read their weights first, EARLY while the kernel before is at work: `in_turn` waits for it.
 """
+
+# pyright: reportPossiblyUnboundVariable=false
+# FEW is known when a kernel is compiled: what one of its branches makes, the other never asks for.
 
 from __future__ import annotations
 

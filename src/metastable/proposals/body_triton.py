@@ -5,8 +5,7 @@ layer's work for event i: a head, some hidden units, or some columns. Shares are
 so that no program waits for another. Tiles have a row for each token: those of context and time, then the event's,
 then rows of nothing. An event has its own tiles in `scratch`, which `tiles_triton` numbers.
 
-Where events are FEW, kernels read their weights first; EARLY while the kernel before is at work, for which `in_turn`
-waits.
+Where events are FEW, kernels read their weights first; EARLY while the kernel before is at work, and then wait.
 """
 
 # pyright: reportPossiblyUnboundVariable=false

@@ -172,7 +172,7 @@ def test_push_t_from_pictures_is_trained_and_rolled_out(tmp_path, monkeypatch, d
     wanted = ("maximum/flow/one/9", "maximum/i-r-nce/best/9", "ms_a_chunk/i-r-nce/best")
     assert {f"pictures/{name}" for name in wanted} <= set(first)
     assert all(name.startswith("pictures/") for name in first), "no row of states"
-    drawn(tmp_path / "table-6-i-r-nce.png")
+    drawn(tmp_path / "pictures-table-6-i-r-nce.png")
     policy = load_policy(tmp_path / "training" / "flow")
     assert policy.scaling.pictures == {"picture": (3, 24, 24)}
     assert policy.scaling.noisy == ("agent",)

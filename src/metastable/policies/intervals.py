@@ -95,7 +95,7 @@ def rate_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     rollouts.
 
     >>> print(rate_difference([1] * 10, [1] * 10))
-    0.000 (-0.308 … 0.308)
+    0.000 (-0.355 … 0.355)
     """
     a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (first, second))
     apart = paired_difference(_by_start(a), _by_start(b), level)

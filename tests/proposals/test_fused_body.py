@@ -44,6 +44,17 @@ def scattered(module: nn.Module) -> nn.Module:
     return module.to(HOME)
 
 
+def require_as_autograd(body: TokenBody, x: Tensor, beside: Tensor) -> Tensor:
+    """Values and gradients of the kernels are torch's own, which are returned."""
+    y = x.clone().requires_grad_(True)
+    E = body.beside(y, beside)
+    (grad,) = torch.autograd.grad(E.sum(), y)
+    energy, slope = value_and_grad(body, x, beside)
+    assert torch.allclose(energy, E, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(slope, grad, rtol=1e-5, atol=1e-5 * float(grad.abs().max()))
+    return E
+
+
 @needs_triton
 @over("name", LAYOUTS)
 def test_values_and_gradients_are_those_of_autograd(name):
@@ -51,12 +62,7 @@ def test_values_and_gradients_are_those_of_autograd(name):
     scattered(body)
     x, beside = normal(4, body.place.shape[0] * body.step), normal(4 // each, S, body.width, seed=1)
     assert why_not(body, x, beside) is None
-    y = x.clone().requires_grad_(True)
-    E = body.beside(y, beside)
-    (grad,) = torch.autograd.grad(E.sum(), y)
-    energy, slope = value_and_grad(body, x, beside)
-    assert torch.allclose(energy, E, rtol=1e-5, atol=1e-5)
-    assert torch.allclose(slope, grad, rtol=1e-5, atol=1e-5 * float(grad.abs().max()))
+    E = require_as_autograd(body, x, beside)
     if S > 1 and body.past:  # tokens of the path in the wrong place
         assert not torch.allclose(value_and_grad(body, x, beside.flip(1))[0], E, rtol=1e-3)
 
@@ -68,12 +74,7 @@ def test_one_event_whose_kernels_read_their_weights_first(name):
     scattered(body)
     x, beside = normal(1, body.place.shape[0] * body.step), normal(1, S, body.width, seed=1)
     assert fused_body._parts(len(x), x.device) == fused_body.MOST
-    y = x.clone().requires_grad_(True)
-    E = body.beside(y, beside)
-    (grad,) = torch.autograd.grad(E.sum(), y)
-    energy, slope = value_and_grad(body, x, beside)
-    assert torch.allclose(energy, E, rtol=1e-5, atol=1e-5)
-    assert torch.allclose(slope, grad, rtol=1e-5, atol=1e-5 * float(grad.abs().max()))
+    require_as_autograd(body, x, beside)
 
 
 @needs_triton

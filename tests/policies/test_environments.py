@@ -97,6 +97,14 @@ def test_what_an_environment_raises_is_one_line_that_names_it(at, said):
         rollout(Aiming(), lambda starts: Environments(lambda: Faulty(at), starts, "mine"), [0], steps=1)
 
 
+def test_episodes_do_not_share_an_environment():
+    """Each would go on where the other is, and nothing would say so."""
+    one = Strict(np.zeros(3))
+    assert len(Environments(lambda: one, [0])) == 1
+    with pytest.raises(InputError, match="mine: make: must be a function that makes a new environment every"):
+        Environments(lambda: one, [0, 1], "mine")
+
+
 def test_a_module_of_environments_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     pytest.importorskip("gymnasium", reason="environments are those of Gymnasium")
     (tmp_path / "half_written.py").write_text("raise RuntimeError('no\\nscreen')\n")

@@ -70,6 +70,10 @@ class Environments:
         require_count("starts", len(starts))
         self.name, self.starts = name, list(starts)
         self.each = [make() for _ in starts]
+        several = len({id(env) for env in self.each}) == len(starts)
+        require(
+            several, f"{name}: make", "a function that makes a new environment every time", "the same one"
+        )
         self.raw: list[Any] = [None] * len(starts)
         self.done = np.zeros(len(starts), dtype=bool)
         self.progress = torch.zeros(len(starts), dtype=torch.float64)

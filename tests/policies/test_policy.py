@@ -293,6 +293,15 @@ def test_a_frozen_prefix_is_kept_to_the_bit():
     assert not torch.equal(second[:, 3:], first[:, 5:].expand(-1, 3, -1))
 
 
+def test_chains_take_no_step_that_nobody_found():
+    """Where draws alone were frozen, nothing was moved, and the covariance says nothing of a step."""
+    model = RunActions(run_of(Smooth())).settle(CONTEXTS, chains=False)
+    policy = Policy(model, SCALING, PolicyConfig(1, D, 2, candidates=2, steps=0, freeze=1))
+    assert policy.predict_action_chunk(torch.zeros(5, 1, 1)).shape == (5, D, 1)
+    with pytest.raises(InputError, match=r"policy: chains need a step size, which .* steps=0 has not"):
+        policy.acting(steps=3).predict_action_chunk(torch.zeros(5, 1, 1))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

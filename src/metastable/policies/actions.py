@@ -44,6 +44,10 @@ DRAWS, CONTEXTS = 32, 64
 """Draws for each context, and contexts, behind the covariance and the step size."""
 PILOTS, WARM_UP, FIRST = 8, 100, 0.1
 """Chains for each context that find the step size, their steps, and where it begins, in units of v."""
+UNSETTLED = (
+    "which one that was fitted with steps=0 has not: fit it with steps above 0, whose number can be changed later, "
+    "or call settle(contexts)"
+)
 
 
 @runtime_checkable
@@ -203,9 +207,11 @@ class RunActions:
         if self.kernel is not None:
             return self._move_plainly(self.kernel, x, contexts, steps, seed, p)
         target, root = self._target(contexts, fixed)
+        if self.step_size is None:  # what was settled for frozen actions alone has none
+            raise InputError(f"policy: chains need a step size, {UNSETTLED}")
         v = whitened(x[..., p:], root)
         rng = generator(derive(seed, "move actions"), x.device)
-        moved, _ = run_chains(target, v.flatten(0, 1), MALA(self.step_size or FIRST), steps, rng, "auto")
+        moved, _ = run_chains(target, v.flatten(0, 1), MALA(self.step_size), steps, rng, "auto")
         return torch.cat([x[..., :p], moved.view(v.shape) @ root.to(v).T], -1)
 
     def _move_plainly(
@@ -222,11 +228,7 @@ class RunActions:
 
     def _settled(self) -> Tensor:
         if self.covariance is None:
-            raise InputError(
-                "policy: chains and frozen actions need the actions' covariance, which one that was fitted with "
-                "steps=0 has not: fit it with steps above 0, whose number can be changed later, or call "
-                "settle(contexts)"
-            )
+            raise InputError(f"policy: chains and frozen actions need the actions' covariance, {UNSETTLED}")
         return self.covariance
 
     def _target(self, contexts: Tensor, frozen: Tensor) -> tuple[Bound, Tensor]:

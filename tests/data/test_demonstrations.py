@@ -599,6 +599,35 @@ def test_a_number_that_never_changed_says_nothing_later():
         assert kept.noise_mask(2) == (0.0, 1.0, 0.0, 1.0)
 
 
+@pytest.mark.parametrize("unit", [1.0, 1000.0, 0.001])
+@pytest.mark.parametrize("kind", ["float64", "float32", "float32 held in float64"])
+def test_a_number_that_changes_by_rounding_alone_says_nothing_later(kind, unit):
+    """A height that is reckoned, as that of a joint from its angles."""
+    rng = np.random.default_rng(0)
+    angle, along = rng.uniform(0, 6, 400).astype(kind[:7]), rng.normal(size=400)
+    height = (0.7 * np.cos(angle) ** 2 + 0.7 * np.sin(angle) ** 2).astype(kind[:7])
+    assert len(np.unique(height)) > 1
+    height = unit * height.astype("float64" if "held" in kind else height.dtype)
+    height = height if kind == "float64" else height.astype("float32").astype(height.dtype)
+    place = np.stack([height, unit * along], 1)
+    scaling = Scaling.fit(Demonstrations.of({"pen": place}, place))
+    seen = scaling.pack({"pen": torch.tensor([[[0.7 * unit, 0.0]], [[0.7001 * unit, 0.0]]])})
+    assert torch.equal(seen[0], seen[1])
+    assert scaling.scale_actions(torch.from_numpy(place))[:, 0].abs().max() < 0.5
+    # chunks that are counted from it do not leave it where it moves later
+    held = Scaling.fit(Demonstrations.of({"pen": place}, place, relative="pen"), 4)
+    later = held.recounted(
+        torch.zeros(1, 4, 2), torch.tensor([[0.7, 0.0]]) * unit, {"pen": torch.tensor([[[0.8, 0.0]]]) * unit}
+    )
+    assert later[0, :, 0].tolist() == [0.0] * 4
+
+
+def test_counts_are_exact_and_few_of_many_are_no_rounding():
+    ticks = 16e6 + np.arange(40) % 5
+    scaling = Scaling.fit(Demonstrations.of(ticks, ticks + np.arange(40) % 3, relative="state"), 2)
+    assert {key: float(half) for key, half in scaling.half.items()} == {"state": 2.0, "action": 3.5}
+
+
 def test_episodes_are_chosen_by_a_mask_or_by_number():
     all_of_them = counted(2, 3, 4)
     for chosen in ([2, 0], torch.tensor([2, 0]), [-1, 0]):
@@ -652,6 +681,24 @@ def test_rows_of_lerobot_whose_order_is_unclear_are_refused(tmp_path, column, va
     columns = parquet.read_table(path / "file-000.parquet").to_pydict() | {"index": [0, 1, 2], column: values}
     parquet.write_table(pa.table(columns), path / "file-000.parquet")
     with pytest.raises(InputError, match=words):
+        load_lerobot(tmp_path)
+
+
+def test_steps_of_lerobot_that_are_missing_are_named(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets are read by pyarrow")
+    info = lerobot(tmp_path) / "meta" / "info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"total_frames": 5}))
+    assert len(load_lerobot(tmp_path).actions) == 5
+    file = tmp_path / "data" / "chunk-000" / "file-001.parquet"
+    rows = parquet.read_table(file)
+    file.unlink()
+    with pytest.raises(
+        InputError, match=r"data: must be with all 5 frames that meta/info\.json counts.*got 3"
+    ):
+        load_lerobot(tmp_path)
+    moved = rows.set_column(rows.column_names.index("index"), "index", [[3, 5]])
+    parquet.write_table(moved, file)
+    with pytest.raises(InputError, match=r"index: must be one more .*got \[\[3, 5\]\]"):
         load_lerobot(tmp_path)
 
 

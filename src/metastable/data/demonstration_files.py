@@ -221,7 +221,7 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
         observations: names to take; by default every one but videos, which are not read.
     """
     folder = Path(folder).expanduser()
-    features = _lerobot_features(folder)
+    features, frames = _lerobot_features(folder)
     named = {key.removeprefix("observation."): key for key in features if key.startswith("observation.")}
     chosen = names_of(observations, [n for n, key in named.items() if features[key]["dtype"] != "video"])
     for name in chosen:
@@ -232,6 +232,8 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
     columns = [named[name] for name in chosen]
     table = _lerobot_table(folder, [*columns, "action", "episode_index", "index"])
     order, ends = _lerobot_order(folder, *(table[key] for key in ("index", "episode_index")))
+    rule = f"with all {frames} frames that meta/info.json counts; a file may be missing"
+    require(frames in (None, len(order)), f"{folder}: data", rule, len(order))
     kinds = {"action": "float32"} | {named[n]: features[named[n]]["dtype"] for n in chosen}
     held = {key: _lerobot_array(table[key], order, kind, f"{folder}: {key}") for key, kind in kinds.items()}
     seen, actions = {n: held[named[n]] for n in chosen}, held["action"]
@@ -239,7 +241,7 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
 
 
 def _lerobot_order(folder: Path, index: list[Any], episode: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in the order of their index, which each has for itself, and where the episodes end."""
+    """Rows in the order of their index, which each has for itself, and where the episodes end, none with a gap."""
     rows, whose = np.asarray(index), np.asarray(episode)
     for name, values in {"index": rows, "episode_index": whose}.items():
         require(values.dtype.kind in "iu", f"{folder}: {name}", "a whole number in every row", values.dtype)
@@ -253,10 +255,16 @@ def _lerobot_order(folder: Path, index: list[Any], episode: list[Any]) -> tuple[
         "one stretch of the index for each episode",
         f"{len(ends)} stretches",
     )
+    gaps = np.flatnonzero((np.diff(whose[order]) == 0) & (np.diff(rows[order]) != 1))
+    rule = "one more from each row of an episode to the next, whose steps are not told apart otherwise"
+    require(
+        not len(gaps), f"{folder}: index", rule, [rows[order[gap : gap + 2]].tolist() for gap in gaps[:3]]
+    )
     return order, ends
 
 
-def _lerobot_features(folder: Path) -> dict[str, Any]:
+def _lerobot_features(folder: Path) -> tuple[dict[str, Any], Any]:
+    """Features by name, and how many frames there are, None where it is not said."""
     info = folder / "meta" / "info.json"
     if not info.is_file():
         raise InputError(f"{folder}: is not a LeRobot data set of layout v3: it has no meta/info.json")
@@ -274,7 +282,7 @@ def _lerobot_features(folder: Path) -> dict[str, Any]:
     for name, feature in features.items():
         known = isinstance(feature, dict) and isinstance(feature.get("dtype"), str)
         require(known, f"{info}: features.{name}", "a table with a dtype", feature)
-    return features
+    return features, said.get("total_frames")
 
 
 def _lerobot_table(folder: Path, columns: list[str]) -> dict[str, list[Any]]:

@@ -24,6 +24,8 @@ STILL = 1e-6
 """Of an action that never changes, what stands for half its range."""
 NOTHING = 1e-30
 """An action below this is as good as zero."""
+ROUNDED = 8
+"""Last digits by which what never changes may still differ, as what is reckoned by several additions does."""
 NOISE = 0.005
 """σ_pert at the end of a training: what is spread by less is lost in it."""
 
@@ -32,10 +34,11 @@ NOISE = 0.005
 class Scaling:
     """Numbers as a policy's model sees them: every one from −1 to 1 over the demonstrations, pictures too.
 
-    A number is x = middle + half·u, and σ_pert is in units of u. An observation that never changes has half = 0 and
-    is u = 0 whatever is seen of it later, since nobody was shown what follows from it. An action that never changes
-    has a millionth of itself, so that what is drawn of it comes back as it was shown. What lies in the `space` of
-    the actions is, as they are, divided by the largest of them and not moved: distances stay what they are.
+    A number is x = middle + half·u, and σ_pert is in units of u. An observation that never changes, but for the
+    rounding of its last digits, has half = 0 and is u = 0 whatever is seen of it later, since nobody was shown what
+    follows from it. An action that never changes has a millionth of itself, so that what is drawn of it comes back
+    as it was shown. What lies in the `space` of the actions is, as they are, divided by the largest of them and not
+    moved: distances stay what they are.
 
     Attributes:
         middle: by name of an observation, and `action`, of the shape of one of them: float32, or float64 where
@@ -58,14 +61,19 @@ class Scaling:
         seen = demonstrations.observations
         numbers = {key: value for key, value in seen.items() if value.dtype != torch.uint8}
         numbers[ACTION] = demonstrations.actions
+        rounding = {key: _rounding(value) for key, value in numbers.items()}
         if demonstrations.relative:
+            rounding[ACTION] = _rounding(numbers[ACTION], seen[demonstrations.relative])
             windows = demonstrations.windows(1, prediction)
             origin = seen[demonstrations.relative][windows.step, None]
             numbers[ACTION] = (windows.chunks() - origin).flatten(0, 1)
         low, high = ({k: end(v, 0) for k, v in numbers.items()} for end in (torch.amin, torch.amax))
-        half = {key: (high[key] - low[key]) / 2 for key in numbers}
         middle = {key: (high[key] + low[key]) / 2 for key in numbers}
-        half[ACTION] = torch.where(half[ACTION] > 0, half[ACTION], _still(middle[ACTION]))
+        half = {key: (high[key] - low[key]) / 2 for key in numbers}
+        half = {key: torch.where(x > rounding[key], x, 0.0) for key, x in half.items()}
+        moves, known = half[ACTION] > 0, middle[ACTION].abs() > rounding[ACTION]
+        middle[ACTION] = torch.where(moves | known, middle[ACTION], 0.0)
+        half[ACTION] = torch.where(moves, half[ACTION], _still(middle[ACTION]))
         if demonstrations.space:
             sizes = {key: float(numbers[key].abs().max()) for key in (ACTION, *demonstrations.space)}
             largest = sizes[ACTION] or max(sizes.values()) or 1.0
@@ -233,6 +241,19 @@ class Scaling:
         fits = not relative or (relative in middle and middle[relative].shape == middle[ACTION].shape)
         require(fits, "scaling.relative", rule, relative)
         return cls(middle, half, pictures, tuple(kept["noisy"]), relative)
+
+
+def _rounding(*values: Tensor) -> Tensor:
+    """Half the range that rounding alone gives each number of `(T, …)`, or the difference of two of these."""
+    digit = torch.stack([_last_digit(x) for x in values]).amin(0)
+    return ROUNDED * digit * torch.stack([x.abs().amax(0).double() for x in values]).amax(0)
+
+
+def _last_digit(values: Tensor) -> Tensor:
+    """The last digit of each number, as a share of it, by what was written in them; whole numbers are exact."""
+    narrow, whole = (values.float() == values).all(0), (values.round() == values).all(0)
+    found = torch.where(narrow, torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps)
+    return torch.where(whole, 0.0, found).double()
 
 
 def _still(middle: Tensor) -> Tensor:

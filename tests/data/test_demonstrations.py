@@ -698,7 +698,9 @@ def test_steps_of_lerobot_that_are_missing_are_named(tmp_path):
         load_lerobot(tmp_path)
     moved = rows.set_column(rows.column_names.index("index"), "index", [[3, 5]])
     parquet.write_table(moved, file)
-    with pytest.raises(InputError, match=r"index: must be one more .*got \[\[3, 5\]\]"):
+    with pytest.raises(
+        InputError, match=r"index: must be one more in each row of an episode, got \[\[3, 5\]\]"
+    ):
         load_lerobot(tmp_path)
 
 

@@ -128,6 +128,31 @@ def test_what_is_planned_turns_with_the_world(seen):
     assert torch.allclose(moved(as_one, 0.7)["place"], chunks[1], atol=1e-5)
 
 
+def test_what_was_seen_stays_as_it_was_and_is_of_the_same_worlds(seen):
+    """A place that is written into one array, and observations that do not fit one another."""
+
+    class Listening(AlongTheGoal):
+        def draw(self, contexts, n, seed):
+            self.told = contexts
+            return super().draw(contexts, n, seed)
+
+    shown, told = centred(path_demonstrations(2, 1, refine=False)), []
+    for again in (False, True):
+        model = Listening()
+        policy = walking(Policy(model, Scaling.fit(shown), PolicyConfig(CONTEXT, PREDICTION, 1, 1, warm=0)))
+        policy.reset(0)
+        now = {key: value[:, -1].clone() for key, value in seen.items()}
+        for _ in range(3):
+            policy.select_action(now)
+            now["place"] = now["place"].add_(0.1) if again else now["place"] + 0.1
+        told.append(model.told)
+    assert torch.equal(*told)
+    with pytest.raises(ConfigError, match="observation: must be of the same worlds"):
+        policy.select_action({key: torch.cat([value, value]) for key, value in now.items()})
+    with pytest.raises(ConfigError, match="observation: must be by name, with place, goal, discs, got"):
+        policy.select_action({"place": now["place"]})
+
+
 def test_a_frame_that_moves_carries_nothing_over():
     shown = centred(path_demonstrations(2, 1, refine=False))
     config = PolicyConfig(CONTEXT, PREDICTION, PREDICTION - 1, 1, warm=0, freeze=1)

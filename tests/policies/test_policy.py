@@ -419,6 +419,30 @@ def test_algorithm_4_acts_alike_whatever_it_did_before(tmp_path):
     assert torch.equal(act(again, True), expected)
 
 
+class Own(nn.Module):
+    """An energy of one's own, of two numbers given two."""
+
+    def __init__(self):
+        super().__init__()
+        self.event_shape, self.context_shape, self.pull = (2,), (2,), nn.Linear(2, 2)
+
+    def forward(self, x, given):
+        goal = self.pull(given)
+        return (x - (goal[:, None] if x.dim() == 3 else goal)).square().sum(-1)
+
+
+def test_a_policy_of_ones_own_energy_is_read_back_with_it(tmp_path):
+    config = {"context": 1, "prediction": 2, "execute": 1, "candidates": 4, "steps": 2}
+    method, folder = {"name": "ranking-nce", "proposal": "flow", "negatives_per_datum": 2}, tmp_path / "run"
+    policy = fit_policy(shown(), Own(), method, config, steps=2, batch_size=8, out=folder)
+    seen = {"place": torch.zeros(1, 1, 1), "goal": torch.ones(1, 1, 1)}
+    expected = policy.predict_action_chunk(seen)
+    for kept in (folder, policy.export(tmp_path / "lean")):
+        assert torch.equal(load_policy(kept, energy=Own()).predict_action_chunk(seen), expected)
+        with pytest.raises(InputError, match="trained your own Own; pass an instance"):
+            load_policy(kept)
+
+
 def test_a_folder_without_a_policy(tmp_path):
     ms.fit(
         "flow",

@@ -256,10 +256,8 @@ def _lerobot_order(folder: Path, index: list[Any], episode: list[Any]) -> tuple[
         f"{len(ends)} stretches",
     )
     gaps = np.flatnonzero((np.diff(whose[order]) == 0) & (np.diff(rows[order]) != 1))
-    rule = "one more from each row of an episode to the next, whose steps are not told apart otherwise"
-    require(
-        not len(gaps), f"{folder}: index", rule, [rows[order[gap : gap + 2]].tolist() for gap in gaps[:3]]
-    )
+    leaps = [rows[order[gap : gap + 2]].tolist() for gap in gaps[:3]]
+    require(not leaps, f"{folder}: index", "one more in each row of an episode", leaps)
     return order, ends
 
 

@@ -26,6 +26,8 @@ from .rollouts import Acting
 
 PLACE, GOAL, DISCS, SIGHT = "place ahead", "goal ahead", "discs ahead", "sight"
 """Observations in a frame."""
+SEEN = ("place", "goal", "discs")
+"""Observations as they are."""
 FAR = 0.7
 """As far as one sees: twice the way of a chunk."""
 SETS = {"goal": 2, GOAL: 2, "discs": 3, DISCS: 3}
@@ -150,13 +152,19 @@ class CentredPolicy:
 
     def select_action(self, observation: Any) -> Tensor:
         """The next point of each path, `(B, 2)`."""
-        self.seen.append({key: torch.as_tensor(value) for key, value in observation.items()})
+        known, rule = set(SEEN) <= set(observation), f"by name, with {', '.join(SEEN)}"
+        require(known, "observation", rule, list(observation))
+        own = {key: torch.as_tensor(observation[key]).clone() for key in SEEN}
+        steps = [*self.seen, own][-CONTEXT:]
+        worlds = {len(value) for step in steps for value in step.values()}
+        require(len(worlds) == 1, "observation", "of the same worlds, in all of it and since reset", worlds)
         if not self.planned:
-            window = [self.seen[0]] * (CONTEXT - len(self.seen)) + list(self.seen)
-            stacked = {key: torch.stack([step[key] for step in window], 1) for key in observation}
+            window = [steps[0]] * (CONTEXT - len(steps)) + steps
+            stacked = {key: torch.stack([step[key] for step in window], 1) for key in SEEN}
             frame = Frame.of(stacked)
             chunk = frame.outside(self.policy.predict_action_chunk(frame.seen(stacked, *self.seeing)))
             self.planned.extend(chunk[:, : self.policy.config.execute].unbind(1))
+        self.seen.append(own)
         return self.planned.popleft()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.api import fit, load_run
@@ -257,17 +257,20 @@ class Policy:
         return path
 
 
-def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> Policy:
+def load_policy(
+    folder: str | Path, *, energy: nn.Module | None = None, device: str = "cpu", **changed: Any
+) -> Policy:
     """The policy of a run, from its folder.
 
     Args:
         folder: of the run.
+        energy: the module to load the weights into; needed where it was your own, see `load_run`.
         device: where to put it.
         changed: settings of `PolicyConfig` to act by instead of those that were saved.
     """
     path = Path(folder) / FILE
     if not path.is_file():
-        load_run(folder, device=device)  # what is no run at all says so itself
+        load_run(folder, energy, device=device)  # what is no run at all says so itself
         raise InputError(
             f"run: {folder} holds no {FILE}; make one with metastable.policies.fit_policy(…, out=…)"
         )
@@ -281,7 +284,7 @@ def load_policy(folder: str | Path, *, device: str = "cpu", **changed: Any) -> P
     settings = {**saved, **changed}
     config, proposal = build(PolicyConfig, settings, "policy"), kept.get("proposal")
     method = None if proposal is None else _method_with(Path(folder), proposal)
-    run = load_run(folder, method=method, device=device)
+    run = load_run(folder, energy, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
     found = {"step_size": kept["step_size"], "sampler_step": kept.get("sampler_step")}
     policy = Policy(actions_of(run, config, covariance=covariance, **found), scaling, config, kept["seed"])

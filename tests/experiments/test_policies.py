@@ -238,7 +238,7 @@ def test_settings_that_are_given_stand_in_the_place_of_the_papers(tmp_path):
         )
         made[bool(changes)] = {name: model_of(own, task, ARMS[name]) for name in ("r-nce", "flow")}
     paper, other = made[False]["r-nce"], made[True]["r-nce"]
-    assert [paper.method[key] for key in ("negatives_per_datum", "reuse", "pool")] == [31, 50, 4096]
+    assert [paper.method[key] for key in ("negatives_per_datum", "reuse", "pool")] == [31, 4, 8192]
     assert paper.options["optimiser"].learning_rate == 2e-4
     assert [other.method[key] for key in ("negatives_per_datum", "reuse", "pool")] == [3, 7, 9]
     assert (other.method["proposal"]["steps"], other.method["proposal"]["scored"]) == (6, 4)
@@ -575,13 +575,23 @@ def test_nothing_is_said_of_steps_that_were_not_taken(tmp_path):
     assert not [name for name in names if "/300" in name]
 
 
+def pretended(config, asked):
+    """A policy that notes how it was asked to act."""
+
+    def acting(**options):
+        asked.update(options)
+        return pretended(replace(config, **options), asked)
+
+    return SimpleNamespace(config=config, acting=acting)
+
+
 @pytest.mark.parametrize("gradients", [500, 100, 50])
 def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
     config = PolicyConfig(**policy_model("i-r-nce", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
     asked = {}
-    policy = SimpleNamespace(config=config, acting=lambda **options: asked.update(options))
+    policy = pretended(config, asked)
     flow = SimpleNamespace(model=SimpleNamespace(players={"proposal": SimpleNamespace(steps=64)}))
-    monkeypatch.setattr(push_t, "run_of", lambda policy: flow)
+    monkeypatch.setattr(policy_arms, "run_of", lambda policy: flow)
     push_t.acting(bench(push_t, tmp_path), policy, "i-r-nce", f"g{gradients}")
     assert asked["ode"] == min(gradients, 64)
     fewer = bench(push_t, tmp_path, acts={"i-r-nce": {"ode": 8}})
@@ -598,7 +608,7 @@ def test_fewer_gradients_still_fit_a_move(tmp_path, monkeypatch, gradients):
 def test_what_acts_says_stands_in_the_place_of_what_was_saved(tmp_path):
     config = PolicyConfig(**policy_model("i-r-nce-2", Layout(2, past=((0, 2, 18),)), PUSH_T).acting)
     asked = {}
-    policy = SimpleNamespace(config=config, acting=lambda **options: asked.update(options))
+    policy = pretended(config, asked)
     own = bench(push_t, tmp_path, acts={"i-r-nce-2": {"kernel": None, "sampling": {"eta": 0.1}}})
     push_t.acting(own, policy, "i-r-nce-2", "best")
     assert asked == {"kernel": None, "sampling": {**config.sampling, "eta": 0.1}}, "the rest is the arm's own"

@@ -107,6 +107,29 @@ def test_what_is_learned_is_the_same(kind, reuse):
     assert run.energy.slope.item() == pytest.approx(-4, rel=0.15)
 
 
+def test_draws_may_be_made_for_more_rows_than_an_update_learns_from():
+    """Solves are as rare with a quarter of the uses, and the objective is as right."""
+    options = {"batch_size": 256, "learning_rate": 0.1, "evaluate": False, "log_every": 250}
+    own = {"proposal": Gaussian(torch.zeros(1)), "energy_rows": 64, "pool": 2048}
+    each = ms.methods.RankingNCE(16, reuse=8, **own)
+    whole = ms.methods.RankingNCE(16, reuse=2, draw_rows=256, **own)
+    assert [method.refills(256).every for method in (each, whole)] == [8, 8]
+    assert [method.refills(256).filling for method in (each, whole)] == [32, 8]
+    drawn, points = [], type(whole).points
+    object.__setattr__(whole, "points", lambda c, rows: drawn.append(len(rows)) or points(whole, c, rows))
+    run = ms.fit(Quadratic(), X, whole, 250, **options)
+    assert drawn == [256] * (8 + 31), "eight to fill it, and then one in eight"
+    assert run.energy.curve.item() == pytest.approx(4, rel=0.2)
+    assert run.energy.slope.item() == pytest.approx(-4, rel=0.2)
+
+
+def test_rows_drawn_at_once_are_refused_where_every_update_draws():
+    with pytest.raises(ConfigError, match=r"ranking-nce\.draw_rows: must be left out with reuse=1"):
+        ms.methods.RankingNCE(16, draw_rows=256)
+    with pytest.raises(ConfigError, match=r"ranking-nce\.draw_rows"):
+        ms.methods.RankingNCE(16, draw_rows=0, reuse=2)
+
+
 @pytest.mark.parametrize("given", [None, GIVEN], ids=["plain", "given"])
 def test_points_at_every_time_keep_together_with_their_densities(given):
     """Rows that are taken are those that were drawn, for the flow as it was: the objective is as right."""

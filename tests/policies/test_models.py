@@ -81,7 +81,8 @@ def test_parameters_are_as_many_as_the_paper_allows(task, name):
         layout = layout_of(Scaling.fit(seen), 2)
         rows, sizes, cap = Batch(torch.randn(2, 32), torch.randn(2, 2 * (2 + 3 * 96 * 96))), PUSH_T, 3_300_000
     number = count_parameters(players_of(policy_model(name, layout, sizes), rows))
-    assert 0.6 * cap < number <= 1.01 * cap
+    least = 0 if name == "proposal" else 0.6 * cap  # it shares them with an energy
+    assert least < number <= 1.01 * cap
 
 
 TINY = replace(

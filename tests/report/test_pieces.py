@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from itertools import pairwise
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -200,6 +202,28 @@ def test_a_legend_of_nothing_is_not_drawn(recwarn):
     assert [t.get_text() for t in axes.legend(line, ["given"]).get_texts()] == ["given"]
     axes.plot([0, 1], [1, 0], label="own")
     assert [t.get_text() for t in axes.legend().get_texts()] == ["own"]
+
+
+def test_a_picture_takes_its_place_whole(tmp_path, monkeypatch):
+    """Commands beside one another draw and read the same pictures of one folder."""
+
+    def draw(level: float) -> bytes:
+        figure = figures.new_figure(3, 2)
+        figure.subplots().plot([0, 1], [0, level])
+        return figures.save_figure(figure, tmp_path / "a.png").read_bytes()
+
+    first, replaced = draw(1.0), []
+    take = Path.replace
+
+    def replace(partial: Path, path: Path) -> Path:
+        replaced.append((path.read_bytes(), partial.name))
+        return take(partial, path)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    second = draw(2.0)
+    assert second != first
+    assert replaced == [(first, f"a.png.{os.getpid()}.partial")], "until then it is as it was"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_saved_figures_are_reproducible(tmp_path):

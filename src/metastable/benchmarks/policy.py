@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from metastable.api import fit
 from metastable.core.random import generator
 from metastable.data.demonstrations import Demonstrations, Scaling
 from metastable.experiments.base import Row
+from metastable.experiments.policy_arms import hurried
 from metastable.policies.actions import RunActions
 from metastable.policies.models import PUSH_T, Sizes, layout_of, policy_model
 from metastable.policies.policy import Policy, PolicyConfig
@@ -44,7 +44,7 @@ SMALL = Sizes(
 BAR = 400.0
 """Milliseconds that a chunk of I-R-NCE may cost on a GPU, at the paper's settings."""
 NAMES = ("i-r-nce", "i-r-nce-2", "r-nce", "flow", "diffusion", "diffusion-phi", "cloning")
-BATCHES, EVALUATIONS = (1, 64), (1000, 750, 500, 250, 100, 50)
+BATCHES, EVALUATIONS = (1, 64), (1000, 750, 500, 250, 100, 50, 25, 10, 5)
 
 
 def run(
@@ -89,10 +89,8 @@ def run(
 
 
 def shorter(policy: Policy, evaluations: int, rounds: int, seed: int) -> Row:
-    """The same policy with fewer gradients for a chunk."""
-    kernel: Any = policy.config.kernel
-    fewer = {**kernel, "leapfrog": min(kernel["leapfrog"], max(1, evaluations // 4))}
-    made = policy.acting(sampling={**policy.config.sampling, "evaluations": evaluations}, kernel=fewer)
+    """The same policy with fewer gradients for a chunk, and no more steps of the proposal's ODE than these."""
+    made = policy.acting(**hurried(policy, evaluations))
     return Row(f"ms_a_chunk/i-r-nce/evaluations={evaluations}", milliseconds(made, 1, rounds, seed))
 
 

@@ -3,8 +3,8 @@
 Networks are `paper`, the transformers of `policies.models`, or `dense`: the same models from plain dense layers,
 which a processor trains in minutes. An arm is a model, or one with other settings: `r-nce-7` has 7 negatives; the
 proposal of `r-nce-pretrained` is learned first and then stays, at the noise that the others only end with; the
-energies of `on-flow` and `i-on-flow` stand on the flow of the arm `flow`, which stays; and `i-r-nce-2` is the
-training of `i-r-nce` under another sampler.
+energies of `on-flow` and `i-on-flow` stand on the flow of the arm `flow`, which stays, `i-on-proposal` on that of
+`proposal`, which is smaller; and `i-r-nce-2` is the training of `i-r-nce` under another sampler.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ LEARNS = (
 OF_ENERGIES = ("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates")
 OF_FIELDS = (
     *("field_width", "field_layers", "heads", "reads", "alpha"),
+    *("proposal", "proposal_width", "proposal_layers", "proposal_alpha"),
     *("ode", "rates", "weight_decay", "warmup", "batch_size"),
 )
 """Settings that densities do not know, and `sizes` that they do."""
@@ -72,21 +73,25 @@ class Arm:
         method: settings of its method in the place of the model's own.
         early: whether its proposal learns before the energy, and then stays.
         of: the arm whose training it is, acting by its own model's settings; empty for one of its own.
+        on: the arm whose flow its energy stands on.
     """
 
     model: str
     method: Mapping[str, Any] = field(default_factory=dict)
     early: bool = False
     of: str = ""
+    on: str = ""
 
 
 ARMS = {name: Arm(name) for name in MODELS} | {
     **{f"r-nce-{K}": Arm("r-nce", {"negatives_per_datum": K}) for K in (7, 31)},
     "r-nce-pretrained": Arm("r-nce", early=True),
     "i-r-nce-2": Arm("i-r-nce-2", of="i-r-nce"),
+    **{name: Arm(name, on="flow") for name in ("on-flow", "i-on-flow")},
+    "i-on-proposal": Arm("i-on-flow", on="proposal"),
 }
 STANDING = ("on-flow", "i-on-flow")
-"""Energies on the flow of the arm `flow`."""
+"""Models of energies on the flow of another arm."""
 RANKED = ("r-nce", "i-r-nce", "i-r-nce-2", "ibc", *STANDING)
 """Models of two players."""
 
@@ -114,7 +119,7 @@ class Task:
 
 def units_of(bench: Bench) -> str:
     """Units that dense models are trained in: an energy on a flow needs those of the demonstrations."""
-    return "none" if set(STANDING) & set(bench.arms) else bench.units
+    return "none" if any(ARMS[name].on for name in bench.arms if name in ARMS) else bench.units
 
 
 def dense_model(bench: Bench, name: str) -> PolicyModel:
@@ -125,8 +130,8 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
     options |= {"batch_size": bench.batch, "units": units_of(bench), "ema": bench.ema}
     acting: dict[str, Any] = {"steps": 0, "warm": 0}
     if name not in RANKED:
-        network = {"field": "residual", **ode} if name == "flow" else ode
-        energy = {"flow": {"name": "interpolant", **network}, "cloning": {"name": "regression"}}
+        flow = {"name": "interpolant", "field": "residual", **ode}
+        energy = {"flow": flow, "proposal": flow, "cloning": {"name": "regression"}}
         own = energy.get(name, {"name": name, **ode}) | size
         return PolicyModel(own, {"name": "density"}, acting, options)
     timed = name.startswith("i-")
@@ -217,8 +222,8 @@ def trained(bench: Bench, task: Task | partial[Task], name: str) -> Policy | Non
         policy = load_policy(folder, device=bench.device)
         if finished(bench, policy, arm):
             return policy
-    flow = trained(bench, task, "flow") if arm.model in STANDING else None
-    if arm.model in STANDING and flow is None:
+    flow = trained(bench, task, arm.on) if arm.on else None
+    if arm.on and flow is None:
         return None
     task = task if isinstance(task, Task) else task()
     refuse_another(folder, bench, arm, task)
@@ -276,6 +281,17 @@ def run_of(policy: Policy) -> Any:
     """The training behind a policy."""
     assert isinstance(policy.model, RunActions)
     return policy.model.run
+
+
+def hurried(policy: Policy, gradients: int) -> dict[str, Any]:
+    """To act by: so many gradients of an interpolating energy, and no more steps of its proposal's ODE."""
+    config, kernel = policy.config, policy.config.kernel
+    steps = config.ode or run_of(policy).model.players["proposal"].steps
+    settings = {"sampling": {**config.sampling, "evaluations": gradients}, "ode": min(gradients, steps)}
+    if kernel is not None and "leapfrog" in kernel:  # so that a move still fits
+        leapfrog = max(1, min(kernel["leapfrog"], gradients // 4))
+        settings["kernel"] = {**kernel, "leapfrog": leapfrog}
+    return settings
 
 
 def finished(bench: Bench, policy: Policy, arm: Arm) -> bool:

@@ -43,13 +43,15 @@ from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Arm, Task, concerning, parameters, run_of, trained
+from .policy_arms import ARMS, Arm, Task, concerning, hurried, parameters, trained
 from .push_t_figures import Found, draw, drawing, show
 from .push_t_rows import NOTHING, OF_PICTURES, RIVALS, TIME, in_order, rounds_of, rows_of
 from .trials import by_scale
 
 FOLDER = "METASTABLE_PUSHT"
 DENSITIES = ("flow", "diffusion", "diffusion-phi")
+ALONE = ("cloning", "proposal")
+"""Arms that draw one chunk."""
 CHOICES = (
     *("arms", "acts", "kinds", "timed", "gradients", "required"),
     *("seconds", "least", "ahead", "block", "pictures", "workers"),
@@ -182,7 +184,7 @@ def chunk_ms(bench: Bench, policy: Policy) -> float:
 
 def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:
     """How an arm acts: by the best of ℓ draws, by one, I-R-NCE by less work; `kinds` may name some."""
-    alone = arm in (*BASELINES, "cloning") or (arm in DENSITIES and not bench.ranked_densities)
+    alone = arm in (*BASELINES, *ALONE) or (arm in DENSITIES and not bench.ranked_densities)
     kinds = ("one",) if alone else ("best", "one", *(shorter(bench) if arm == "i-r-nce" else ()))
     return tuple(kind for kind in kinds if not bench.kinds or kind in bench.kinds)
 
@@ -194,18 +196,12 @@ def shorter(bench: Bench) -> tuple[str, ...]:
 
 def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
     """A policy as it acts, `acts` of its arm in the place of what was saved: by all its draws, one, or `g100`."""
-    asked, config = bench.acts.get(arm, {}), policy.config
-    changed = asked | {"sampling": {**config.sampling, **asked.get("sampling", {})}}
+    asked = bench.acts.get(arm, {})
+    if asked:
+        sampling = {**policy.config.sampling, **asked.get("sampling", {})}
+        policy = policy.acting(**{**asked, "sampling": sampling})
     if kind.startswith("g"):
-        gradients, kernel = int(kind[1:]), changed.get("kernel", config.kernel)
-        changed["sampling"] |= {"evaluations": gradients}
-        steps = run_of(policy).model.players["proposal"].steps
-        changed["ode"] = min(gradients, changed.get("ode") or config.ode or steps)
-        if kernel is not None and "leapfrog" in kernel:  # so that a move still fits
-            kernel = {**kernel, "leapfrog": max(1, min(kernel["leapfrog"], gradients // 4))}
-        changed["kernel"] = kernel
-    if asked or kind.startswith("g"):
-        policy = policy.acting(**changed)
+        policy = policy.acting(**hurried(policy, int(kind[1:])))
     return policy.acting(candidates=1) if kind == "one" else policy
 
 

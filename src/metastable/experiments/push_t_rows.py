@@ -16,7 +16,8 @@ PAPER = {"flow": 0.866, "r-nce": 0.824, "i-r-nce-2": 0.880, "i-r-nce": 0.884, "d
 PAPER |= {"diffusion-phi": 0.860}
 """Table 7: maximum within 200 steps, from pictures."""
 RIVALS = ("r-nce", "diffusion", "diffusion-phi", "i-r-nce-2")
-"""Whom I-R-NCE is compared with, beside the flow."""
+"""Whom interpolating energies are compared with, beside the flow."""
+COMPARED = ("i-r-nce", "i-on-proposal")
 NOTHING = ("straight", "random")
 """Those that learn nothing."""
 OF_PICTURES = "pictures/"
@@ -80,7 +81,7 @@ def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
             asked = (">=", 0.0) if arm in bench.required else (None, None)
             rows.append(Row(f"clear_of_{other}/{arm}", gap, *asked))
     compared = {"one_draw": (arm, "one"), "flow": ("flow", "best"), "one_draw_of_flow": ("flow", "one")}
-    if arm == "i-r-nce":
+    if arm in COMPARED:
         compared |= {other: (other, first_kind(found, other)) for other in RIVALS}
     for name, key in compared.items():
         if key in found and key != (arm, first_kind(found, arm)):

@@ -34,6 +34,43 @@ class Inheriting(Protocol):
         ...
 
 
+class Refills(NamedTuple):
+    """When a pool is drawn for, counted in updates of the energy.
+
+    Attributes:
+        pool: rows that it holds.
+        reuse: times that a row is learned from, in the mean.
+        drawn: rows that are drawn for at once; none where nobody says how many a batch has.
+        learned: rows of one update.
+
+    >>> Refills(4096, 2, 256, 64).every
+    8
+    """
+
+    pool: int
+    reuse: int
+    drawn: int
+    learned: int
+
+    @property
+    def filling(self) -> int:
+        """Updates in which it is filled; all of them where nobody says how many rows one has."""
+        return -(-self.pool // self.drawn) if self.drawn else 2**62
+
+    @property
+    def every(self) -> int:
+        """Updates for each that draws, once it is full."""
+        return max(1, self.reuse * self.drawn // max(1, self.learned))
+
+    def at(self, k: int) -> bool:
+        """Whether update `k` draws."""
+        return k < self.filling or k % self.every == 0
+
+    def filled(self, k: int) -> int:
+        """Rows that it has in update `k`."""
+        return min(self.pool, (k + 1) * self.drawn)
+
+
 class DrawPool(NamedTuple):
     """P rows, written in order and over again.
 

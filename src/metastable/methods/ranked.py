@@ -35,6 +35,7 @@ from .draw_pool import (
     DrawPool,
     Inheriting,
     OnDensity,
+    Refills,
     as_kept,
     drawn_rows,
     empty_pool,
@@ -88,6 +89,8 @@ class Ranked(ImportanceSampled):
             the objective is as right. But a row is seen about `reuse` times: a large network learns a small pool by
             heart, and then `objective_new`, of rows just drawn, stays behind the logged `objective`.
         pool: rows that are kept where `reuse` is above 1.
+        draw_rows: rows of a batch that are drawn for at once, with `reuse` above 1; None for those of an update. A
+            GPU solves an ODE for many rows in the time of few: so solves are as rare with a smaller `reuse`.
     """
 
     negatives_per_datum: int = 8
@@ -103,6 +106,7 @@ class Ranked(ImportanceSampled):
     energy_rows: int | None = None
     reuse: int = 1
     pool: int = 4096
+    draw_rows: int | None = None
 
     needs: ClassVar[str] = "given?"
     timed: ClassVar[bool] = False
@@ -117,6 +121,11 @@ class Ranked(ImportanceSampled):
         """How many of so many rows the energy learns from."""
         return batch if self.energy_rows is None else min(batch, self.energy_rows)
 
+    def refills(self, batch: int) -> Refills:
+        """When a pool is drawn for, with batches of so many rows."""
+        learned = self.rows_of(batch)
+        return Refills(self.pool, self.reuse, min(batch, self.draw_rows or learned), learned)
+
     def stored(self, batch: int, rows: int) -> int:
         """Nothing is carried."""
         return 0
@@ -124,12 +133,14 @@ class Ranked(ImportanceSampled):
     def __post_init__(self) -> None:
         for name in ("negatives_per_datum", "walkers", "proposal_steps", "energy_steps", "reuse", "pool"):
             require_count(f"{self.name}.{name}", vars(self)[name])
+        for name in ("energy_rows", "draw_rows"):
+            require_count(f"{self.name}.{name}", 1 if vars(self)[name] is None else vars(self)[name])
         require_count(f"{self.name}.pretrain", self.pretrain, 0)
         require_positive(f"{self.name}.proposal_rate", self.proposal_rate)
         if isinstance(self.proposal, (str, Mapping)):
             named_settings(self.proposal, f"{self.name}.proposal")
-        if self.energy_rows is not None:
-            require_count(f"{self.name}.energy_rows", self.energy_rows)
+        rule = "left out with reuse=1, for which every update draws for its own rows"
+        require(self.reuse > 1 or self.draw_rows is None, f"{self.name}.draw_rows", rule, self.draw_rows)
         if self.encoder_owner:
             require_choice(f"{self.name}.encoder_owner", self.encoder_owner, OWNERS)
         rule = "1 with shared: their draws are of one update"
@@ -184,25 +195,14 @@ class Ranked(ImportanceSampled):
         return ("proposal",) if place < self.proposal_steps else ("energy",)
 
     def phase(self, context: Context) -> Hashable:
-        """Whether the proposal is an adversary.
-
-        With a pool, also whether the update draws, and each is by itself until the pool is full.
-        """
+        """Whether the proposal is an adversary, and whether a pool is drawn for, each by itself until full."""
         against = self.plays_against(context.step)
         if self.reuse == 1 or "energy" not in self.turns(context):
             return against
-        k = self.energy_updates(context)
-        if k < self.filling(self.rows_of(context.batch)):
+        k, refills = self.energy_updates(context), self.refills(context.batch)
+        if k < refills.filling:
             return context.step
-        return against, "draws" if k % self.reuse == 0 else "takes"
-
-    def filling(self, batch: int) -> int:
-        """Updates of the energy in which a pool is filled; all of them where nobody says how many rows one has."""
-        return -(-self.pool // batch) if batch else 2**62
-
-    def draws_at(self, k: int, rows: int) -> bool:
-        """Whether update `k` of the energy draws negatives: all do until a pool is full, then one in `reuse`."""
-        return k < self.filling(rows) or k % self.reuse == 0
+        return against, "draws" if refills.at(k) else "takes"
 
     def energy_updates(self, context: Context) -> int:
         """Updates of the energy before this one."""
@@ -253,17 +253,15 @@ class Ranked(ImportanceSampled):
         """Algorithm 1, line 11: draws for this batch, or for one in `reuse`, from all of which rows are taken."""
         if "energy" not in self.turns(context):
             return None, state, {}
-        rows = self.seen(batch)
         if self.reuse == 1:
-            return self.points(context, rows), state, {}
-        k, said = self.energy_updates(context), {}
-        if self.draws_at(k, len(rows)):
-            state = self.pooled(context, state, rows)
-            new = self.taken(state.newest(min(len(rows), self.pool)))
+            return self.points(context, self.seen(batch)), state, {}
+        k, refills, said = self.energy_updates(context), self.refills(len(batch)), {}
+        if refills.at(k):
+            state = self.pooled(context, state, as_batch(batch)[: refills.drawn])
+            new = self.taken(state.newest(min(refills.drawn, refills.learned, self.pool)))
             with torch.no_grad():  # what the energy says of rows that it has not learned from
                 said = {"objective_new": self.loss(context, state, "energy", batch, new)[1]["objective"]}
-        filled = min(self.pool, (k + 1) * len(rows))
-        return self.taken(state.some(len(rows), filled, context.rng)), state, said
+        return self.taken(state.some(refills.learned, refills.filled(k), context.rng)), state, said
 
     @torch.no_grad()
     def points(self, context: Context, rows: Batch) -> Any:
@@ -381,12 +379,12 @@ class Ranked(ImportanceSampled):
 
     def evaluations(self, context: Context, batch: int) -> int:
         """One energy for each datum and each negative, where the energy has a turn, or its adversary."""
-        batch = self.rows_of(batch)
-        points = batch + self.negatives_per_datum * (1 if self.shared else batch)
+        rows = self.rows_of(batch)
+        points = rows + self.negatives_per_datum * (1 if self.shared else rows)
         again = self.turns(context).count("proposal") if self.plays_against(context.step) else 0
         energy = self.turns(context).count("energy")
         if energy and self.reuse > 1:  # rows just drawn are judged, too
-            again += self.draws_at(self.energy_updates(context), batch)
+            again += self.refills(batch).at(self.energy_updates(context))
         return points * (energy + again)
 
 

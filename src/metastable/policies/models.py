@@ -15,6 +15,7 @@ interpolating energy models*, TMLR 2024, Section 7.1, Appendices B.3 and B.4, Ta
 | `cloning` | – | the mean action, by mean-squared error | that |
 | `on-flow` | – | an energy that starts as a flow that stays | best of the flow's draws |
 | `i-on-flow` | – | the same with a time | Algorithm 4 without its chain |
+| `proposal` | – | the field beside an interpolating energy, alone | its ODE |
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class Sizes:
         ode: Heun steps of models that stand alone, and times with a divergence.
         training_ode: the same of the proposal while it trains.
         turns: steps of the proposal and of the energy in an outer iteration.
-        reuse: updates of an energy for each batch whose negatives are drawn, and `pool`, rows that are kept, see
-            `Ranked`; not in the paper, whose updates each solve the proposal's ODE.
+        reuse: updates of an energy for each batch whose negatives are drawn, `pool`, rows that are kept, and
+            `draw_rows`, those drawn at once, see `Ranked`; not in the paper, where each solves the proposal's ODE.
         chain: kernel of Algorithm 2 and of the last stage of Algorithm 4, in units of the scaled actions. A step of
             Langevin's has to lie below 2σ² where a density is σ wide, and σ_pert makes chunks no narrower than
             0.005: the paper's 10⁻⁴, whose units are not said, would be 4σ², and chains would leave.
@@ -147,6 +148,7 @@ class Sizes:
     turns: tuple[int, int] = (2, 2)
     reuse: int = 50
     pool: int = 4096
+    draw_rows: int | None = None
     chain: Mapping[str, Any] = field(default_factory=lambda: {"name": "ula", "step_size": 1e-5})
     evaluations: int = 750
     t_low: float = 0.5
@@ -173,6 +175,9 @@ PUSH_T = Sizes(
     proposal_layers=4,
     encoder_owner="proposal",
     negatives=31,
+    reuse=4,
+    pool=8192,
+    draw_rows=128,
     proposal_alpha=2.5,
     ode=(512, 48),
     turns=(4, 2),
@@ -244,6 +249,7 @@ def _ranked(method: str, algorithm: int, layout: Layout, sizes: Sizes) -> Policy
         "energy_rows": sizes.energy_rows,
         "reuse": sizes.reuse,
         "pool": sizes.pool,
+        "draw_rows": sizes.draw_rows,
     }
     if timed:
         learned |= {"times": sizes.times, "alpha": sizes.proposal_alpha}
@@ -275,6 +281,14 @@ def _flow(layout: Layout, sizes: Sizes) -> PolicyModel:
     steps, scored = sizes.ode
     own = {"field": _field(layout, sizes), "alpha": sizes.alpha, "steps": steps, "scored": scored}
     return _alone({"name": "interpolant", **own}, sizes)
+
+
+def _proposal_alone(layout: Layout, sizes: Sizes) -> PolicyModel:
+    """What is smaller than `flow`, for an energy to stand on."""
+    table = _proposal(layout, replace(sizes, encoder_owner="", training_ode=sizes.ode), True)
+    made = _alone(table, sizes)
+    rates = {"optimiser": Adam(sizes.rates[1], weight_decay=sizes.weight_decay)}
+    return replace(made, options={**made.options, **rates})
 
 
 def _diffusion(name: str, layout: Layout, sizes: Sizes) -> PolicyModel:
@@ -310,6 +324,7 @@ MODELS: dict[str, Callable[[Layout, Sizes], PolicyModel]] = {
     "cloning": _cloning,
     "on-flow": lambda layout, sizes: _on_flow("ranking-nce", layout, sizes),
     "i-on-flow": lambda layout, sizes: _on_flow("interpolating-nce", layout, sizes),
+    "proposal": _proposal_alone,
 }
 
 

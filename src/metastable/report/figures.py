@@ -7,6 +7,7 @@ of the process that draws.
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -233,17 +234,20 @@ def save_figure(figure: Figure, path: Path | str, dpi: int = 160) -> Path:
     """Write any figure as a PNG (or SVG, by the suffix) on white; the same figure gives the same bytes."""
     from PIL import Image
 
-    path = Path(path)
+    path, drawn = Path(path), io.BytesIO()
     path.parent.mkdir(parents=True, exist_ok=True)
-    vector = path.suffix.lower() == ".svg"
+    kind = path.suffix[1:].lower()
     with style(), _salted(path.stem):
-        figure.savefig(
-            path, dpi=dpi, facecolor="white", metadata={"Date": None} if vector else {"Software": None}
-        )
-    if path.suffix.lower() == ".png":  # again with 256 colours: a third of the size, and the same to the eye
-        with Image.open(path) as picture:
+        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        figure.savefig(drawn, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+    if kind == "png":  # again with 256 colours: a third of the size, and the same to the eye
+        with Image.open(drawn) as picture:
             small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        small.save(path, optimize=True)
+        drawn = io.BytesIO()
+        small.save(drawn, "PNG", optimize=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # others may read or draw the same picture
+    partial.write_bytes(drawn.getvalue())
+    partial.replace(path)
     return path
 
 

@@ -326,16 +326,21 @@ def read_history(folder: Path) -> list[Row]:
         return read_jsonl(path) if path.exists() else []
 
 
+def partial_of(path: Path) -> Path:
+    """What is written before it takes this place: of this process alone, as others may write the same file."""
+    return path.with_name(f"{path.name}.{os.getpid()}.partial")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON whole or not at all."""
-    partial = path.with_suffix(path.suffix + ".partial")
+    partial = partial_of(path)
     partial.write_text(json.dumps(value, indent=2, default=plain) + "\n")
     partial.replace(path)
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write an `.npy` file whole or not at all."""
-    partial = path.with_suffix(path.suffix + ".partial")
+    partial = partial_of(path)
     with partial.open("wb") as file:
         np.save(file, array)
     partial.replace(path)
@@ -343,7 +348,7 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 def write_arrays(path: Path, **arrays: Any) -> None:
     """Write an `.npz` file whole or not at all."""
-    partial = path.with_suffix(path.suffix + ".partial")
+    partial = partial_of(path)
     with partial.open("wb") as file:
         np.savez_compressed(file, **arrays)
     partial.replace(path)

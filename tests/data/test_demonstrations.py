@@ -230,6 +230,14 @@ def test_noise_that_fits_no_context_is_refused(share, words):
             [3],
             r"camera: pictures must be \(T, C, H, W\), got \(3, 8, 9, 3\), whose channels are last",
         ),
+        (np.ma.masked_less(np.arange(3.0), 1), np.zeros(3), [3], r"state: must have no masked values"),
+        (np.zeros(3), np.ma.masked_less(np.arange(3.0), 1), [3], r"actions: must have no masked values"),
+        (
+            {"camera": np.ma.masked_less(np.arange(192, dtype=np.uint8).reshape(3, 1, 8, 8), 1)},
+            np.zeros(3),
+            [3],
+            r"camera: must have no masked values",
+        ),
     ],
 )
 def test_bad_demonstrations_are_named(observations, actions, ends, words):

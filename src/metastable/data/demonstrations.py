@@ -298,12 +298,13 @@ class Windows:
 
 def _observed(value: Any, steps: int, name: str) -> Tensor:
     """Numbers, finite and floating, or pictures as bytes: one for each step."""
-    array = value if isinstance(value, Tensor) else np.asarray(value)
+    array = value if isinstance(value, Tensor) or np.ma.is_masked(value) else np.asarray(value)
     if array.ndim == 0 or len(array) != steps:
         got = len(array) if array.ndim else repr(value)
         last = "; leave out the last of an episode, which no action answers" if got == steps + 1 else ""
         raise InputError(f"{name}: must be one for each of the {steps} actions, got {got}{last}")
-    if array.ndim != 4 or str(array.dtype).removeprefix("torch.") != "uint8":
+    pictures = array.ndim == 4 and str(array.dtype).removeprefix("torch.") == "uint8"
+    if not pictures or np.ma.is_masked(array):  # masked values are refused as numbers
         return _numbers(array, name)
     if array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
         raise InputError(

@@ -200,11 +200,13 @@ def test_a_schedule_ends_with_the_seconds_that_an_arm_has(tmp_path, monkeypatch,
     assert asked["ema"] == 0.625, "also of the paper's networks"
 
 
-@pytest.mark.parametrize("name", ["i-r-nce", "on-flow"])
+@pytest.mark.parametrize("name", ["i-r-nce", "on-flow", "i-on-proposal"])
 def test_arms_that_are_offered_are_trained_and_act(tmp_path, name):
     own = bench(path_planning, tmp_path, arms=name, units="whiten")
     policy = policy_arms.trained(own, Task(line(), PolicyConfig(2, 4, 2, warm=0), TINY), name)
     assert policy.select_action(torch.zeros(3, 2)).shape == (3, 1)
+    beneath = {ARMS[name].on} - {""}
+    assert {path.name for path in (tmp_path / "training").iterdir()} == {name, *beneath}
 
 
 def test_algorithm_2_acts_by_the_weights_of_algorithm_4(tmp_path):
@@ -245,6 +247,9 @@ def test_settings_that_are_given_stand_in_the_place_of_the_papers(tmp_path):
     assert (other.options["batch_size"], other.options["schedule"].warmup) == (5, 11)
     rates = [other.options["optimiser"], other.options["optimisers"]["proposal"]]
     assert [adam.learning_rate for adam in rates] == pytest.approx([4e-3, 2e-2])
+    assert [each.method["draw_rows"] for each in (paper, other)] == [128, 128]
+    fresh = policy_model("r-nce", Layout(2, past=((0, 2, 2),)), replace(PUSH_T, reuse=1))
+    assert fresh.method["draw_rows"] is None, "every update draws for its own rows"
     flow = made[True]["flow"]
     assert (flow.energy["steps"], flow.options["optimiser"].learning_rate) == (6, pytest.approx(4e-3))
     for name in policy_arms.DENSE:

@@ -249,7 +249,7 @@ def _ranked(method: str, algorithm: int, layout: Layout, sizes: Sizes) -> Policy
         "energy_rows": sizes.energy_rows,
         "reuse": sizes.reuse,
         "pool": sizes.pool,
-        "draw_rows": sizes.draw_rows,
+        "draw_rows": sizes.draw_rows if sizes.reuse > 1 else None,
     }
     if timed:
         learned |= {"times": sizes.times, "alpha": sizes.proposal_alpha}

@@ -91,15 +91,21 @@ class Rollouts:
     def scores(self, level: float = 0.95) -> dict[str, Interval]:
         """Means over starts with their intervals, and the rate of full scores in Push-T, by name.
 
-        Scores that all are 0 or 1 are a rate, see `rate_over_starts`.
+        Scores that all are 0 or 1 are a rate, see `rate_over_starts`. Rollouts that are copies, as of a policy that
+        draws nothing, count once.
         """
         found: dict[str, Interval] = {}
         for h in self.horizons:
-            found[f"maximum at {h}"] = _interval(self.best(h), level)
-            found[f"final at {h}"] = _interval(self.final(h), level)
+            found[f"maximum at {h}"] = _interval(self._apart(self.best(h)), level)
+            found[f"final at {h}"] = _interval(self._apart(self.final(h)), level)
         if self.measure == "coverage":
-            found["full score"] = rate_over_starts(self.best(self.horizons[-1]) >= 1, level)
+            found["full score"] = rate_over_starts(self._apart(self.best(self.horizons[-1]) >= 1), level)
         return found
+
+    def _apart(self, values: Tensor) -> Tensor:
+        """`values`, or one of each start where all rollouts took the same course: copies say nothing more."""
+        copies = bool((self.progress == self.progress[:, :1]).all())
+        return values[:, :1] if copies else values
 
     def table(self) -> list[dict[str, Any]]:
         """One row for each episode."""
@@ -123,7 +129,7 @@ class Rollouts:
         steps = self.horizons[-1] if steps is None else steps
         made = min(self.progress.shape[-1], other.progress.shape[-1])
         require(steps <= made, "steps", f"at most what both have, {made}", steps)
-        ours, theirs = self.best(steps), other.best(steps)
+        ours, theirs = self._apart(self.best(steps)), other._apart(other.best(steps))
         hits = self.measure != "coverage" or bool((ours + theirs).any())  # no coverage at all is no rate
         if hits and are_rates(ours, theirs):
             return rate_difference(ours, theirs, level)

@@ -19,7 +19,7 @@ from metastable.core.types import Bound, bind, energy_and_grad
 from metastable.core.waiting import may_look
 from metastable.data import Demonstrations, Scaling
 from metastable.energies import ConditionalNet, TransformerEnergy
-from metastable.kernels import HMC, ULA, captured, compiled, engine, run_chain
+from metastable.kernels import HMC, ULA, captured, compiled, engine, run_chain, watch
 from metastable.methods import interpolating_sde as sde
 from metastable.policies import Policy, PolicyConfig, RunActions
 from metastable.proposals import InterpolantFlow
@@ -147,6 +147,19 @@ def test_all_chunks_share_one_recording(runs, name, monkeypatch):
     chunks(policy)
     kinds = 2 if name == "joined" else 1  # the first chunk of an episode has nothing to join
     assert len(made) == kinds * first
+
+
+@pytest.mark.parametrize("name", ["chain", "stages", "standing"])
+def test_networks_are_looked_at_once_a_chunk_and_anew_in_the_next(runs, name, monkeypatch):
+    looked, reads = [], watch.reads
+    policy = policy_of(runs, name)
+    chunks(policy)
+    monkeypatch.setattr(watch, "reads", lambda value, *rest: looked.append(id(value)) or reads(value, *rest))
+    for _ in range(2):  # another chunk is another look
+        looked.clear()
+        policy.predict_action_chunk(torch.rand(SEEN, 1, 3, generator=generator(1)))
+        assert looked
+        assert len(looked) == len(set(looked))
 
 
 def test_recordings_end_with_their_energy():

@@ -24,7 +24,7 @@ from metastable.core.types import Bound, Energy
 
 from .base import Kernel
 from .compiled import Walk, compiled_for, several, steps_per_call
-from .watch import UnwatchedError, modules_in, reads
+from .watch import UnwatchedError, key_of, modules_in, reads
 
 STRIDE = 16
 """Steps in one launch: enough to hide it, few enough to be recorded in the time of some eager steps."""
@@ -55,13 +55,16 @@ def unbound(energy: Energy) -> tuple[Any, tuple[Any, ...]]:
     return energy, ()
 
 
-def watched(energy: Energy, device: torch.device) -> Hashable:
-    """What a recording of this energy depends on: all that it reads, and the shapes of what it was bound to."""
+def watched(energy: Energy, device: torch.device, anew: bool = False) -> Hashable:
+    """What a recording of this energy depends on: all that it reads, and the shapes of what it was bound to.
+
+    `anew` is as `key_of` takes it.
+    """
     inner, parts = unbound(energy)
     for part in parts:
         if part is not None and part.device != device:
             raise UnwatchedError(f"contexts are on {part.device}, not on {device}")
-    return reads(inner, device).key, tuple(None if x is None else (x.shape, x.dtype) for x in parts)
+    return key_of(inner, device, anew=anew), tuple(None if x is None else (x.shape, x.dtype) for x in parts)
 
 
 def known_of(energy: Energy) -> Known:
@@ -177,7 +180,7 @@ def loop_of(
             known.asked.clear()  # too many kinds of short chains to record them all
         prove(kernel, energy, walk, h)
         loop = Loop(kernel, energy, walk, h, slopes, count, compiled)
-        key = (watched(energy, device), *key[1:])  # a first call may have kept what it made
+        key = (watched(energy, device, True), *key[1:])  # a first call may have kept what it made
     known.loops[key] = loop
     return loop
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -66,6 +68,30 @@ def reads(value: Any, device: torch.device, name: str = "energy") -> Reads:
     """All that `value`, a module, function or object, can read; raises `UnwatchedError`."""
     tensors: dict[str, Tensor] = {}
     return Reads(_key(value, name, device, tensors, {}), tensors)
+
+
+_looked: ContextVar[dict[Hashable, tuple[Any, Hashable]] | None] = ContextVar("looked", default=None)
+
+
+@contextmanager
+def unchanging() -> Iterator[None]:
+    """Inside, what is watched is looked at once: nothing trains, moves or is loaded there."""
+    token = _looked.set({})
+    try:
+        yield
+    finally:
+        _looked.reset(token)
+
+
+def key_of(value: Any, device: torch.device, name: str = "energy", anew: bool = False) -> Hashable:
+    """The key of `reads`, milliseconds of work; inside of `unchanging` that of the first look, if not `anew`."""
+    looked = _looked.get()
+    if looked is None:
+        return reads(value, device, name).key
+    place = id(value), device
+    if anew or place not in looked:
+        looked[place] = value, reads(value, device, name).key  # kept, so that its place is nobody else's
+    return looked[place][1]
 
 
 def _key(

@@ -25,7 +25,7 @@ from metastable.core.types import Bound, energy_and_grad
 from metastable.kernels import ULA, engine
 from metastable.kernels.captured import NO_ROOM, REFUSALS, prove, prove_call, watched, worth
 from metastable.kernels.compiled import CompiledGradient, Walk, compiler_gave_up
-from metastable.kernels.watch import UnwatchedError, reads
+from metastable.kernels.watch import UnwatchedError, key_of
 from metastable.proposals.cnf import InterpolantFlow
 
 STRIDES = range(24, 15, -1)
@@ -220,7 +220,7 @@ def _key(target: Bound, flow: Any, y: Tensor, steps: int, asked: str) -> Any:
     try:
         key = watched(target, y.device)
         asking = flow
-        key = key, reads(flow, y.device, "flow").key
+        key = key, key_of(flow, y.device, "flow")
         if not made.holds(key):
             once = y.new_ones(1)
             prove_call(lambda: next(_velocities(flow, target.given)(once))(y), flow, y.device, "flow")
@@ -228,7 +228,7 @@ def _key(target: Bound, flow: Any, y: Tensor, steps: int, asked: str) -> Any:
             walk = Walk.start(kernel.init(target, y.flatten(0, 1)), False)
             prove(kernel, target, walk, y.new_zeros(()))
             # a first call may have kept what it made
-            key = watched(target, y.device), reads(flow, y.device, "flow").key
+            key = watched(target, y.device, True), key_of(flow, y.device, "flow", True)
     except UnwatchedError as error:
         engine.refuse(asking, "captured", str(error))
         return None

@@ -21,6 +21,7 @@ from metastable.core.errors import InputError, require
 from metastable.core.random import derive, generator
 from metastable.core.waiting import unwatched
 from metastable.data.demonstrations import STATE, Demonstrations, Scaling
+from metastable.kernels.watch import unchanging
 from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
 from metastable.methods.conditional_sampling import best_of
@@ -148,7 +149,10 @@ class Policy:
         given, seed = self.scaling.pack(seen), derive(self.seed, "chunk", self.calls)
         rest = self._rest(seen)
         try:
-            with unwatched(self.records):  # so that flows are recorded on a GPU; what comes out is looked at
+            with (
+                unwatched(self.records),
+                unchanging(),
+            ):  # flows are recorded on a GPU; what comes out is looked at
                 chosen = self._chosen(given, seed, rest)
         except CaptureError as error:
             self.records = False

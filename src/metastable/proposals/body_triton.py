@@ -5,7 +5,8 @@ layer's work for event i: a head, some hidden units, or some columns. Shares are
 so that no program waits for another. Tiles have a row for each token: those of context and time, then the event's,
 then rows of nothing. An event has its own tiles in `scratch`, which `tiles_triton` numbers.
 
-Where events are FEW, kernels read their weights first; EARLY while the kernel before is at work, and then wait.
+Where events are FEW, kernels first read their weights and make what the kernel before them has no part in; EARLY
+while that one is at work, and then wait.
 """
 
 # pyright: reportPossiblyUnboundVariable=false
@@ -23,6 +24,7 @@ from .tiles_triton import (
     OF_LAYER,
     ahead,
     back,
+    both_turned,
     grads_at,
     heads_at,
     hidden_at,
@@ -32,12 +34,14 @@ from .tiles_triton import (
     own,
     part,
     pointer,
+    read,
     row_of,
     silu,
     some_of,
     summed,
     tile,
     turned,
+    whitened,
 )
 
 
@@ -52,11 +56,12 @@ def shares(q, k, L: tl.constexpr, R: tl.constexpr, HEAD: tl.constexpr, HOW: tl.c
 
 @triton.jit
 def after_dense(
-    base, layer, layers, PARTS: tl.constexpr, LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr
+    base, layer, bias, PARTS: tl.constexpr, L: tl.constexpr, LAYERS: tl.constexpr, R: tl.constexpr,
+    W: tl.constexpr,
 ):  # fmt: skip
     """h behind a layer: what it had between its parts, and what its hidden units add."""
-    h = tl.load(tile(base, 1 + KEPT * layer + 4, R, W)) + row_of(pointer(layers + layer * OF_LAYER, 13), W)
-    return h + summed(base, hidden_at(LAYERS), PARTS, R, W)
+    h = read(base, 1 + KEPT * layer + 4, L, R, W) + bias
+    return h + summed(base, hidden_at(LAYERS), PARTS, L, R, W)
 
 
 # ---- tokens of the event, and the way back to its numbers
@@ -94,27 +99,27 @@ def embed_kernel(
 def embed_back_kernel(
     x, table, grad, scratch, PRIOR: tl.constexpr, EPS: tl.constexpr, HEADS: tl.constexpr,
     FIRST: tl.constexpr, S: tl.constexpr, L: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
+    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """The gradient in the event, from those in its tokens."""
-    base, row, col = own(scratch, LAYERS, R, W, C), tl.arange(0, R), tl.arange(0, C)
-    g = tl.load(tile(base, grads_at(LAYERS) + 2, R, W)) + normed_back(
-        summed(base, heads_at(LAYERS), HEADS, R, W), tl.load(tile(base, 1, R, W)),
-        pointer(table, GLOBALS), EPS, W,
-    )  # fmt: skip
+    """The gradient in the event, from those in its tokens, D columns at a time."""
+    base, row, col = own(scratch, LAYERS, R, W, C), tl.arange(0, R), tl.arange(0, D)
+    white, scale = whitened(read(base, 1, L, R, W), EPS, W)
+    d_white = summed(base, heads_at(LAYERS), HEADS, L, R, W)
+    g = read(base, grads_at(LAYERS) + 2, L, R, W)
+    g += normed_back(d_white, white, scale, row_of(pointer(table, GLOBALS), W), W)
     if PRIOR:
         g += joined(base, FIRST, L, LAYERS, R, W, C)
     i, mine = tl.program_id(0).to(tl.int64), (row >= S) & (row < L)
     at = i * ((L - S) * STEP) + (row - S) * STEP
     numbers, first, k = x + at, pointer(table, 0), tl.arange(0, WIDE)
     made = tl.zeros([R, WIDE], tl.float32)
-    for c in range(0, W, C):
-        e = tl.zeros([R, C], tl.float32) + row_of(pointer(table, 1) + c, C)
+    for c in range(0, W, D):
+        e = tl.zeros([R, D], tl.float32) + row_of(pointer(table, 1) + c, D)
         for j in tl.static_range(STEP):
             w = tl.load(first + (c + col) * STEP + j)
             e += tl.load(numbers + j, mask=mine, other=0.0)[:, None] * w[None, :]
         _, slope = silu(e)
-        d = back(g, pointer(table, 2), 0, c, W, W, C, HOW) * slope
+        d = back(g, pointer(table, 2), 0, c, W, W, D, HOW) * slope
         w = tl.load(first + (c + col)[:, None] * STEP + k[None, :], mask=(k < STEP)[None, :], other=0.0)
         made += tl.sum(d[:, :, None] * w[None, :, :], 1)
     there = mine[:, None] & (k < STEP)[None, :]
@@ -135,27 +140,29 @@ def attend_kernel(
     layers, kept, c = table + GLOBALS, 1 + KEPT * layer, head * HEAD
     mine = layers + layer * OF_LAYER
     offer, offer_b = pointer(mine, 4), pointer(mine, 5)
+    before = row_of(pointer(layers + tl.maximum(layer - 1, 0) * OF_LAYER, 13), W)
+    norm_w, norm_b = row_of(pointer(mine, 0), W), row_of(pointer(mine, 1), W)
+    b_q, b_k = row_of(pointer(mine, 3) + c, HEAD), row_of(offer_b + c, HEAD)
+    b_v = row_of(offer_b + W + c, HEAD)
     if FEW:
-        w_q, w_k = turned(pointer(mine, 2), c, 0, W, HEAD, W), turned(offer, c, 0, W, HEAD, W)
-        w_v, w_o = turned(offer, W + c, 0, W, HEAD, W), turned(pointer(mine, 6), 0, c, W, W, HEAD)
+        w_q, w_o = turned(pointer(mine, 2), c, 0, W, HEAD, W), turned(pointer(mine, 6), 0, c, W, W, HEAD)
+        w_kv = both_turned(offer, c, W, HEAD, W)
         in_turn(EARLY)
     if layer == 0:
-        h = tl.load(tile(base, 0, R, W))
+        h = read(base, 0, L, R, W)
     else:
-        h = after_dense(base, layer - 1, layers, PARTS, LAYERS, R, W)
+        h = after_dense(base, layer - 1, before, PARTS, L, LAYERS, R, W)
     if head == 0:
         tl.store(tile(base, kept, R, W), h)
-    white = normed(h, pointer(mine, 0), pointer(mine, 1), EPS, W)
+    white = normed(h, norm_w, norm_b, EPS, W)
     if FEW:
-        q, k = tl.dot(white, w_q, input_precision=HOW), tl.dot(white, w_k, input_precision=HOW)
-        v = tl.dot(white, w_v, input_precision=HOW)
+        q, kv = tl.dot(white, w_q, input_precision=HOW), tl.dot(white, w_kv, input_precision=HOW)
+        k, v = tl.split(tl.permute(tl.reshape(kv, [R, 2, HEAD]), (0, 2, 1)))
     else:
         q = ahead(white, pointer(mine, 2), c, 0, W, HEAD, W, HOW)
         k = ahead(white, offer, c, 0, W, HEAD, W, HOW)
         v = ahead(white, offer, W + c, 0, W, HEAD, W, HOW)
-    q += row_of(pointer(mine, 3) + c, HEAD)
-    k += row_of(offer_b + c, HEAD)
-    v += row_of(offer_b + W + c, HEAD)
+    q, k, v = q + b_q, k + b_k, v + b_v
     tl.store(part(base, kept + 1, c, W, R, W, HEAD), q)
     tl.store(part(base, kept + 2, c, W, R, W, HEAD), k)
     tl.store(part(base, kept + 3, c, W, R, W, HEAD), v)
@@ -169,7 +176,7 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=["layer"])
 def dense_kernel(
-    table, scratch, layer, EPS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr,
+    table, scratch, layer, EPS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, L: tl.constexpr,
     LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr, H: tl.constexpr,
     FEW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -177,16 +184,22 @@ def dense_kernel(
     base, j, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
     mine, first = table + GLOBALS + layer * OF_LAYER, j * (4 * W // PARTS)
     wide, wide_b, narrow = pointer(mine, 10), pointer(mine, 11), pointer(mine, 12)
+    bias, norm_w, norm_b = (
+        row_of(pointer(mine, 7), W),
+        row_of(pointer(mine, 8), W),
+        row_of(pointer(mine, 9), W),
+    )
     if FEW:
+        b_1 = row_of(wide_b + first, H)
         w_1, w_2 = turned(wide, first, 0, W, H, W), turned(narrow, 0, first, 4 * W, W, H)
         in_turn(EARLY)
-    h = tl.load(tile(base, kept, R, W)) + row_of(pointer(mine, 7), W)
-    h += summed(base, heads_at(LAYERS), HEADS, R, W)
+    h = read(base, kept, L, R, W) + bias
+    h += summed(base, heads_at(LAYERS), HEADS, L, R, W)
     if j == 0:
         tl.store(tile(base, kept + 4, R, W), h)
-    white = normed(h, pointer(mine, 8), pointer(mine, 9), EPS, W)
+    white = normed(h, norm_w, norm_b, EPS, W)
     if FEW:
-        z = tl.dot(white, w_1, input_precision=HOW) + row_of(wide_b + first, H)
+        z = tl.dot(white, w_1, input_precision=HOW) + b_1
         tl.store(part(base, kept + 5, first, 4 * W, R, W, H), z)
         a, _ = silu(z)
         total = tl.dot(a, w_2, input_precision=HOW)
@@ -203,30 +216,29 @@ def dense_kernel(
 
 @triton.jit(do_not_specialize=["layer"])
 def dense_back_kernel(
-    table, scratch, layer, EPS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr,
-    LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr, H: tl.constexpr,
-    FEW: tl.constexpr, EARLY: tl.constexpr,
+    table, scratch, layer, EPS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, FIRST: tl.constexpr,
+    L: tl.constexpr, LAYERS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HOW: tl.constexpr,
+    H: tl.constexpr, FEW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The way back through some of the hidden units."""
     base, j, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
     mine, grads, first = table + GLOBALS + layer * OF_LAYER, grads_at(LAYERS), j * (4 * W // PARTS)
-    wide, narrow = pointer(mine, 10), pointer(mine, 12)
+    wide, narrow, last = pointer(mine, 10), pointer(mine, 12), layer == LAYERS - 1
+    h = read(base, tl.where(last, grads + 3, kept + KEPT), L, R, W, tl.where(last, FIRST, 0))
+    white, scale = whitened(h, EPS, W)
+    norm_w = row_of(pointer(table, tl.where(last, 5, GLOBALS + (layer + 1) * OF_LAYER)), W)
     if FEW:
         w_1, w_2 = some_of(wide, first, 0, W, H, W), some_of(narrow, 0, first, 4 * W, W, H)
+        _, slope = silu(tl.load(part(base, kept + 5, first, 4 * W, R, W, H)))
         in_turn(EARLY)
-    if layer == LAYERS - 1:
-        g = normed_back(
-            tl.load(tile(base, grads, R, W)), tl.load(tile(base, grads + 3, R, W)), pointer(table, 5), EPS, W
-        )
+    if last:
+        g = normed_back(read(base, grads, L, R, W), white, scale, norm_w, W)
     else:
-        g = tl.load(tile(base, grads + 2, R, W)) + normed_back(
-            summed(base, heads_at(LAYERS), HEADS, R, W), tl.load(tile(base, kept + KEPT, R, W)),
-            pointer(mine + OF_LAYER, 0), EPS, W,
-        )  # fmt: skip
+        d_white = summed(base, heads_at(LAYERS), HEADS, L, R, W)
+        g = read(base, grads + 2, L, R, W) + normed_back(d_white, white, scale, norm_w, W)
     if j == 0:
         tl.store(tile(base, grads + 1, R, W), g)
     if FEW:
-        _, slope = silu(tl.load(part(base, kept + 5, first, 4 * W, R, W, H)))
         total = tl.dot(tl.dot(g, w_2, input_precision=HOW) * slope, w_1, input_precision=HOW)
     else:
         total = tl.zeros([R, W], tl.float32)
@@ -246,19 +258,18 @@ def attend_back_kernel(
     """The way back through one head."""
     base, head, kept = own(scratch, LAYERS, R, W, C), tl.program_id(1), 1 + KEPT * layer
     mine, c, grads = table + GLOBALS + layer * OF_LAYER, head * HEAD, grads_at(LAYERS)
-    offer = pointer(mine, 4)
+    offer, norm_w = pointer(mine, 4), row_of(pointer(mine, 8), W)
+    white, scale = whitened(read(base, kept + 4, L, R, W), EPS, W)
+    q, k = tl.load(part(base, kept + 1, c, W, R, W, HEAD)), tl.load(part(base, kept + 2, c, W, R, W, HEAD))
+    v, p = tl.load(part(base, kept + 3, c, W, R, W, HEAD)), shares(q, k, L, R, HEAD, HOW)
     if FEW:
         w_o, w_q = some_of(pointer(mine, 6), 0, c, W, W, HEAD), some_of(pointer(mine, 2), c, 0, W, HEAD, W)
         w_k, w_v = some_of(offer, c, 0, W, HEAD, W), some_of(offer, W + c, 0, W, HEAD, W)
         in_turn(EARLY)
-    g = tl.load(tile(base, grads + 1, R, W)) + normed_back(
-        summed(base, hidden_at(LAYERS), PARTS, R, W), tl.load(tile(base, kept + 4, R, W)),
-        pointer(mine, 8), EPS, W,
-    )  # fmt: skip
+    d_white = summed(base, hidden_at(LAYERS), PARTS, L, R, W)
+    g = read(base, grads + 1, L, R, W) + normed_back(d_white, white, scale, norm_w, W)
     if head == 0:
         tl.store(tile(base, grads + 2, R, W), g)
-    q, k = tl.load(part(base, kept + 1, c, W, R, W, HEAD)), tl.load(part(base, kept + 2, c, W, R, W, HEAD))
-    v, p = tl.load(part(base, kept + 3, c, W, R, W, HEAD)), shares(q, k, L, R, HEAD, HOW)
     if FEW:
         d_o = tl.dot(g, w_o, input_precision=HOW)
     else:
@@ -288,19 +299,21 @@ def end_kernel(
 ):  # fmt: skip
     """What one token of the path gives to the dense layer."""
     base, p, grads = own(scratch, LAYERS, R, W, C), tl.program_id(1), grads_at(LAYERS)
+    col, norm_w, norm_b = tl.arange(0, W), row_of(pointer(table, 5), W), row_of(pointer(table, 6), W)
+    at, bias = base + (FIRST + p) * W + col, pointer(table + GLOBALS + (LAYERS - 1) * OF_LAYER, 13)
+    bias = tl.load(bias + col)
     if FEW:
         w = some_of(pointer(table, 7), 0, p * W, (L - FIRST) * W, W, W)
         in_turn(EARLY)
-    h = after_dense(base, LAYERS - 1, table + GLOBALS, PARTS, LAYERS, R, W)
-    if p == 0:
-        tl.store(tile(base, grads + 3, R, W), h)
-    y = normed(h, pointer(table, 5), pointer(table, 6), EPS, W)
-    y = tl.sum(tl.where((tl.arange(0, R) == FIRST + p)[:, None], y, 0.0), 0)
-    col = tl.arange(0, W)
+    h = tl.load(at + (1 + KEPT * (LAYERS - 1) + 4) * (R * W)) + bias
+    for j in tl.static_range(PARTS):  # one row of what `after_dense` says
+        h += tl.load(at + (hidden_at(LAYERS) + j) * (R * W))
+    tl.store(at + (grads + 3) * (R * W), h)
+    y = normed(h[None, :], norm_w, norm_b, EPS, W)
     if not FEW:
         w = some_of(pointer(table, 7), 0, p * W, (L - FIRST) * W, W, W)
     # in the place of head 0's share, which the layers do not need any more
-    tl.store(base + heads_at(LAYERS) * (R * W) + p * W + col, tl.sum(w * y[None, :], 1))
+    tl.store(base + heads_at(LAYERS) * (R * W) + p * W + col, tl.sum(w * y, 1))
 
 
 @triton.jit
@@ -314,15 +327,15 @@ def end_back_kernel(
     some, on = (row < L - FIRST) & (col >= 0)[None, :], p < L - FIRST
     at = pointer(table, 7) + p * W + col[:, None] * ((L - FIRST) * W) + col[None, :]
     its = on & (col >= 0)[:, None] & (col >= 0)[None, :]
+    bias, head, level = tl.load(pointer(table, 8) + col), tl.load(pointer(table, 9) + col), pointer(table, 10)
     if FEW:
         w = tl.load(at, mask=its, other=0.0)
         in_turn(EARLY)
     all_of = tl.load(tile(base, heads_at(LAYERS), R, W), mask=some, other=0.0)
-    a, slope = silu(tl.sum(all_of, 0) + tl.load(pointer(table, 8) + col))
-    head = tl.load(pointer(table, 9) + col)
+    a, slope = silu(tl.sum(all_of, 0) + bias)
     if not FEW:
         w = tl.load(at, mask=its, other=0.0)
     to = tl.where(on, FIRST + p, tl.where(p < L, p - (L - FIRST), p))
     tl.store(base + grads * (R * W) + to * W + col, tl.sum(w * (head * slope)[:, None], 0))
     if p == 0:
-        tl.store(energy + tl.program_id(0), tl.sum(a * head, 0) + tl.load(pointer(table, 10)))
+        tl.store(energy + tl.program_id(0), tl.sum(a * head, 0) + tl.load(level))

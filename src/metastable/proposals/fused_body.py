@@ -155,12 +155,13 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
     scratch = x.new_empty(n * tiles.tiles_of(layers, W, CHUNK) * rows * W)
     all_of = {"LAYERS": layers, "R": rows, "W": W, "C": CHUNK, "num_warps": WARPS}
     exact = all_of | {"HOW": how}
-    early = _early(parts == MOST, x.device)
+    few = parts == MOST
+    many = {"num_warps": WARPS_OF_FEW} if few else {}
+    early = _early(few, x.device) | many
     normed, ends = {"EPS": body.norm.eps}, {"FIRST": first, "L": L}
     end = ends | all_of | early
-    early |= {"num_warps": WARPS_OF_FEW} if parts == MOST else {}
     head = normed | {"PARTS": parts, "HEAD": W // heads, "L": L} | exact | early
-    hidden = normed | {"PARTS": parts, "HEADS": heads, "H": 4 * W // parts} | exact | early
+    hidden = normed | {"PARTS": parts, "HEADS": heads, "H": 4 * W // parts, "L": L} | exact | early
     event = {"S": S, "L": L, "STEP": step} | exact
     prior = body.prior is not None
     with torch.cuda.device_of(x):
@@ -180,11 +181,12 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
         module.end_kernel[n, L - first](table, scratch, PARTS=parts, **normed, **end)
         module.end_back_kernel[n, rows](table, energy, scratch, **end)
         for layer in reversed(range(layers)):
-            module.dense_back_kernel[n, parts](table, scratch, layer, **hidden)
+            module.dense_back_kernel[n, parts](table, scratch, layer, FIRST=first, **hidden)
             module.attend_back_kernel[n, heads](table, scratch, layer, **head)
         join()
         wide = {"PRIOR": prior, "HEADS": heads, "FIRST": first, "WIDE": 1 << (step - 1).bit_length()}
-        module.embed_back_kernel[n, 1](x, table, grad, scratch, **normed, **wide, **event)
+        wide |= event | many | {"D": W if few else CHUNK}
+        module.embed_back_kernel[n, 1](x, table, grad, scratch, **normed, **wide)
     return energy + value, grad
 
 

@@ -72,17 +72,27 @@ def part(base, number, c, ROW: tl.constexpr, R: tl.constexpr, W: tl.constexpr, C
 
 
 @triton.jit
-def summed(base, number, count: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
+def read(base, number, L: tl.constexpr, R: tl.constexpr, W: tl.constexpr, first=0):
+    """A tile's rows of tokens, from one of them on; others are zero, and not read."""
+    row = tl.arange(0, R)[:, None]
+    return tl.load(tile(base, number, R, W), mask=(row >= first) & (row < L), other=0.0)
+
+
+@triton.jit
+def summed(base, number, count: tl.constexpr, L: tl.constexpr, R: tl.constexpr, W: tl.constexpr):
     """The sum of some tiles."""
-    total = tl.load(tile(base, number, R, W))
+    total = read(base, number, L, R, W)
     for j in tl.static_range(1, count):
-        total += tl.load(tile(base, number + j, R, W))
+        total += read(base, number + j, L, R, W)
     return total
 
 
 @triton.jit
 def in_turn(EARLY: tl.constexpr):
-    """Wait for the kernel before, of which nothing was read yet, and let the next one begin to do the same."""
+    """Wait for the kernel before, of which nothing was read yet, and let the next one begin to do the same.
+
+    What kernels before that one wrote was there from the start: it had waited for them.
+    """
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -107,6 +117,14 @@ def turned(w, first, at, ROW: tl.constexpr, O: tl.constexpr, K: tl.constexpr):
     """vᵀ for v = w[first : first + O, at : at + K]."""
     o, k = first + tl.arange(0, O), at + tl.arange(0, K)
     return tl.load(w + k[:, None] + o[None, :] * ROW)
+
+
+@triton.jit
+def both_turned(w, first, apart, O: tl.constexpr, K: tl.constexpr):
+    """vᵀ for v the O rows of w from `first` on, and as many that lie `apart` from them: one product has both."""
+    o, k = tl.arange(0, 2 * O), tl.arange(0, K)
+    row = first + o % O + tl.where(o < O, 0, apart)
+    return tl.load(w + k[:, None] + row[None, :] * K)
 
 
 @triton.jit
@@ -138,15 +156,14 @@ def whitened(h, EPS: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def normed(h, w, b, EPS: tl.constexpr, W: tl.constexpr):
-    """A layer norm."""
+    """A layer norm, of weights that were read."""
     white, _ = whitened(h, EPS, W)
-    return white * row_of(w, W) + row_of(b, W)
+    return white * w + b
 
 
 @triton.jit
-def normed_back(d, h, w, EPS: tl.constexpr, W: tl.constexpr):
-    """The way back through `normed` at h."""
-    white, scale = whitened(h, EPS, W)
-    d = d * row_of(w, W)
+def normed_back(d, white, scale, w, W: tl.constexpr):
+    """The way back through `normed` where h was `whitened`."""
+    d = d * w
     along = tl.sum(d * white, 1) / W
     return scale[:, None] * (d - (tl.sum(d, 1) / W)[:, None] - white * along[:, None])

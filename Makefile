@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.metastable-installed
 
-.PHONY: setup demo test test-slow lint docs clean
+.PHONY: setup demo test test-slow smoke lint docs clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,12 @@ test: setup lint
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+smoke: setup
+	rm -rf runs/smoke
+	for name in path-planning lasa push-t; do \
+		$(BIN)/metastable reproduce $$name --scale smoke --out runs/smoke/$$name || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

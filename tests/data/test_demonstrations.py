@@ -630,6 +630,23 @@ def test_a_number_that_changes_by_rounding_alone_says_nothing_later(kind, unit):
     assert later[0, :, 0].tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("unit", [1.0, 1000.0, 0.001])
+@pytest.mark.parametrize("reckoned", [True, False])
+def test_chunks_counted_from_what_has_fewer_digits_are_no_rounding(reckoned, unit):
+    """Actions in double precision, counted from a height that was measured in single precision."""
+    rng = np.random.default_rng(0)
+    angle, along = rng.uniform(0, 6, 400), unit * rng.normal(size=400)
+    ones = [np.cos(x) ** 2 + np.sin(x) ** 2 for x in (angle.astype("float32"), angle)]
+    place = np.stack([along.astype("float32"), np.float32(0.7 * unit) * ones[0]], 1)
+    action = np.stack([along, 0.7 * unit * (ones[1] if reckoned else np.ones(400))], 1)
+    assert len(np.unique(place[:, 1])) > 1
+    scaling = Scaling.fit(Demonstrations.of({"pen": place}, action, relative="pen"), 4)
+    later = scaling.recounted(
+        torch.zeros(1, 4, 2), torch.tensor([[0.7, 0.0]]) * unit, {"pen": torch.tensor([[[0.8, 0.1]]]) * unit}
+    )
+    assert later[0, :, 1].tolist() == [0.0] * 4
+
+
 def test_counts_are_exact_and_few_of_many_are_no_rounding():
     ticks = 16e6 + np.arange(40) % 5
     scaling = Scaling.fit(Demonstrations.of(ticks, ticks + np.arange(40) % 3, relative="state"), 2)

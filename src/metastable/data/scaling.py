@@ -245,15 +245,17 @@ class Scaling:
 
 def _rounding(*values: Tensor) -> Tensor:
     """Half the range that rounding alone gives each number of `(T, …)`, or the difference of two of these."""
-    digit = torch.stack([_last_digit(x) for x in values]).amin(0)
-    return ROUNDED * digit * torch.stack([x.abs().amax(0).double() for x in values]).amax(0)
+    return ROUNDED * torch.stack([_last_digit(x) * x.abs().amax(0).double() for x in values]).amax(0)
 
 
 def _last_digit(values: Tensor) -> Tensor:
-    """The last digit of each number, as a share of it, by what was written in them; whole numbers are exact."""
+    """The last digit of each number, as a share of it, by what was written in them.
+
+    Whole numbers are exact, and what is one number throughout adds no range to a difference.
+    """
     narrow, whole = (values.float() == values).all(0), (values.round() == values).all(0)
     found = torch.where(narrow, torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps)
-    return torch.where(whole, 0.0, found).double()
+    return torch.where(whole | (values == values[0]).all(0), 0.0, found).double()
 
 
 def _still(middle: Tensor) -> Tensor:

@@ -640,11 +640,27 @@ def test_chunks_counted_from_what_has_fewer_digits_are_no_rounding(reckoned, uni
     place = np.stack([along.astype("float32"), np.float32(0.7 * unit) * ones[0]], 1)
     action = np.stack([along, 0.7 * unit * (ones[1] if reckoned else np.ones(400))], 1)
     assert len(np.unique(place[:, 1])) > 1
-    scaling = Scaling.fit(Demonstrations.of({"pen": place}, action, relative="pen"), 4)
+    shown = Demonstrations.of({"pen": place}, action, relative="pen")
+    scaling = Scaling.fit(shown, 4)
     later = scaling.recounted(
         torch.zeros(1, 4, 2), torch.tensor([[0.7, 0.0]]) * unit, {"pen": torch.tensor([[[0.8, 0.1]]]) * unit}
     )
     assert later[0, :, 1].tolist() == [0.0] * 4
+    assert not shown.windows(1, 4).dataset(scaling).x.view(-1, 4, 2)[..., 1].any()
+
+
+@pytest.mark.parametrize("unit", [1.0, 1000.0, 0.001])
+def test_what_chunks_hold_still_is_zero_in_every_unit(unit):
+    """Heights of where one stands and of where one goes, each rounded by itself."""
+    rng = np.random.default_rng(0)
+    angle, along = rng.uniform(0, 6, (400, 2)).astype("float32"), unit * rng.normal(size=400)
+    height = np.float32(0.7 * unit) * (np.cos(angle) ** 2 + np.sin(angle) ** 2)
+    place, action = (np.stack([along, x], 1).astype("float32") for x in height.T)
+    shown = Demonstrations.of({"pen": place}, action, relative="pen")
+    assert not shown.windows(1, 4).dataset().x.view(-1, 4, 2)[..., 1].any()
+    scaling, windows = Scaling.fit(shown, 4), shown.windows(1, 4)
+    back = scaling.to_actions(windows.dataset(scaling).x.view(-1, 4, 2), windows.contexts())
+    torch.testing.assert_close(back, windows.chunks().to(back.dtype), rtol=1e-6, atol=1e-6 * unit)
 
 
 def test_counts_are_exact_and_few_of_many_are_no_rounding():

@@ -181,8 +181,12 @@ class Scaling:
         return tuple(m * varies for m, varies in zip(self.noise_mask(context), changes, strict=True))
 
     def scale_actions(self, actions: Tensor, contexts: Mapping[str, Any] | None = None) -> Tensor:
-        """Actions `(…, A)` from −1 to 1; of B contexts `(B, N_ctx, …)`, `(B, …, A)`, where they are `relative`."""
-        return self._in(ACTION, actions - self.origin(actions, contexts))
+        """Actions `(…, A)` from −1 to 1; of B contexts `(B, N_ctx, …)`, `(B, …, A)`, where they are `relative`.
+
+        What no action ever moved from where it is counted is 0: its rounding has no unit.
+        """
+        u = self._in(ACTION, actions - self.origin(actions, contexts))
+        return torch.where(self._moves, u, 0.0) if self.relative else u
 
     def to_actions(self, u: Tensor, contexts: Mapping[str, Any] | None = None) -> Tensor:
         """The inverse of `scale_actions`."""
@@ -194,10 +198,8 @@ class Scaling:
 
         A number that no action ever moved stays as it is: in units of its own any step is far.
         """
-        half = self.half[ACTION]
-        shift = (before - self.last_seen(contexts)) / half.where(
-            half != _still(self.middle[ACTION]), torch.inf
-        )
+        half = self.half[ACTION].where(self._moves, torch.inf)
+        shift = (before - self.last_seen(contexts)) / half
         return u + shift.view(len(u), *[1] * (u.dim() - 2), u.shape[-1]).to(u)
 
     def last_seen(self, contexts: Mapping[str, Any] | None) -> Tensor:
@@ -210,6 +212,11 @@ class Scaling:
         if not self.relative:
             return 0.0
         return self.last_seen(contexts).view(len(like), *[1] * (like.dim() - 2), like.shape[-1]).to(like)
+
+    @property
+    def _moves(self) -> Tensor:
+        """Which numbers of an action some action moved."""
+        return self.half[ACTION] != _still(self.middle[ACTION])
 
     def _in(self, key: str, values: Tensor) -> Tensor:
         values = values.to(self.middle[key].dtype)

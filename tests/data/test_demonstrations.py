@@ -230,6 +230,25 @@ def test_noise_that_fits_no_context_is_refused(share, words):
             [3],
             r"camera: pictures must be \(T, C, H, W\), got \(3, 8, 9, 3\), whose channels are last",
         ),
+        (
+            {"camera": np.zeros((3, 3, 0, 8), np.uint8)},
+            np.zeros(3),
+            [3],
+            r"camera: must have at least one number in a row, got shape \(3, 3, 0, 8\)",
+        ),
+        ([[0.0], [1.0, 2.0], [3.0]], np.zeros(3), [3], r"state: must be rows of equal length"),
+        (
+            [torch.ones(2, requires_grad=True)] * 3,
+            np.zeros(3),
+            [3],
+            r"state: must be .* no list of tensors: .*grad",
+        ),
+        (
+            np.zeros(3),
+            [torch.ones(2).to_sparse()] * 3,
+            [3],
+            r"actions: must be .* no list of tensors: .*Sparse",
+        ),
         (np.ma.masked_less(np.arange(3.0), 1), np.zeros(3), [3], r"state: must have no masked values"),
         (np.zeros(3), np.ma.masked_less(np.arange(3.0), 1), [3], r"actions: must have no masked values"),
         (

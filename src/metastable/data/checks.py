@@ -109,15 +109,20 @@ def as_tensor(x: Any, name: str) -> Tensor:
     return x.detach() if x.is_floating_point() else x.detach().double()
 
 
-def _from_numpy(x: Any, name: str) -> Tensor:
+def as_array(x: Any, name: str) -> np.ndarray:
+    """An array of what is no tensor, of any dtype, with nothing masked."""
     if np.ma.is_masked(x):
         raise InputError(
             f"{name}: must have no masked values; fill or drop them, for they would count as data"
         )
     try:
-        array = np.asarray(x)
-    except ValueError as error:
-        raise InputError(f"{name}: must be rows of equal length: {error}") from error
+        return np.asarray(x)
+    except (ValueError, TypeError, RuntimeError) as error:  # the last two of tensors in a list
+        raise InputError(f"{name}: must be rows of equal length, and no list of tensors: {error}") from error
+
+
+def _from_numpy(x: Any, name: str) -> Tensor:
+    array = as_array(x, name)
     if array.dtype.kind not in "fiub":
         raise InputError(
             f"{name}: must hold numbers, got dtype {array.dtype}; convert text, dates, objects or complex "

@@ -19,17 +19,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError, require, require_choice, require_count
+from ..core.errors import InputError, require, require_choice, require_count, short
 from ..core.labels import integers
 from ..core.parts import NUMBERS
 from ..core.pixels import CHANNELS, Frames, table_of
 from ..core.random import derive, generator
 from .arrays import Dataset
-from .checks import as_tensor, check_data
+from .checks import as_array, as_tensor, check_data, check_shape
 from .scaling import ACTION, Scaling, tensor_of
 
 STATE = "state"
@@ -52,6 +51,7 @@ class Demonstrations:
         relative: name of the one that chunks are counted from, such as where one stands: models then see and say
             a[i + j] − o[i]. Empty where actions are taken as they are.
 
+    >>> import numpy as np
     >>> two = Demonstrations.of(np.arange(5.0), np.arange(5.0), [2, 5])
     >>> len(two), two.lengths.tolist(), two.some([1]).actions.flatten().tolist()
     (2, [2, 3], [2.0, 3.0, 4.0])
@@ -114,6 +114,7 @@ class Demonstrations:
 
         What `wide` parts hold becomes float32 where that blurs none of it.
 
+        >>> import numpy as np
         >>> one = Demonstrations.of(np.arange(3.0), np.arange(3.0))
         >>> Demonstrations.joined([one, one]).ends.tolist()
         [3, 6]
@@ -298,20 +299,21 @@ class Windows:
 
 def _observed(value: Any, steps: int, name: str) -> Tensor:
     """Numbers, finite and floating, or pictures as bytes: one for each step."""
-    array = value if isinstance(value, Tensor) or np.ma.is_masked(value) else np.asarray(value)
+    array = value if isinstance(value, Tensor) else as_array(value, name)
     if array.ndim == 0 or len(array) != steps:
-        got = len(array) if array.ndim else repr(value)
+        got = len(array) if array.ndim else short(value)
         last = "; leave out the last of an episode, which no action answers" if got == steps + 1 else ""
         raise InputError(f"{name}: must be one for each of the {steps} actions, got {got}{last}")
-    pictures = array.ndim == 4 and str(array.dtype).removeprefix("torch.") == "uint8"
-    if not pictures or np.ma.is_masked(array):  # masked values are refused as numbers
+    if array.ndim != 4 or str(array.dtype).removeprefix("torch.") != "uint8":
         return _numbers(array, name)
     if array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
         raise InputError(
             f"{name}: pictures must be (T, C, H, W), got {tuple(array.shape)}, whose channels are last; give "
             "numpy.moveaxis(pictures, 3, 1)"
         )
-    return tensor_of(array)
+    pictures = tensor_of(array)
+    check_shape(pictures, name, least=1)
+    return pictures
 
 
 def names_of(asked: str | Sequence[str] | None, there: Sequence[str]) -> list[str]:

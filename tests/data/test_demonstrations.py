@@ -149,6 +149,19 @@ def test_pictures_stay_bytes_until_they_are_packed():
     assert Scaling.fit(made).noise_mask(2) == (1.0,) * 2 + (0.0,) * 24
 
 
+def test_pictures_that_may_not_be_written_to_are_taken_without_a_warning(tmp_path):
+    """As memory maps, broadcasts and what other libraries lend are."""
+    pictures = np.random.default_rng(0).integers(0, 256, (4, 1, 3, 2), dtype=np.uint8)
+    np.save(tmp_path / "camera.npy", pictures)
+    lent = np.load(tmp_path / "camera.npy", mmap_mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = Demonstrations.of({"camera": lent}, np.arange(4.0))
+        packed = Scaling.fit(made).pack({"camera": lent[:, None]})
+    assert np.array_equal(made.observations["camera"], pictures)
+    assert torch.equal(packed, made.windows(1, 1).dataset().given.plain())
+
+
 def test_pictures_from_0_to_1_are_not_taken_for_black_ones():
     pictures = torch.arange(4 * 3 * 2 * 2, dtype=torch.uint8).reshape(4, 1, 3, 2, 2)
     scaling = Scaling.fit(Demonstrations.of({"camera": pictures[:, 0]}, np.arange(4.0), [4]))

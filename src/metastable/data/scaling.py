@@ -272,6 +272,6 @@ def _still(middle: Tensor) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """As a tensor; views of arrays that run backwards are copied."""
-    backwards = isinstance(value, np.ndarray) and any(stride < 0 for stride in value.strides)
-    return torch.as_tensor(value.copy() if backwards else value)
+    """As a tensor; arrays that run backwards, or that may not be written to, are copied."""
+    odd = isinstance(value, np.ndarray) and (min(value.strides, default=0) < 0 or not value.flags.writeable)
+    return torch.as_tensor(value.copy() if odd else value)

@@ -302,6 +302,17 @@ def test_coordinates_far_from_zero_keep_their_millimetres():
     assert "wide" not in Scaling.fit(counted(3)).as_json()
 
 
+@pytest.mark.parametrize("unit", [1e-60, 1e-41, 1e-36])
+def test_numbers_too_small_for_single_precision_are_not_taken_for_zero(unit):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, same = (Demonstrations.of(u * x, u * x[:, 1]) for u in (unit, 1.0))
+    rows, expected = (d.windows(2, 3).dataset() for d in (shown, same))
+    torch.testing.assert_close(rows.x, expected.x, atol=1e-4, rtol=0)
+    torch.testing.assert_close(rows.given, expected.given, atol=1e-4, rtol=0)
+    back = Scaling.fit(shown).to_actions(shown.windows(1, 1).dataset().x[:, None])
+    torch.testing.assert_close(back[:, 0] / unit, torch.from_numpy(x[:, 1:]), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("relative", ["", "place"])
 def test_actions_that_are_where_one_stands_keep_their_digits(relative):
     """Of the difference alone, which is nothing, no digit is lost."""

@@ -334,7 +334,8 @@ def _fine(values: Tensor, name: str, origin: Tensor | None) -> Tensor:
     What is also taken as a difference from `origin` has the smaller of two ranges.
     """
     seen = [values] if origin is None else [values.double(), values.double() - origin]
-    blur = torch.finfo(torch.float32).eps * values.abs().amax(0)
+    narrow = torch.finfo(torch.float32)
+    blur = (narrow.eps * values.abs().amax(0)).clamp(min=narrow.tiny)
     extents = [x.amax(0) - x.amin(0) for x in seen]
     blurred = any(bool(((blur > BLUR * extent) & (extent > 0)).any()) for extent in extents)
     return seen[0] if blurred else check_data(values, name, least=1)  # which refuses what float32 cannot hold

@@ -299,6 +299,8 @@ def test_coordinates_far_from_zero_keep_their_millimetres():
         torch.testing.assert_close(
             again.to_actions(packed), torch.from_numpy(place + 0.01), atol=1e-6, rtol=0
         )
+    for same in (place[:, None].tolist(), place[:, None].astype(">f8")):  # as remote environments send them
+        assert torch.equal(scaling.pack({"state": same})[:, 0], packed[:, 0])
     assert "wide" not in Scaling.fit(counted(3)).as_json()
 
 

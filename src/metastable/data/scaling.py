@@ -272,6 +272,9 @@ def _still(middle: Tensor) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """As a tensor; arrays that run backwards, or that may not be written to, are copied."""
-    odd = isinstance(value, np.ndarray) and (min(value.strides, default=0) < 0 or not value.flags.writeable)
-    return torch.as_tensor(value.copy() if odd else value)
+    """As a tensor, lists in double precision; arrays that torch cannot lend from or write to are copied."""
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value)
+    own = array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0
+    return torch.as_tensor(array if own else array.astype(array.dtype.newbyteorder("="), order="C"))

@@ -333,6 +333,13 @@ def test_what_each_episode_holds_still_keeps_its_digits(tmp_path):
         goal = found.observations["goal"].flatten()
         assert np.array_equal(goal.numpy(), np.concatenate([row["goal"] for row in rows]))
         assert {x.dtype for x in (found.observations["near"], found.actions)} == {torch.float32}
+    for part in (found.some([3]), parts[3]):  # digits that its own numbers do not show
+        again = load_episodes(save_episodes(tmp_path / "part" / "3.npz", part))
+        assert again.observations["goal"].tolist() == [[1e7 + 0.15 * 3]] * 4
+        assert all(torch.equal(part.observations[key], x) for key, x in again.observations.items())
+        assert [part.observations[key].dtype for key in again.observations] == [
+            x.dtype for x in again.observations.values()
+        ]
 
 
 def test_places_far_from_zero_in_the_space_of_the_actions_are_a_warning():

@@ -76,7 +76,8 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     origin = kinds.pop("relative", [])
     require(len(origin) < 2, f"{path.name}: relative", "one name", origin)
     stops = None if ends is None else arrays[ends]
-    kinds |= {"relative": "".join(origin), "wide": alone}
+    saved = len(named) == len(KINDS)  # by `save_episodes`, as fine as they are to be
+    kinds |= {"relative": "".join(origin), "wide": alone or saved}
     return Demonstrations.of(seen, arrays[actions], stops, path.name, **kinds)
 
 

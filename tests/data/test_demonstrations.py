@@ -289,6 +289,20 @@ def test_a_context_that_lacks_a_name_or_has_another_shape_is_named():
         scaling.pack({"state": torch.zeros(1, 2, 1, dtype=torch.complex64)})
 
 
+@pytest.mark.parametrize("camera", [False, True])
+def test_rows_by_the_scaling_of_other_demonstrations_are_refused_by_name(camera):
+    x, pictures = np.arange(12.0).reshape(6, 2), np.zeros((6, 1, 4, 6), np.uint8)
+    seen = {"camera": pictures} if camera else {}
+    windows = Demonstrations.of({"pen": x} | seen, x).windows(2, 1)
+    other = Demonstrations.of({"pen": x, "goal": x} | seen, x, relative="goal")
+    with pytest.raises(InputError, match="observation: must have pen, goal"):
+        windows.dataset(Scaling.fit(other))
+    if camera:
+        small = Demonstrations.of({"pen": x, "camera": pictures[..., :4]}, x)
+        with pytest.raises(InputError, match=r"camera: must have shape \(1, 4, 4\).*got \(1, 4, 6\)"):
+            windows.dataset(Scaling.fit(small))
+
+
 def test_coordinates_far_from_zero_keep_their_millimetres():
     place = 4_500_000 + np.linspace(0, 1, 11)[:, None]  # in metres, as a map has them; float32 knows halves
     scaling = Scaling.fit(Demonstrations.of(place, place + 0.01, [11]))

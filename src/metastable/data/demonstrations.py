@@ -267,7 +267,8 @@ class Windows:
         scaling = Scaling.fit(self.demonstrations, self.prediction) if scaling is None else scaling
         known = self.demonstrations.observations
         seen = {key: known[key][self.step, None] for key in known if key == scaling.relative}
-        x, given = scaling.scale_actions(self.chunks(), seen).flatten(1), self._packed(scaling)
+        given = self._packed(scaling)  # which names what does not fit
+        x = scaling.scale_actions(self.chunks(), seen).flatten(1)
         return Dataset.of(x, self.demonstrations.name, given=given, groups=self.episode)
 
     def _packed(self, scaling: Scaling) -> Tensor:
@@ -275,6 +276,7 @@ class Windows:
 
         Else a part at a time: on the way there are copies of pictures.
         """
+        first = scaling.pack(self.contexts(slice(0, 1)))
         if len(scaling.pictures) == 1:
             steps = self._steps(slice(None), torch.arange(1 - self.context, 1))
             pictures = self.demonstrations.observations[next(iter(scaling.pictures))]
@@ -283,7 +285,6 @@ class Windows:
             }
             beside = torch.cat([torch.empty(len(self), 0), *scaling.pack_numbers(known)], 1)
             return Frames(beside, pictures.clone(), steps, table_of(-1.0, 1.0))  # an array may be used again
-        first = scaling.pack(self.contexts(slice(0, 1)))
         made, rows = first.new_empty(len(self), first.shape[1]), max(1, NUMBERS // first.numel())
         for start in range(0, len(self), rows):
             part = slice(start, start + rows)

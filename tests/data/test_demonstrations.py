@@ -753,6 +753,18 @@ def test_episodes_are_chosen_by_a_mask_or_by_number():
             all_of_them.some(bad)
 
 
+def test_pictures_as_bytes_and_as_numbers_do_not_join():
+    """Bytes from 0 to 255 beside numbers from 0 to 1 became numbers of one range."""
+    camera, x = np.zeros((3, 1, 8, 8), np.uint8), np.arange(3.0)
+    parts = [
+        Demonstrations.of({"camera": c, "pen": x}, x, name=n, noisy="pen")
+        for n, c in (("a", camera), ("b", camera / 255))
+    ]
+    for order, rule in ((parts, "pictures as bytes, as in a"), (parts[::-1], "numbers, as in b")):
+        with pytest.raises(InputError, match=rf"{order[1].name}: camera: must be {rule}, got torch\."):
+            Demonstrations.joined(order)
+
+
 def test_arrays_in_another_order_join():
     first = Demonstrations.of({"a": np.arange(3.0), "b": np.ones(3)}, np.arange(3.0))
     second = Demonstrations.of({"b": np.ones(3), "a": np.arange(3.0)}, np.arange(3.0))

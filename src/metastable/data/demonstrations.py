@@ -124,6 +124,10 @@ class Demonstrations:
         for part in parts[1:]:
             rule = f"of the shapes of {first.name}, {first.shapes}"
             require(part.shapes == first.shapes, part.name, rule, part.shapes)
+            for key, x in first.observations.items():
+                kinds = [x.dtype == torch.uint8, part.observations[key].dtype == torch.uint8]
+                rule = f"{'pictures as bytes' if kinds[0] else 'numbers'}, as in {first.name}"
+                require(len(set(kinds)) == 1, f"{part.name}: {key}", rule, part.observations[key].dtype)
             for key in ("noisy", "space", "relative"):
                 # in one order, for files whose arrays stand in another
                 own, known = (

@@ -6,6 +6,7 @@ import torch
 from metastable.core import InputError
 from metastable.policies.intervals import (
     clopper_pearson,
+    difference_of,
     mean_over_starts,
     paired_difference,
     rate_difference,
@@ -92,3 +93,12 @@ def test_differences_of_rates_cover(rollouts):
     first, second = draws[0]
     back = rate_difference(second, first)
     assert (back.low, back.high) == pytest.approx((-found[0].high, -found[0].low))
+
+
+def test_a_difference_is_one_of_rates_where_all_are_hits_or_misses():
+    ones, some = torch.ones(5, 2), torch.full((5, 2), 0.5)
+    assert difference_of(ones, ones, 0.9) == rate_difference(ones, ones, 0.9)
+    assert difference_of(ones, ones[:, :1]) == rate_difference(ones, ones[:, :1])
+    assert difference_of(ones, some, 0.9) == paired_difference(ones, some, 0.9)
+    assert difference_of(ones, some[:, :1]).value == 0.5
+    assert difference_of(ones, ones, rates=False) == paired_difference(ones, ones)

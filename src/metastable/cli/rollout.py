@@ -93,7 +93,7 @@ def rollout(
 
 def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: Path | None) -> None:
     """Paths in the test worlds; of two policies, how far they are apart, world by world."""
-    from metastable.policies.intervals import are_rates, paired_difference, rate_difference
+    from metastable.policies.intervals import difference_of
     from metastable.policies.path_frames import walk_test_worlds
     from metastable.policies.path_world import path_intervals
     from metastable.policies.rollouts import differences
@@ -106,14 +106,7 @@ def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: 
         judged = [walk_test_worlds(policy, paths, seed) for policy in policies]
     found = path_intervals(judged[0])
     say(*(f"{name}: {value}" for name, value in found.items()))
-    first, last = judged[0], judged[-1]
-    apart = {
-        name: (rate_difference if are_rates(first[name], last[name]) else paired_difference)(
-            first[name], last[name]
-        )
-        for name in first
-        if len(judged) > 1
-    }
+    apart = {name: difference_of(judged[0][name], judged[-1][name]) for name in found if len(judged) > 1}
     say(*(f"{name}, {names[0]} − {names[-1]}: {value}" for name, value in apart.items()))
     if out is not None:
         said = {name: value._asdict() for name, value in found.items()}

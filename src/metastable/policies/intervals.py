@@ -105,6 +105,20 @@ def rate_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     return Interval(apart.value, max(low, -1.0), min(high, 1.0))
 
 
+def difference_of(first: Any, second: Any, level: float = 0.95, rates: bool = True) -> Interval:
+    """`rate_difference` where all are 0 or 1, `(starts, rollouts)`, else `paired_difference` of means of starts.
+
+    What is no rate whatever it holds is told by `rates`.
+
+    >>> difference_of([[0.0], [1.0]], [[1.0], [1.0]]) == rate_difference([0, 1], [1, 1])
+    True
+    """
+    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (first, second))
+    if rates and are_rates(a, b):
+        return rate_difference(a, b, level)
+    return paired_difference(_by_start(a), _by_start(b), level)
+
+
 def are_rates(*values: Tensor) -> bool:
     """Whether all of them are 0 or 1."""
     return all(bool(((x == 0) | (x == 1)).all()) for x in values)

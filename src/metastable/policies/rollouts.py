@@ -18,14 +18,7 @@ from metastable.core.random import derive
 from metastable.runs.folder import write_arrays, write_json
 
 from .environments import FULL, Environments, PushT, vectors_of
-from .intervals import (
-    Interval,
-    are_rates,
-    mean_over_starts,
-    paired_difference,
-    rate_difference,
-    rate_over_starts,
-)
+from .intervals import Interval, are_rates, difference_of, mean_over_starts, rate_over_starts
 from .policy import Policy
 from .workers import Workers, spread
 
@@ -131,9 +124,7 @@ class Rollouts:
         require(steps <= made, "steps", f"at most what both have, {made}", steps)
         ours, theirs = self._apart(self.best(steps)), other._apart(other.best(steps))
         hits = self.measure != "coverage" or bool((ours + theirs).any())  # no coverage at all is no rate
-        if hits and are_rates(ours, theirs):
-            return rate_difference(ours, theirs, level)
-        return paired_difference(ours.mean(1), theirs.mean(1), level)
+        return difference_of(ours, theirs, level, hits)
 
     def write(self, folder: str | Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
         """`rollouts.json` with scores and the episode table, and `rollouts.npz` with progress; the first's path.

@@ -78,17 +78,20 @@ def rollout(
         _walk(policies, names, rollouts, seed, out)
         return
     episodes = [_episodes(policy, env, starts, rollouts, steps, seed, workers) for policy in policies]
-    _say_scores(episodes[0])
+    scores: dict[str, Any] = dict(episodes[0].scores()) if starts > 1 else {}
+    _say_scores(episodes[0], scores)
     apart = {
         f"maximum at {h}": episodes[0].ahead_of(episodes[-1], h) for h in episodes[0].horizons if against
     }
     say(*(f"{name}, {run} − {against}: {value}" for name, value in apart.items()))
     if out is not None:
+        from metastable.report.rollout_page import write_rollout_page
+
         note(f"wrote {episodes[0].write(out, str(against), apart)}")
-        ahead = {f"{name}, ahead of {against}": value for name, value in apart.items()}
-        note(
-            f"wrote {_page(policies[0], episodes[0], ahead, names[0], out, env == PUSHT, films, steps, seed)}"
-        )
+        scores |= {f"{name}, ahead of {against}": value for name, value in apart.items()}
+        drawn = _drawn(policies[0], starts, films, steps, seed, out) if env == PUSHT else {}
+        title = f"{run} in {episodes[0].name}"
+        note(f"wrote {write_rollout_page(out, title, scores, episodes[0].table(), **drawn)}")
 
 
 def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: Path | None) -> None:
@@ -114,35 +117,18 @@ def _walk(policies: list[Policy], names: list[str], paths: int, seed: int, out: 
         note(f"wrote {out / 'rollouts.json'}")
 
 
-def _page(
-    policy: Policy,
-    episodes: Rollouts,
-    ahead: dict[str, Any],
-    name: str,
-    out: Path,
-    pusht: bool,
-    films: int,
-    steps: int,
-    seed: int,
-) -> Path:
-    """`rollouts.html`; of Push-T with scenes, and films of episodes of their own, at the first starts."""
+def _drawn(policy: Policy, starts: int, films: int, steps: int, seed: int, out: Path) -> dict[str, Any]:
+    """Of a page on Push-T the scenes, and films of episodes of their own, at the first starts."""
     from metastable.policies.environments import PushT, pusht_starts
     from metastable.policies.films import films_pusht
     from metastable.policies.scenes import first_chunks
-    from metastable.report.rollout_page import write_rollout_page
 
-    scenes, played = [], []
-    if pusht:
-        worlds = PushT(pusht_starts(min(3, len(episodes.progress))), 256, _sees(policy))
-        chunks = first_chunks(policy, worlds.reset(), seed=seed)
-        scenes = [(worlds.picture(i), chunk) for i, chunk in enumerate(chunks)]
-        if films:
-            made = films_pusht(policy, pusht_starts(films), steps, seed, pictures=_sees(policy))
-            played = [each.write(out / f"start-{i}.gif", 2).name for i, each in enumerate(made)]
-    scores: dict[str, Any] = dict(episodes.scores()) if len(episodes.progress) > 1 else {}
-    return write_rollout_page(
-        out, f"{name} in {episodes.name}", scores | ahead, episodes.table(), scenes, played
-    )
+    worlds = PushT(pusht_starts(min(3, starts)), 256, _sees(policy))
+    chunks = first_chunks(policy, worlds.reset(), seed=seed)
+    scenes = [(worlds.picture(i), chunk) for i, chunk in enumerate(chunks)]
+    made = films_pusht(policy, pusht_starts(films), steps, seed, pictures=_sees(policy)) if films else []
+    played = [each.write(out / f"start-{i}.gif", 2).name for i, each in enumerate(made)]
+    return {"scenes": scenes, "films": played}
 
 
 def _episodes(
@@ -168,15 +154,14 @@ def _sees(policy: Policy) -> bool:
     return bool(policy.scaling.pictures)
 
 
-def _say_scores(episodes: Rollouts) -> None:
+def _say_scores(episodes: Rollouts, scores: dict[str, Any]) -> None:
     from .console import clock, console, number, say, table
 
     rows = episodes.table()
     shown = [[number(value, 3) for value in row.values()] for row in rows[:20]]
     more = f"and {len(rows) - 20} more" if len(rows) > 20 else ""
     console().print(table(list(rows[0]), shown, f"{episodes.name}: {episodes.measure}", more, words=0))
-    if len(episodes.progress) > 1:
-        say(*(f"{name}: {value}" for name, value in episodes.scores().items()))
+    say(*(f"{name}: {value}" for name, value in scores.items()))
     each = 1e3 * episodes.acting / max(int(episodes.lengths.max()), 1)
     say(
         f"{len(rows)} episodes in {clock(episodes.seconds)}; {each:.3g} ms a step for all of their actions; "

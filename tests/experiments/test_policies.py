@@ -313,6 +313,18 @@ def test_ibc_is_compared_with_every_other_model(tmp_path):
     assert arms[-3:] == ("r-nce-7", "r-nce-31", "r-nce-pretrained"), "Table 4, after the models of Table 5"
 
 
+def test_arms_that_never_collide_are_no_certain_draw(tmp_path):
+    own = bench(path_planning, tmp_path)
+    numbers = {"collisions": [0.0, 0.0, 0.2], "parameters": 5, "seconds": 1.0}
+    never = {"collisions": np.zeros((25, 2), np.float32)}
+    found = {(arm, "best"): Piece(arm, numbers, never) for arm in ("r-nce", "flow", "ibc")}
+    rows = {row.metric: row.value for row in path_planning_rows.best_rows(own, found, "flow")}
+    assert rows["collisions_above_r-nce/flow"] == 0
+    assert 0.05 < rows["collisions_above_r-nce/flow/high"] < 0.15, "few paths were walked"
+    least = path_planning_rows.best_rows(own, found, "ibc")[-1]
+    assert (least.metric, -0.15 < least.value < -0.05) == ("collisions_above_all/ibc/low", True)
+
+
 def test_arms_of_several_commands_are_compared_by_their_means(tmp_path):
     def rates(**of):
         ends = {"": 0.0, "/low": -0.01, "/high": 0.02}

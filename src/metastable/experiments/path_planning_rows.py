@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from metastable.policies.intervals import paired_difference
+from metastable.policies.intervals import difference_of
 
 from .base import Bench, Row
 from .path_planning_figures import draw_arms
@@ -71,13 +71,13 @@ def best_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
             rows.append(Row(f"clear_of_{other}/{arm}", gap, *asked))
     first = found.get(("r-nce", "best"))
     if first is not None and arm != "r-nce":
-        apart = paired_difference(best.arrays["collisions"], first.arrays["collisions"])
+        apart = difference_of(best.arrays["collisions"], first.arrays["collisions"])
         asked = (">=", 0.0) if arm in bench.behind else (None, None)
         name = f"collisions_above_r-nce/{arm}"
         rows += [Row(name, apart.value), Row(f"{name}/high", apart.high, *asked)]
     others = [piece for (other, kind), piece in found.items() if kind == "best" and other != arm]
     if arm == "ibc" and others:
-        hits = [paired_difference(best.arrays["collisions"], other.arrays["collisions"]) for other in others]
+        hits = [difference_of(best.arrays["collisions"], other.arrays["collisions"]) for other in others]
         least, asked = min(hits), (">=", 0.0) if arm in bench.worst else (None, None)
         rows += [
             Row(WORST, least.value, *asked),

@@ -111,3 +111,24 @@ def test_a_module_of_environments_that_cannot_be_imported_is_named(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"env: making 'half_written:A-v0' raised RuntimeError: no screen"):
         gym_environments("half_written:A-v0", [0])
+
+
+def test_environments_may_show_the_same_array_at_every_step():
+    """The last observation was written into the one before, and a policy was asked about NaN."""
+
+    class InPlace(Strict):
+        def reset(self, seed=None):
+            self.seen[:] = self.left = seed
+            return super().reset()
+
+        def step(self, action):
+            self.left -= 1
+            self.seen[:] = self.left or np.nan
+            return self.seen, 0.0, self.left == 0, False, {}
+
+    worlds = Environments(lambda: InPlace(np.zeros(1)), [1, 3])
+    worlds.reset()
+    seen = [worlds.step(torch.zeros(2, 2))["state"].flatten().tolist() for _ in range(3)]
+    assert seen == [[1, 2], [1, 1], [1, 1]]
+    shared = np.zeros(1)
+    assert Environments(lambda: InPlace(shared), [1, 3]).reset()["state"].flatten().tolist() == [1, 3]

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
@@ -100,7 +101,7 @@ class Environments:
         """Every environment at its start; what is seen there, by name, `(B, …)`."""
         for i, (env, start) in enumerate(zip(self.each, self.starts, strict=True)):
             with foreign(f"{self.name}: reset of environment {self.first + i}"):
-                self.raw[i] = self.begin(env, start)
+                self.raw[i] = deepcopy(self.begin(env, start))
         self.done[:], self.looked = False, True
         self.progress = self.first_progress()
         return self.observations()
@@ -116,7 +117,7 @@ class Environments:
             self.progress[i] = self.progress_of(float(self.progress[i]), earned, info)
             self.done[i] = bool(ended or cut)
             if not self.done[i]:  # what is seen after the end is for nobody, and may be anything
-                self.raw[i] = seen
+                self.raw[i] = deepcopy(seen)  # it may write the next one into the same array
         return self.observations()
 
     def observations(self) -> dict[str, Tensor]:

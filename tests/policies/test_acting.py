@@ -88,6 +88,14 @@ def test_settings_that_the_model_does_not_act_by_are_refused(folder, name, chang
     assert Policy(made.model, made.scaling, config).config == config
 
 
+def test_windows_are_those_of_the_training(folder):
+    """Words were those of the run, `given: must have shape (B, 2), got (2, 4)`, and came with the first chunk."""
+    policy = load_policy(folder / "flow")
+    for acting in (policy.acting, lambda **changed: load_policy(folder / "flow", **changed)):
+        with pytest.raises(ConfigError, match=r"policy\.context: must be 1, as trained, got 2"):
+            acting(context=2)
+
+
 def test_weights_are_those_that_the_settings_say(folder):
     run = load_policy(folder / "flow").model.run
     scaling, config = Scaling.fit(shown()), PolicyConfig(1, 2, 1, 3, 0, 0)

@@ -98,6 +98,8 @@ class Policy:
             if name in OF_RUNS and (name in changed or v != now[name])
         }
         if isinstance(model, RunActions):
+            rule = f"{self.config.context}, as trained"
+            require(config.context == self.config.context, "policy.context", rule, config.context)
             run = weights_of(model.run, config.averaged)
             model = model.acting(run, **own) if own or run is not model.run else model
         else:

@@ -186,6 +186,13 @@ def test_demonstrations_of_the_test_worlds():
     assert sum(both) >= 0.9 * len(both) > 20
 
 
+@pytest.mark.parametrize("every", [0, -1, 2.5])
+def test_points_between_snippets_are_counted(every):
+    """0 was an error of range(), and −1 left all snippets but the last out."""
+    with pytest.raises(ConfigError, match="every: must be an integer"):
+        path_demonstrations(1, 1, every=every)
+
+
 def test_no_worlds_are_refused():
     with pytest.raises(InputError, match="n: must be an integer of at least 1"):
         PathWorlds.draw(0)

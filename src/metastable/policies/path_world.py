@@ -227,6 +227,7 @@ def path_demonstrations(
         within: what a path may cost, (7.2), as a multiple of the cheapest that was found in its world.
         device: where they are planned; another one has other random numbers.
     """
+    require_count("every", every)
     require(within >= 1, "within", "1 or more", within)
     made = PathWorlds.draw(worlds, derive(seed, "train worlds")).to(device)
     planned = plan_paths(made, paths, seed)

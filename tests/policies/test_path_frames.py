@@ -187,3 +187,11 @@ def test_a_policy_walks_from_the_command_line_and_what_it_is_against_is_written(
     none = CliRunner().invoke(app, [*command, "--rollouts", "0"])
     assert none.exit_code == 2
     assert "rollouts: must be an integer of at least 1, got 0" in none.output
+
+
+def test_demonstrations_that_are_centred_already_are_named():
+    seen = centred(path_demonstrations(worlds=1, paths=1, refine=False))
+    with pytest.raises(
+        ConfigError, match="path planning: observations: must be place, goal, discs, those of"
+    ):
+        centred(seen)

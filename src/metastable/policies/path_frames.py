@@ -108,7 +108,9 @@ def space_of(names: Collection[str]) -> tuple[str, ...]:
 
 def centred(shown: Demonstrations, sight: int = 0, discs: bool | None = None) -> Demonstrations:
     """Snippets of `path_demonstrations`, each in the frame of its last point of context; the rest as of `seen`."""
-    steps = int(shown.lengths[0])
+    known, steps = list(shown.observations), int(shown.lengths[0])
+    rule = f"{', '.join(SEEN)}, those of path_demonstrations as they are"
+    require(set(SEEN) <= set(known), f"{shown.name}: observations", rule, known)
     seen = {key: value.float().unflatten(0, (-1, steps)) for key, value in shown.observations.items()}
     frame = Frame.of(seen)
     actions = frame.inside(shown.actions.float().unflatten(0, (-1, steps)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.core.errors import InputError, MissingDependencyError
+from metastable.core.errors import ConfigError, InputError, MissingDependencyError
 from metastable.policies import gym_environments, rollout
 from metastable.policies.environments import Environments
 
@@ -132,3 +132,11 @@ def test_environments_may_show_the_same_array_at_every_step():
     assert seen == [[1, 2], [1, 1], [1, 1]]
     shared = np.zeros(1)
     assert Environments(lambda: InPlace(shared), [1, 3]).reset()["state"].flatten().tolist() == [1, 3]
+
+
+def test_seeds_that_are_no_whole_numbers_are_refused():
+    """They were cut, so that several starts were one."""
+    made = Environments(lambda: Strict(np.zeros(3)), [0.25, 0.75])
+    with pytest.raises(ConfigError, match=r"starts: must be whole numbers, the seed of each, got 0\.25"):
+        made.reset()
+    assert len(Environments(lambda: Strict(np.zeros(3)), np.arange(2.0)).reset()["state"]) == 2

@@ -142,6 +142,7 @@ class Environments:
 
     def begin(self, env: Any, start: Any) -> Any:
         """One environment at its start: the first observation."""
+        require(int(start) == start, "starts", "whole numbers, the seed of each", start)
         seen = env.reset(seed=int(start))
         pair = isinstance(seen, tuple) and len(seen) == 2
         require(pair, f"{self.name}: reset", "a pair, what is seen and a table", seen)

@@ -62,30 +62,34 @@ def test_levels_and_hits_that_are_none_are_refused():
         t_interval([1.0, float("nan")])
 
 
-def simulated(p, starts, rollouts, rng):
-    """0 or 1, each start with a chance of its own around p."""
-    own = torch.distributions.Beta(20 * p, 20 * (1 - p)).sample((starts, 1)) if rollouts > 1 else p
+def simulated(p, starts, rollouts, rng, alike=20.0):
+    """0 or 1, each start with a chance of its own around p, by less the more they are alike."""
+    own = torch.distributions.Beta(alike * p, alike * (1 - p)).sample((starts, 1)) if rollouts > 1 else p
     return (torch.rand(starts, rollouts, generator=rng) < own).double()
 
 
 @pytest.mark.parametrize(
-    ("p", "starts", "rollouts"), [(0.99, 10, 2), (0.95, 10, 2), (0.99, 32, 4), (0.5, 12, 3)]
+    ("p", "starts", "rollouts", "alike"),
+    [
+        *[(0.99, 10, 2, 20.0), (0.95, 10, 2, 20.0), (0.99, 32, 4, 20.0), (0.5, 12, 3, 20.0)],
+        *[(0.05, 25, 16, 1.0), (0.99, 25, 8, 0.3), (0.2, 10, 4, 0.3), (0.3, 64, 8, 0.3)],
+    ],
 )
-def test_intervals_of_rates_cover_with_several_rollouts_of_a_start(p, starts, rollouts):
+def test_intervals_of_rates_cover_with_several_rollouts_of_a_start(p, starts, rollouts, alike):
     torch.manual_seed(0)
     rng, trials = torch.Generator().manual_seed(1), 300
-    found = [rate_over_starts(simulated(p, starts, rollouts, rng)) for _ in range(trials)]
+    found = [rate_over_starts(simulated(p, starts, rollouts, rng, alike)) for _ in range(trials)]
     assert (
         sum(low <= p <= high for _, low, high in found) >= 0.95 * trials - 4 * (0.05 * 0.95 * trials) ** 0.5
     )
     assert all(low < high and low >= 0 and high <= 1 for _, low, high in found)
 
 
-@pytest.mark.parametrize("rollouts", [(1, 1), (2, 2), (1, 3)])
-def test_differences_of_rates_cover(rollouts):
+@pytest.mark.parametrize(("rollouts", "alike"), [((1, 1), 20), ((2, 2), 20), ((1, 3), 20), ((16, 16), 1)])
+def test_differences_of_rates_cover(rollouts, alike):
     torch.manual_seed(0)
     rng, trials = torch.Generator().manual_seed(2), 300
-    draws = [[simulated(p, 10, n, rng) for p, n in zip((0.99, 0.95), rollouts)] for _ in range(trials)]
+    draws = [[simulated(p, 10, n, rng, alike) for p, n in zip((0.99, 0.95), rollouts)] for _ in range(trials)]
     found = [rate_difference(*pair) for pair in draws]
     assert sum(low <= 0.04 <= high for _, low, high in found) >= 0.95 * trials
     student = [paired_difference(*(x.mean(1) for x in pair)) for pair in draws]

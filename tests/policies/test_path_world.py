@@ -213,7 +213,7 @@ def test_intervals_of_few_collisions_are_no_narrower_than_those_of_none():
         hits = torch.zeros(25, 8)
         hits.view(-1)[: 8 * n : 8] = 1  # in n worlds
         ends.append(path_intervals({"collisions": hits})["collisions"])
-    assert ends[0] == clopper_pearson(0, 200)
+    assert ends[0] == clopper_pearson(0, 25), "worlds in which all collide may be missing among 25"
     assert [x.high for x in ends] == sorted(x.high for x in ends)
     half = torch.tensor([0.0, 1.0]).repeat(25, 4)
     assert path_intervals({"collisions": half})["collisions"] == clopper_pearson(100, 200), "no point"

@@ -11,6 +11,9 @@ from torch import Tensor
 from metastable.core.errors import InputError, require
 from metastable.core.types import student_t_quantile
 
+FEW = 10
+"""Starts' worth of hits, or of misses, below which such starts may be too rare for Student's interval to know."""
+
 
 class Interval(NamedTuple):
     """A number with the ends of its interval."""
@@ -32,6 +35,11 @@ def clopper_pearson(hits: int, trials: int, level: float = 0.95) -> Interval:
     whole = 0 <= hits <= trials and trials > 0 and hits == int(hits)
     require(whole, "hits", f"a whole number from 0 to trials = {trials}, of at least 1", hits)
     require(0 < level < 1, "level", "between 0 and 1, such as 0.95", level)
+    return _by_betas(hits, trials, level)
+
+
+def _by_betas(hits: float, trials: int, level: float) -> Interval:
+    """Clopper and Pearson's interval, also of `hits` that are a sum of means."""
     from scipy.special import betaincinv
 
     tail = (1 - level) / 2
@@ -73,26 +81,30 @@ def rate_over_starts(hits: Any, level: float = 0.95) -> Interval:
     """The mean of `(starts, rollouts)` that are 0 or 1, with an interval within [0, 1].
 
     Clopper and Pearson's, of one rollout from each start. Several of a start are not independent: the interval is
-    Student's over starts, and reaches as far as Clopper and Pearson's of all, as if they were independent: where
-    few hit, or few miss, starts hardly differ, which says nothing about others.
+    Student's over starts, and reaches as far as Clopper and Pearson's of all, as if they were independent. Where
+    the means of starts add up to less than `FEW` hits, or misses, it also reaches as far as of so many starts: the
+    few that differ from the rest may be missing here, however often each was rolled out.
 
     >>> print(rate_over_starts([[1, 1], [1, 1], [1, 1]]))
-    1.000 (0.541 … 1.000)
+    1.000 (0.292 … 1.000)
     """
     x = torch.as_tensor(hits, dtype=torch.float64)
     exact = clopper_pearson(int(x.sum()), x.numel(), level)
     if x.dim() < 2 or x.shape[1] == 1:
         return exact
-    rate = mean_over_starts(x, level)
-    return Interval(exact.value, max(min(rate.low, exact.low), 0.0), min(max(rate.high, exact.high), 1.0))
+    starts, hit = len(x), float(_by_start(x).sum())
+    found = [exact, mean_over_starts(x, level)]
+    found += [_by_betas(hit, starts, level)] if min(hit, starts - hit) < FEW else []
+    low, high = min(one.low for one in found), max(one.high for one in found)
+    return Interval(exact.value, max(low, 0.0), min(high, 1.0))
 
 
 def rate_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     """`paired_difference` of what is 0 or 1, `(starts, rollouts)`, with an interval within [−1, 1].
 
-    It reaches as far as that of the two rates of which it is the difference, each with half of the error: of pairs
-    in which only the first hits and only the second, or of all hits of either where they have other numbers of
-    rollouts.
+    It reaches as far as that of the two rates of which it is the difference, each `rate_over_starts` with half of
+    the error: of pairs in which only the first hits and only the second, or of all hits of either where they have
+    other numbers of rollouts.
 
     >>> print(rate_difference([1] * 10, [1] * 10))
     0.000 (-0.355 … 0.355)
@@ -100,7 +112,7 @@ def rate_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (first, second))
     apart = paired_difference(_by_start(a), _by_start(b), level)
     each = [(a > b), (b > a)] if a.shape == b.shape else [a, b]
-    up, down = (clopper_pearson(int(x.sum()), x.numel(), (1 + level) / 2) for x in each)
+    up, down = (rate_over_starts(x, (1 + level) / 2) for x in each)
     low, high = min(apart.low, up.low - down.high), max(apart.high, up.high - down.low)
     return Interval(apart.value, max(low, -1.0), min(high, 1.0))
 

@@ -60,6 +60,10 @@ def test_each_is_a_finding_with_its_numbers(name):
 def test_a_collapse_is_named_once_and_a_balance_is_healthy():
     collapse = diagnose(log_of("posterior-collapse", noise=0.0005, positive_weight=0.003), FACTS)
     assert [f.name for f in collapse] == ["posterior-collapse"]
+    still = log_of("posterior-collapse", noise=0.0005, positive_weight=0.0, grad_norm=0.0)
+    assert [f.name for f in diagnose(still, FACTS)] == [
+        "posterior-collapse"
+    ]  # which is why there is no gradient
     (healthy,) = diagnose(log_of("balanced"), FACTS)
     assert healthy.name == "healthy"
     assert healthy.evidence["matched"] == pytest.approx(LEVEL)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from .contrasts import COLLAPSED
 from .facts import Facts
 from .finding import Evidence, Finding
 from .log import CLEAR, ENTROPIES, IMPROVED, LEAST_ROWS, Log, Trend
@@ -26,7 +27,8 @@ def no_learning(log: Log, facts: Facts) -> Finding | None:
 
 def _stalled(log: Log, facts: Facts) -> Finding | None:
     gradient = log.series("grad_norm")
-    if len(gradient) >= LEAST_ROWS and float(np.median(gradient)) < 1e-12:
+    told = (weight := log.late("positive_weight")) is not None and weight < COLLAPSED  # what left no gradient
+    if len(gradient) >= LEAST_ROWS and float(np.median(gradient)) < 1e-12 and not told:
         return _not_learning("problem", "The gradient is zero: no parameter can change.", {"grad_norm": 0.0})
     gap = log.gap_trend
     open_gap = gap is not None and facts.traits.gap_vanishes and _is_open(gap)

@@ -453,7 +453,7 @@ def test_a_folder_without_a_policy(tmp_path):
         out=tmp_path / "run",
         evaluate=False,
     )
-    with pytest.raises(InputError, match=r"holds no policy.json"):
+    with pytest.raises(InputError, match=r"holds no policy.json; .* resume=True where its training was cut"):
         load_policy(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"device: must be one of .* got 'tpu'"):
         ms.load_run(tmp_path / "run", device="tpu")

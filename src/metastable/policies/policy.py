@@ -278,7 +278,8 @@ def load_policy(
     if not path.is_file():
         load_run(folder, energy, device=device)  # what is no run at all says so itself
         raise InputError(
-            f"run: {folder} holds no {FILE}; make one with metastable.policies.fit_policy(…, out=…)"
+            f"run: {folder} holds no {FILE}; make one with metastable.policies.fit_policy(…, out=…), and with "
+            "resume=True where its training was cut short"
         )
     kept = read_table(path, KEPT, needed=("policy", "covariance", "step_size", "scaling", "seed"))
     with reading(path):

@@ -98,7 +98,7 @@ def fit(
         smoothing: s, from 0 to below 1: training sees √(1 − s²)·u + s·ξ in whitened units, which keeps mean and
             covariance and blurs everything else, so that few rows are not learnt by heart.
         trainer: all training settings at once, instead of `options`.
-        evaluate: compute scores, samples and the diagnosis when training ends.
+        evaluate: compute scores and samples when training ends; without it the diagnosis is of the log alone.
         progress: show a progress bar, or call this with each row of metrics.
         options: any other field of `TrainerConfig`, e.g. `batch_size=None`, `optimiser=`, `ema=0.999`.
 
@@ -141,7 +141,7 @@ def fit(
         outcome = _trained(trainer_, plan, settings, resume, shown)
         run = _run_of(trainer_.players, method, outcome, settings, folder)
         if not evaluate:
-            return run.outward(plan.coordinates)
+            return _logged(run.outward(plan.coordinates))
         return _judged(run, plan, Chains(plan.method, trainer_.context, outcome.state), outcome.hurried)
 
 
@@ -192,6 +192,21 @@ def _judged(run: Run, plan: Plan, chains: Chains, hurried: bool) -> Run:
 
     found = processes.by_first(work)
     return made[0] if made else replace(run.outward(plan.coordinates), **found)
+
+
+def _logged(run: Run) -> Run:
+    """A run that is not judged, with what its log says of it, also in its folder: it has come to its end."""
+    K = run.config["method"].get("negatives_per_datum")
+    facts = Facts(method=run.trained_with, negatives_per_datum=K, power=run.power)
+    run.diagnosis = diagnose(run.kept_history, facts)
+
+    def work() -> None:
+        if run.folder is not None:
+            write_json(run.folder / "summary.json", run.summary())
+            seal_files(run.folder, run.config, "config.json", "metrics.jsonl", "summary.json")
+
+    processes.by_first(work)
+    return run
 
 
 def _write_failure(

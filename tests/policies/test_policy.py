@@ -459,6 +459,19 @@ def test_a_folder_without_a_policy(tmp_path):
         ms.load_run(tmp_path / "run", device="tpu")
 
 
+def test_a_policy_whose_training_went_wrong_says_so(tmp_path):
+    """Its run has ended, and what its log says is told at once and kept: negatives in a box teach nothing here."""
+    steps = np.linspace(0, 1, 40)
+    shown = Demonstrations.of(np.stack([steps, -steps], 1), np.stack([steps, steps], 1), [20, 40])
+    energy, settings = {"name": "conditional", "width": 32, "depth": 2}, {"learning_rate": 0.01}
+    with pytest.warns(RuntimeWarning, match="policy: A datum is told from its negatives .* Use a proposal"):
+        fit_policy(shown, energy, "ibc", PolicyConfig(steps=0), steps=300, **settings, out=tmp_path / "run")
+    run = ms.load_run(tmp_path / "run")
+    assert run.status == "finished"
+    assert [found.name for found in run.diagnosis if found.severity != "note"] == ["posterior-collapse"]
+    assert "was killed" not in run.report().read_text()
+
+
 def test_a_run_without_contexts_is_no_policy():
     run = ms.fit("flow", torch.randn(20, 2), "density", steps=1, evaluate=False)
     with pytest.raises(InputError, match="chunks given contexts"):

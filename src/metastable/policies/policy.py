@@ -365,6 +365,9 @@ def fit_policy(
         require(isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
         method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
+    for found in run.diagnosis:
+        if found.severity != "note":
+            warnings.warn(f"policy: {found.text} {found.advice}", RuntimeWarning, stacklevel=2)
     if isinstance(flow, ContinuousFlow):
         drawn: Any = run.players["proposal"]
         drawn.steps, drawn.scored = flow.steps, flow.scored

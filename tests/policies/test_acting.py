@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from metastable.core import ConfigError, InputError
-from metastable.core.random import generator
+from metastable.core.random import derive, generator
 from metastable.data import Demonstrations, Scaling
 from metastable.kernels import ULA
 from metastable.policies import Policy, PolicyConfig, RunActions, fit_policy, load_policy
+from metastable.policies.config import MOVES
 from metastable.training.checkpoints import CheckpointStore
 
 FLOW = {"name": "interpolant", "field": "residual", "width": 8, "layers": 3, "steps": 4, "scored": 3}
@@ -274,3 +275,30 @@ def test_a_model_that_is_no_runs_has_its_own():
             policy.acting(**changed)
     with pytest.raises(ConfigError, match=r"policy\.candidate: unknown setting .*candidates"):
         policy.acting(candidate=2)
+
+
+def test_draws_are_moved_by_default_where_nothing_else_finds_what_is_likely():
+    quick = {"steps": 2, "batch_size": 8}
+    config = {"context": 1, "prediction": 2, "execute": 1, "candidates": 3}
+    blind = fit_policy(shown(), {"name": "conditional", "width": 8, "depth": 2}, "ibc", config, **quick)
+    assert (blind.config.steps, blind.config.warm) == (MOVES, 1)
+    ranked = {"name": "ranking-nce", "negatives_per_datum": 2, "proposal": FLOW}
+    learned = fit_policy(shown(), {"name": "conditional", "width": 8, "depth": 2}, ranked, config, **quick)
+    assert (learned.config.steps, learned.config.warm) == (0, 0)
+    learned.predict_action_chunk(SEEN)
+    drawn = learned.model.draw(learned.scaling.pack({"state": SEEN}), 3, derive(0, "chunk", 0))
+    assert any(torch.equal(learned.last[0], draw) for draw in drawn[0]), "it is one of the proposal's draws"
+    chained = learned.acting(steps=4)  # its steps were found when it was fitted
+    assert (chained.config.steps, chained.config.warm) == (4, 0)
+    assert torch.isfinite(chained.predict_action_chunk(SEEN)).all()
+    ula = {"name": "ula", "step_size": 1e-4}
+    assert learned.acting(kernel=ula).config.steps == MOVES, "a kernel that would move nothing is none"
+    assert learned.acting(kernel=ula, steps=3).config.steps == 3
+    assert PolicyConfig(kernel=ula, algorithm=4).settled(False).steps == 0, "there it is the stages' own"
+
+
+def test_a_kernel_of_the_stages_leaves_room_for_frozen_actions():
+    ula = {"name": "ula", "step_size": 1e-4}
+    assert PolicyConfig(kernel=ula, algorithm=4, freeze=2).freeze == 2
+    with pytest.raises(ConfigError, match=r"policy\.freeze: must be 0 with a kernel"):
+        PolicyConfig(kernel=ula, freeze=2)

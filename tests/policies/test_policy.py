@@ -262,7 +262,7 @@ def test_what_the_demonstrations_had_not_is_left_alone():
 def test_a_policy_is_fitted_with_tables_and_one_noise_and_refuses_bare_arrays():
     table = {"context": 2, "prediction": 4, "execute": 2, "candidates": 1}
     one = fit_policy(shown(), FLOW, "density", table, noise=0.01, steps=1)
-    assert one.config == PolicyConfig(**table)
+    assert one.config == PolicyConfig(**table).settled(False)
     assert one.model.run.config["trainer"]["data_noise_final"] == 0.01
     with pytest.raises(ConfigError, match=r"policy\.contxt: unknown setting"):
         fit_policy(shown(), FLOW, "density", {"contxt": 2}, steps=1)

@@ -32,7 +32,7 @@ from metastable.methods import Density
 from metastable.methods.conditional_chains import run_chains
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.methods.draw_pool import OnDensity
-from metastable.proposals.given import sample_given
+from metastable.proposals.given import is_conditional, sample_given
 from metastable.runs.model import Model
 from metastable.runs.run import Run
 
@@ -135,6 +135,7 @@ class RunActions:
         self.time = None if self.density or not has_time(self.model.energy) else 1.0
         known = stands or self.density or {"kernel", "eta", "tune"} & set(options)
         self.tunes = algorithm == 4 and not known
+        self.blind = self.has_chains and not is_conditional(self.model.players.get("proposal"))
 
     def acting(self, run: Run, **changed: Any) -> RunActions:
         """A run by others of the settings `how`, with what was settled."""

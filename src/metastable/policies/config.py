@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from metastable.core.configure import build_tagged
+from metastable.core.configure import build, build_tagged
 from metastable.core.errors import require, require_choice, require_count
 from metastable.kernels import KERNELS
 from metastable.methods.conditional_sampling import split_evaluations
@@ -16,6 +16,8 @@ from .actions import RANKS, RunActions
 
 OF_RUNS = ("rank", "algorithm", "kernel", "ode", "sampling")
 """Settings that the model of a run acts by; `averaged` says by which weights."""
+MOVES = 50
+"""Of chains that start where nothing is known of what is seen."""
 FOUND = ("covariance", "step_size", "sampler_step")
 """What `RunActions.settle` finds."""
 
@@ -30,7 +32,10 @@ class PolicyConfig:
         execute: of which so many are carried out before the next chunk.
         candidates: ℓ, chunks that are drawn, of which that of lowest energy is taken; 1 takes a draw as it is.
         steps: of the chain that moves them on the energy; 0 ranks the proposal's own draws. A density has no chain.
-        warm: how many of the chains start from what is left of the last chunk.
+            None is 0, as an energy that is ranked against draws is right among them and may be anything beyond, and
+            `MOVES` where these know nothing of what is seen (`uniform`), or where a `kernel` is given.
+        warm: how many of the chains start from what is left of the last chunk. None is 1 for proposals that know
+            nothing of what is seen, else 0: what is left is no draw, either, and its energy may be anything.
         freeze: actions of the last chunk that the next one begins with, so that the two join.
         rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`; or `weights`: one is drawn by
             how much likelier it is than the proposal says, so that for many candidates it is a draw of the energy,
@@ -46,8 +51,8 @@ class PolicyConfig:
     prediction: int = 16
     execute: int = 8
     candidates: int = 8
-    steps: int = 50
-    warm: int = 1
+    steps: int | None = None
+    warm: int | None = None
     freeze: int = 0
     rank: str = "energy"
     algorithm: int = 2
@@ -60,12 +65,14 @@ class PolicyConfig:
         for name in ("context", "prediction", "execute", "candidates"):
             require_count(f"policy.{name}", vars(self)[name])
         for name in ("steps", "warm", "freeze"):
-            require_count(f"policy.{name}", vars(self)[name], 0)
+            require_count(f"policy.{name}", vars(self)[name] or 0, 0)
         require_count("policy.ode", 1 if self.ode is None else self.ode)
         most = self.prediction - self.freeze
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
-        require(self.warm <= self.candidates, "policy.warm", "at most as many as candidates", self.warm)
+        require(
+            (self.warm or 0) <= self.candidates, "policy.warm", "at most as many as candidates", self.warm
+        )
         require_choice("policy.rank", self.rank, RANKS)
         require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
         # refused now, not when a training has ended
@@ -80,7 +87,7 @@ class PolicyConfig:
         kernel = None if self.kernel is None else build_tagged(KERNELS, self.kernel, "policy.kernel")
         if self.algorithm == 4 and {"evaluations", "t_low"} <= set(self.sampling):
             split_evaluations(self.sampling["evaluations"], self.sampling["t_low"], kernel)
-        whole = self.kernel is not None and self.steps > 0
+        whole = self.kernel is not None and (self.algorithm == 2 if self.steps is None else self.steps > 0)
         require(
             not (whole and self.freeze),
             "policy.freeze",
@@ -88,10 +95,24 @@ class PolicyConfig:
             self.freeze,
         )
 
+    def settled(self, blind: bool) -> PolicyConfig:
+        """With numbers in the place of None; of a model whose draws, if `blind`, know nothing of what is seen."""
+        moves = MOVES if blind or (self.kernel is not None and self.algorithm == 2) else 0
+        steps, warm = (
+            (moves if self.steps is None else self.steps),
+            (blind if self.warm is None else self.warm),
+        )
+        return replace(self, steps=steps, warm=int(warm))
+
+    def changed(self, settings: Mapping[str, Any]) -> PolicyConfig:
+        """With other settings; a kernel that is given where no chain moved is one of `MOVES` steps."""
+        moves = {"steps": None} if settings.get("kernel") is not None and not self.steps else {}
+        return build(PolicyConfig, {**vars(self), **moves, **settings}, "policy")
+
     @property
     def warmed(self) -> int:
         """Candidates that go on from the last chunk; one draw at least is a new one."""
-        return min(self.warm, self.candidates - 1)
+        return min(self.warm or 0, self.candidates - 1)
 
 
 def weights_of(run: Run, averaged: bool) -> Run:

@@ -81,7 +81,8 @@ class Policy:
     def __init__(
         self, model: ActionModel, scaling: Scaling, config: PolicyConfig | None = None, seed: int = 0
     ):
-        self.model, self.scaling, self.config = model, scaling, config or PolicyConfig()
+        blind = isinstance(model, RunActions) and model.blind
+        self.model, self.scaling, self.config = model, scaling, (config or PolicyConfig()).settled(blind)
         if isinstance(model, RunActions):
             refuse_others(model, self.config)
         self.proposal: dict[str, Any] | None = None  # the table of one that was learned before
@@ -90,7 +91,7 @@ class Policy:
 
     def acting(self, **changed: Any) -> Policy:
         """The same policy by other settings of `PolicyConfig`, weights shared; it begins as after `reset`."""
-        config, model = build(PolicyConfig, {**vars(self.config), **changed}, "policy"), self.model
+        config, model = self.config.changed(changed), self.model
         now = vars(self.config)  # a kernel may have stood in `sampling`
         own = {
             name: v
@@ -178,7 +179,7 @@ class Policy:
         if rest is not None and config.warmed and self.model.has_chains and not weighted:
             x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
         frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
-        x = self.model.move(x, given, 0 if weighted else config.steps, seed, frozen)
+        x = self.model.move(x, given, 0 if weighted else config.steps or 0, seed, frozen)
         if config.candidates == 1:
             return x[:, 0]
         if not weighted:
@@ -285,11 +286,11 @@ def load_policy(
     with reading(path):
         scaling = Scaling.from_json(kept["scaling"])
     own = {"averaged": False, **kept["policy"]}  # older files acted by the weights themselves
-    saved = vars(build(PolicyConfig, own, "policy"))
+    saved = build(PolicyConfig, own, "policy")
     for name in {"context", "prediction"} & set(changed):
-        require(changed[name] == saved[name], f"policy.{name}", f"{saved[name]}, as trained", changed[name])
-    settings = {**saved, **changed}
-    config, proposal = build(PolicyConfig, settings, "policy"), kept.get("proposal")
+        known = vars(saved)[name]
+        require(changed[name] == known, f"policy.{name}", f"{known}, as trained", changed[name])
+    config, proposal = saved.changed(changed), kept.get("proposal")
     method = None if proposal is None else _method_with(Path(folder), proposal)
     run = load_run(folder, energy, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
@@ -389,7 +390,7 @@ def policy_of(
     """
     config = config or PolicyConfig()
     acting = actions_of(run, config)
-    chains = config.steps > 0 and config.kernel is None
+    chains = config.steps != 0 and config.kernel is None  # None: so that there can be one later
     if chains or config.freeze or acting.tunes:
         acting = acting.settle(contexts, seed, chains)
     policy = Policy(acting, scaling, config, seed)

@@ -132,6 +132,11 @@ def _table(body: nn.Module) -> Tensor:
     return table
 
 
+def _kernels() -> list[Any]:
+    """Files that need Triton: kernels of layers, those beside them, and how tiles are numbered."""
+    return [importlib.import_module(f"{__package__}.{name}_triton") for name in ("body", "prior", "tiles")]
+
+
 def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") -> tuple[Tensor, Tensor]:
     """The body's one output at events `(N, d)`, `(N,)`, and its gradient, `(N, d)`.
 
@@ -145,9 +150,7 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
     energy, value, grad = x.new_empty(n), x.new_zeros(n), torch.empty_like(x)
     if not n:
         return energy, grad
-    module, side, tiles = (
-        importlib.import_module(f"{__package__}.{name}_triton") for name in ("body", "prior", "tiles")
-    )
+    module, side, tiles = _kernels()
     S, W, step, heads = beside.shape[1], body.width, body.step, body.heads
     L, layers, first = S + x.shape[1] // step, len(body.blocks), S - body.past
     rows = max(SMALLEST, 1 << (L - 1).bit_length())

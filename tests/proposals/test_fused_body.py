@@ -78,6 +78,23 @@ def test_one_event_whose_kernels_read_their_weights_first(name):
 
 
 @needs_triton
+@over("step", [2, 9])
+def test_one_event_of_long_tokens_is_gone_back_to_by_fewer_columns_at_a_time(step, monkeypatch):
+    body, module, seen = TokenBody(2 * step, step, 1, 128, 1, 4), fused_body._kernels()[0], []
+
+    class Seen:
+        def __getitem__(self, grid):
+            return lambda *args, **sizes: seen.append(sizes) or kernel[grid](*args, **sizes)
+
+    kernel = module.embed_back_kernel
+    monkeypatch.setattr(module, "embed_back_kernel", Seen())
+    scattered(body)
+    require_as_autograd(body, normal(1, 2 * step), normal(1, 3, 128, seed=1))
+    assert seen[0]["D"] * seen[0]["WIDE"] <= fused_body.FEW_COLUMNS
+    assert (seen[0]["D"] == body.width) == (step == 2)
+
+
+@needs_triton
 def test_weights_are_read_where_they_lie():
     body, S, _ = LAYOUTS["no prior"]
     scattered(body)

@@ -28,6 +28,9 @@ WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
 """Of tokens; columns of a product; of a program; programs that share hidden units or heads of an event."""
 WARPS_OF_FEW = 8
 """Warps of a program of a layer where events are few."""
+FEW_COLUMNS = 1024
+"""Columns times numbers of a token, in powers of two, that one of those holds for each row on the way back to the
+event: of twice as many, compilers for Hopper put 19 KB of each thread in local memory."""
 EVENTS = 512
 """From here on torch's kernels are as fast, and take less memory."""
 Tables = dict[tuple[int, ...], tuple[Tensor, bool]]
@@ -166,7 +169,7 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
     head = normed | {"PARTS": parts, "HEAD": W // heads, "L": L} | exact | early
     hidden = normed | {"PARTS": parts, "HEADS": heads, "H": 4 * W // parts, "L": L} | exact | early
     event = {"S": S, "L": L, "STEP": step} | exact
-    prior = body.prior is not None
+    prior, wide = body.prior is not None, 1 << (step - 1).bit_length()
     with torch.cuda.device_of(x):
         module.embed_kernel[n, chunks](x, beside, n // len(beside), table, scratch, **event)
         with aside(x.device, prior, lane=3) as join:
@@ -187,9 +190,9 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
             module.dense_back_kernel[n, parts](table, scratch, layer, FIRST=first, **hidden)
             module.attend_back_kernel[n, heads](table, scratch, layer, **head)
         join()
-        wide = {"PRIOR": prior, "HEADS": heads, "FIRST": first, "WIDE": 1 << (step - 1).bit_length()}
-        wide |= event | many | {"D": W if few else CHUNK}
-        module.embed_back_kernel[n, 1](x, table, grad, scratch, **normed, **wide)
+        last = {"PRIOR": prior, "HEADS": heads, "FIRST": first, "WIDE": wide} | event | many
+        last |= {"D": W if few and W * wide <= FEW_COLUMNS else CHUNK}
+        module.embed_back_kernel[n, 1](x, table, grad, scratch, **normed, **last)
     return energy + value, grad
 
 

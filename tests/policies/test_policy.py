@@ -683,7 +683,7 @@ def off_from(fine: ms.proposals.InterpolantFlow, flow: ms.proposals.InterpolantF
 def test_the_flow_of_a_policy_is_solved_in_as_many_steps_as_actions_need():
     config = PolicyConfig(2, 4, 2, 1, 0, 0)
     policy = fit_policy(shown(), config=config, steps=150, learning_rate=3e-3, batch_size=64)
-    parts = policy.model.run.inside["energy"].modules()
+    parts = policy.model.run.model.energy.modules()
     flow = next(m for m in parts if isinstance(m, ms.proposals.InterpolantFlow))
     fine = flow.with_steps(400, 401)
     assert 3 * flow.steps < ms.proposals.InterpolantFlow(1).steps

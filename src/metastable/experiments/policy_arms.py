@@ -21,8 +21,9 @@ from metastable.core.random import derive
 from metastable.data.demonstrations import Demonstrations, Scaling
 from metastable.methods.ranked import Ranked
 from metastable.policies.actions import RunActions
+from metastable.policies.fitting import fit_policy
 from metastable.policies.models import MODELS, PolicyModel, Sizes, layout_of, policy_model
-from metastable.policies.policy import FILE, Policy, PolicyConfig, fit_policy, load_policy
+from metastable.policies.policy import FILE, Policy, PolicyConfig, load_policy
 from metastable.runs.folder import write_json
 from metastable.training.config import Adam, Schedule
 
@@ -42,17 +43,27 @@ MADE = "made-with.json"
 LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
     *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
-    *("within", "sight", "near", "precision", "augment"),
+    *("within", "sight", "near", "precision", "augment", "interpolant", "alpha"),
+    *("energy_rate", "training_ode"),
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
-OF_ENERGIES = ("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates")
+OF_ENERGIES = (
+    "negatives",
+    "reuse",
+    "pool",
+    "chain",
+    "pretrain",
+    "energy_updates",
+    "energy_rate",
+    "training_ode",
+)
 OF_FIELDS = (
-    *("field_width", "field_layers", "heads", "reads", "alpha"),
+    *("field_width", "field_layers", "heads", "reads", "interpolant", "alpha"),
     *("proposal", "proposal_width", "proposal_layers", "proposal_alpha"),
     *("ode", "rates", "weight_decay", "warmup", "batch_size"),
 )
 """Settings that densities do not know, and `sizes` that they do."""
-DENSE = ("width", "layers", "chain", "units")
+DENSE = ("width", "layers", "chain", "units", "interpolant", "alpha", "energy_rate", "training_ode")
 """Settings of dense networks alone."""
 SIZES = {
     "negatives": "negatives",
@@ -125,17 +136,19 @@ def units_of(bench: Bench) -> str:
 def dense_model(bench: Bench, name: str) -> PolicyModel:
     """A model of plain dense layers, at the sizes of the scale."""
     (steps, scored), size = bench.ode, {"width": bench.width, "layers": bench.layers}
-    ode = {"steps": steps, "scored": scored}
-    options = {"optimiser": Adam(bench.rate), "schedule": Schedule("cosine", warmup=bench.warmup)}
+    ode, along = {"steps": steps, "scored": scored}, {"interpolant": bench.interpolant, "alpha": bench.alpha}
+    rate = bench.settings.get("energy_rate", bench.rate) if name in RANKED else bench.rate
+    options = {"optimiser": Adam(rate), "schedule": Schedule("cosine", warmup=bench.warmup)}
     options |= {"batch_size": bench.batch, "units": units_of(bench), "ema": bench.ema}
     acting: dict[str, Any] = {"steps": 0, "warm": 0}
     if name not in RANKED:
-        flow = {"name": "interpolant", "field": "residual", **ode}
+        flow = {"name": "interpolant", "field": "residual", **along, **ode}
         energy = {"flow": flow, "proposal": flow, "cloning": {"name": "regression"}}
         own = energy.get(name, {"name": name, **ode}) | size
         return PolicyModel(own, {"name": "density"}, acting, options)
     timed = name.startswith("i-")
-    proposal = {"name": "interpolant", "field": "residual", **size, **ode}
+    coarse = dict(zip(ode, bench.settings.get("training_ode", bench.ode), strict=True))
+    proposal = {"name": "interpolant", "field": "residual", **along, **size, **coarse}
     method = {
         "name": {"ibc": "ibc"}.get(name, "interpolating-nce" if timed else "ranking-nce"),
         "negatives_per_datum": bench.negatives,
@@ -252,7 +265,14 @@ def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None)
     config = replace(task.config, **{"candidates": bench.candidates, **model.acting})
     lines = {"log_every": max(1, steps // LINES), "checkpoint_every": max(1, steps // CHECKPOINTS), "keep": 1}
     clock = {"max_seconds": bench.seconds, "follows": "seconds" if bench.seconds else "steps"}
-    budget = {"steps": steps, "device": bench.device, "precision": bench.precision, **clock, **lines}
+    budget = {
+        "steps": steps,
+        "progress": False,
+        "device": bench.device,
+        "precision": bench.precision,
+        **clock,
+        **lines,
+    }
     policy = fit_policy(
         task.shown,
         model.energy,

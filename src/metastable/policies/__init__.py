@@ -5,12 +5,13 @@ from metastable.methods.conditional_sampling import Best, best_of
 from .actions import ActionModel, RunActions
 from .environments import Environments, PushT, gym_environments, pusht_pictures, pusht_starts
 from .films import Film, film, film_pusht, films_pusht
+from .fitting import fit_policy, policy_of
 from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference, t_interval
 from .models import MODELS, PATHS, PUSH_T, Layout, PolicyModel, Sizes, layout_of, policy_model
 from .path_frames import CentredPolicy, centred, roll_paths
 from .path_world import PathWorlds, path_demonstrations, plan_paths, rollout_paths
 from .planner import PathPrior, Planner
-from .policy import Policy, PolicyConfig, fit_policy, load_policy, policy_of
+from .policy import Policy, PolicyConfig, load_policy
 from .rollouts import Rollouts, rollout, rollout_pusht
 
 __all__ = [

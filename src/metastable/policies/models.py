@@ -106,6 +106,7 @@ class Sizes:
             layers or fewer.
         negatives: K.
         times: m.
+        interpolant: between noise and data, of all flows.
         alpha: α of the flow alone.
         proposal_alpha: α of the flow beside an energy.
         ode: Heun steps of models that stand alone, and times with a divergence.
@@ -141,6 +142,7 @@ class Sizes:
     inherits: bool = False
     negatives: int = 63
     times: int = 5
+    interpolant: str = "trigonometric"
     alpha: float = 2.0
     proposal_alpha: float = 2.0
     ode: tuple[int, int] = (375, 64)
@@ -229,6 +231,7 @@ def _proposal(layout: Layout, sizes: Sizes, timed: bool) -> dict[str, Any]:
     return {
         "name": "interpolant",
         "field": named,
+        "interpolant": sizes.interpolant,
         "alpha": sizes.proposal_alpha,
         "steps": steps,
         "scored": scored,
@@ -279,7 +282,8 @@ def _common(sizes: Sizes) -> dict[str, Any]:
 
 def _flow(layout: Layout, sizes: Sizes) -> PolicyModel:
     steps, scored = sizes.ode
-    own = {"field": _field(layout, sizes), "alpha": sizes.alpha, "steps": steps, "scored": scored}
+    own = {"field": _field(layout, sizes), "interpolant": sizes.interpolant, "alpha": sizes.alpha}
+    own |= {"steps": steps, "scored": scored}
     return _alone({"name": "interpolant", **own}, sizes)
 
 

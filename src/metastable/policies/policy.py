@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from metastable._version import __version__
-from metastable.api import fit, load_run
+from metastable.api import load_run
 from metastable.core.capture import CaptureError
 from metastable.core.configure import build
 from metastable.core.errors import InputError, require
 from metastable.core.random import derive, generator
 from metastable.core.waiting import unwatched
-from metastable.data.demonstrations import STATE, Demonstrations, Scaling
+from metastable.data.demonstrations import STATE, Scaling
 from metastable.kernels.watch import unchanging
 from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
 from metastable.methods.conditional_sampling import best_of
-from metastable.methods.ranked import Ranked
-from metastable.proposals.continuous import ContinuousFlow
 from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, write_json
 from metastable.runs.load import export_run
 from metastable.runs.resolve import resolve_method
-from metastable.runs.run import Run
 
 from .actions import ActionModel, RunActions
-from .beneath import coarser, flow_of
 from .config import OF_RUNS, PolicyConfig, actions_of, refuse_others, weights_of
 
 FILE = "policy.json"
-FLOW = {"name": "interpolant", "steps": 64, "scored": 33}
-"""The flow of a policy by default: draws are off by a two-thousandth of their spread, log-densities by 0.1 nats."""
 
 
 _SIZE = ("a number above 0", lambda v: v is None or (NUMBER[1](v) and v > 0))
@@ -71,6 +65,7 @@ class Policy:
 
     >>> import numpy as np
     >>> from metastable.data import Demonstrations
+    >>> from metastable.policies import fit_policy
     >>> steps = np.linspace(0, 1, 40)
     >>> shown = Demonstrations.of(np.stack([steps, -steps], 1), steps, [20, 40])
     >>> policy = fit_policy(shown, "flow", "density", PolicyConfig(1, 4, 2), steps=2)
@@ -305,96 +300,3 @@ def _method_with(folder: Path, proposal: dict[str, Any]) -> Method:
     described = json.loads((folder / "config.json").read_text(encoding="utf-8"))["method"]
     settings = {key: value for key, value in described.items() if value is not None}
     return resolve_method({**settings, "proposal": proposal})
-
-
-def fit_policy(
-    demonstrations: Demonstrations,
-    energy: Any = FLOW,
-    method: Any = "density",
-    config: PolicyConfig | Mapping[str, Any] | None = None,
-    *,
-    padded: bool = True,
-    noise: tuple[float, float] | float | None = (0.01, 0.005),
-    augment: str | Sequence[str] = (),
-    on: Policy | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> Policy:
-    """Train a model of chunks given contexts, and make it a policy.
-
-    Args:
-        demonstrations: to learn from.
-        energy: as `metastable.fit` takes it; by default a flow learned by interpolants, in 64 Heun steps.
-        method: likewise: `density` for flows and diffusions, `ranking-nce`, `interpolating-nce` or `ibc`.
-        config: how the policy acts, or a table of it; its windows are what is trained on.
-        padded: whether windows reach beyond the ends of their episode, see `Demonstrations.windows`.
-        noise: σ_pert at first, and from half of the training on, on chunks and on what of the contexts may be
-            noised; one number for both, None for none. Beside a proposal that stays it is the last throughout, for
-            data of another noise than it has learned differ from its draws by that alone.
-        augment: ways in which the pictures of every update are changed at random, such as `shift`, alike in all
-            of a window; see `TrainerConfig.augment`.
-        on: a policy whose flow becomes the proposal of a ranking method, and stays as it is: it was trained by
-            `density` with `units="none"`, on demonstrations of the same ranges. What is trained on a flow is read
-            back by `load_policy`: the run's own settings name the flow's class alone. Where the method's `proposal`
-            is a table with `steps` and `scored`, draws of training are solved in so many, and those of acting in
-            the flow's own.
-        seed: of everything random.
-        options: of `metastable.fit`; `out` keeps the run and the policy in a folder.
-    """
-    rule = "Demonstrations, which Demonstrations.of(observations, actions, ends) and load_episodes(file) make"
-    require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, type(demonstrations).__name__)
-    method = resolve_method(method)
-    config = config if isinstance(config, PolicyConfig) else build(PolicyConfig, config or {}, "policy")
-    scaling = Scaling.fit(demonstrations, config.prediction)
-    data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
-    if noise is not None:
-        each = (noise, noise) if isinstance(noise, (int, float)) else noise
-        two = isinstance(each, (tuple, list)) and len(each) == 2 and all(map(NUMBER[1], each))
-        require(two, "noise", "a number, two of them, at first and at last, or None", noise)
-        stays = on is not None or (isinstance(method, Ranked) and not method.train_proposal)
-        schedule = {"data_noise": each[stays], "data_noise_final": each[1], "data_noise_over": 0.5}
-        options = {**schedule, "given_noise": scaling.noised(config.context, data.given), **options}
-    if augment:
-        at = scaling.pictures_at(config.context)
-        require(bool(at), "augment", "left out for demonstrations without pictures", augment)
-        options = {"given_augment": augment, "given_pictures": at, "units": "none", **options}
-    table, flow = None, None
-    if on is not None:
-        units = options.setdefault("units", "none")
-        require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
-        flow, table = flow_of(on.model, on.scaling, scaling)
-        require(isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
-        method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
-    run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
-    for found in run.diagnosis:
-        if found.severity != "note":
-            warnings.warn(f"policy: {found.text} {found.advice}", RuntimeWarning, stacklevel=2)
-    if isinstance(flow, ContinuousFlow):
-        drawn: Any = run.players["proposal"]
-        drawn.steps, drawn.scored = flow.steps, flow.scored
-    assert data.given is not None
-    return policy_of(run, scaling, data.given, config, seed, table)
-
-
-def policy_of(
-    run: Run,
-    scaling: Scaling,
-    contexts: Tensor,
-    config: PolicyConfig | None = None,
-    seed: int = 0,
-    proposal: dict[str, Any] | None = None,
-) -> Policy:
-    """A run as a policy, settled on some of its contexts `(n, c)`, and saved where the run has a folder.
-
-    Where nothing is frozen and no chain of its own moves draws, there is nothing to settle.
-    """
-    config = config or PolicyConfig()
-    acting = actions_of(run, config)
-    chains = config.steps != 0 and config.kernel is None  # None: so that there can be one later
-    if chains or config.freeze or acting.tunes:
-        acting = acting.settle(contexts, seed, chains)
-    policy = Policy(acting, scaling, config, seed)
-    policy.proposal = proposal
-    if run.folder is not None:
-        policy.save()
-    return policy

@@ -1,0 +1,94 @@
+"""What a policy is fitted as where nothing is said: sizes, updates and rates, and how it acts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from metastable.core import ConfigError
+from metastable.data import Demonstrations
+from metastable.policies import PolicyConfig, fit_policy, load_policy
+from metastable.policies.defaults import ON_FLOW, updates_for
+from metastable.training.config import TrainerConfig
+
+WINDOWS = {"context": 1, "prediction": 2, "execute": 1}
+FEW = {"name": "ranking-nce", "negatives_per_datum": 2, "reuse": 2, "pool": 8}
+
+
+def shown(pictures: bool = False) -> Demonstrations:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2))
+    beside = {"camera": rng.integers(0, 256, (40, 3, 16, 16), dtype=np.uint8)} if pictures else {}
+    return Demonstrations.of({"place": x, **beside}, x[:, :1], [20, 40])
+
+
+@pytest.fixture(scope="module")
+def flow(tmp_path_factory):
+    return fit_policy(shown(), config=WINDOWS, steps=3, out=tmp_path_factory.mktemp("runs") / "flow")
+
+
+def test_a_policy_of_demonstrations_alone_is_one_draw_of_a_flow_with_a_falling_rate(flow):
+    config = flow.model.run.config
+    assert (config["energy"]["name"], config["energy"]["width"], config["units"]) == (
+        "interpolant",
+        256,
+        "none",
+    )
+    assert (flow.config.candidates, flow.config.steps, flow.config.warm) == (1, 0, 0)
+    trainer = config["trainer"]
+    assert (trainer["batch_size"], trainer["optimiser"]["learning_rate"]) == (256, 3e-3)
+    assert (trainer["schedule"]["shape"], trainer["schedule"]["final"]) == ("cosine", 0.0)
+    assert flow.predict_action_chunk({"place": torch.zeros(2, 1, 2)}).shape == (2, 2, 1)
+
+
+def test_updates_follow_the_number_of_windows():
+    assert [updates_for(n) for n in (1, 10_240, 20_480, 10**6)] == [2000, 2000, 4000, 20_000]
+
+
+def test_a_policy_on_a_flow_is_an_energy_that_starts_as_it_and_ranks_its_draws(flow, tmp_path):
+    policy = fit_policy(shown(), on=flow, steps=3, out=tmp_path / "on")
+    config = policy.model.run.config
+    assert {key: config["energy"][key] for key in ON_FLOW} == ON_FLOW
+    assert (config["method"]["name"], config["method"]["train_proposal"]) == ("ranking-nce", False)
+    known = (policy.config.context, policy.config.prediction, policy.config.execute)
+    assert known == tuple(WINDOWS.values())
+    assert (policy.config.candidates, policy.config.rank, policy.config.steps) == (8, "network", 0)
+    seen = {"place": torch.zeros(2, 1, 2)}
+    read = load_policy(tmp_path / "on")
+    assert torch.equal(read.predict_action_chunk(seen), policy.predict_action_chunk(seen))
+
+
+def test_what_is_said_goes_before_what_is_not(flow):
+    short = {**WINDOWS, "steps": 0}
+    assert fit_policy(shown(), config={**short, "candidates": 3}, steps=1).config.candidates == 3
+    whole = PolicyConfig(**short)
+    assert fit_policy(shown(), config=whole, steps=1).config.candidates == whole.candidates
+    trainer = fit_policy(shown(), config=short, steps=1, learning_rate=0.01).model.run.config["trainer"]
+    assert trainer["optimiser"]["learning_rate"] == 0.01
+    assert trainer["schedule"]["shape"] == "constant", "a rate that is given is held, as fit says"
+    timed = fit_policy(shown(), config=short, max_seconds=0.01).model.run.config["trainer"]
+    assert (timed["follows"], timed["steps"]) == ("seconds", 2000)
+    alone = fit_policy(shown(), config=short, trainer=TrainerConfig(steps=1, batch_size=8), noise=None)
+    assert alone.model.run.config["trainer"]["batch_size"] == 8
+    settled = fit_policy(shown(), None, FEW, {"rank": "energy"}, on=flow, steps=1, batch_size=4)
+    assert (settled.config.rank, settled.config.prediction) == ("energy", 2)
+    with pytest.raises(ConfigError, match=r"policy\.contxt"):
+        fit_policy(shown(), config={"contxt": 2}, steps=1)
+
+
+def test_pictures_are_seen_by_a_network_of_pictures():
+    short = {**WINDOWS, "steps": 0}  # nothing is settled for chains that could come later
+    flow = fit_policy(shown(pictures=True), config=short, steps=1, batch_size=4)
+    assert flow.model.run.config["energy"]["field"]["name"] == "transformer"
+    assert flow.model.run.config["energy"]["field"]["pictures"] == [2, 1, 3, 16, 16]
+    policy = fit_policy(shown(pictures=True), None, FEW, {"steps": 0}, on=flow, steps=1, batch_size=4)
+    assert policy.model.run.config["energy"]["on_proposal"]
+    seen = {"place": torch.zeros(2, 1, 2), "camera": torch.zeros(2, 1, 3, 16, 16, dtype=torch.uint8)}
+    assert policy.predict_action_chunk(seen).shape == (2, 2, 1)
+
+
+def test_other_methods_keep_their_own():
+    ranked = {"name": "ranking-nce", "negatives_per_datum": 2}
+    policy = fit_policy(shown(), None, ranked, WINDOWS, steps=2)
+    assert (policy.config.candidates, policy.model.run.config["energy"]["name"]) == (8, "conditional")

@@ -29,7 +29,7 @@ WIDTH, LAYERS, ODE = 256, 6, (64, 33)
 """Of dense networks; Heun steps and times with a divergence: draws are off by a two-thousandth of their spread,
 log-densities by 0.1 nats."""
 STRAIGHT: dict[str, Any] = {"interpolant": "linear", "alpha": 1.0}
-"""What is done where something is seen is nearly known, and straight paths lead there: see docs/results/push-t.md."""
+"""What is done where something is seen is nearly known, and straight paths lead there: docs/results/push-t.md."""
 FLOW = {
     "name": "interpolant",
     **STRAIGHT,

@@ -218,6 +218,8 @@ def test_reset_forgets_and_reseeds():
     other = [policy.select_action(see) for _ in range(3)]
     assert torch.equal(torch.stack(first), torch.stack(again))
     assert not torch.equal(torch.stack(first), torch.stack(other))
+    with pytest.raises(ConfigError, match="seed: must be an integer"):
+        policy.reset(seed=0.5)
     with pytest.raises(InputError, match="of the 3 environments since reset, got 2"):
         policy.select_action(see[:2])
 

@@ -162,3 +162,16 @@ def test_a_context_without_mass_cannot_normalise():
     given = torch.tensor([[1.0], [-2.0], [1.0]])
     with pytest.raises(InputError, match=r"exp\(−E\) is 0 at all 64 draws .* context \[-2.0\]"):
         conditional_log_prob(energy, Gaussian(torch.zeros(2)), torch.zeros(3, 2), given, 64)
+
+
+@pytest.mark.parametrize("seed", [0.5, "a", True, None])
+def test_a_seed_that_no_folder_could_hold_is_refused_before_the_training(seed, tmp_path):
+    """It trained, and what it wrote was said to be damaged when it was read."""
+    with pytest.raises(InputError, match="seed: must be an integer, got "):
+        ms.fit("mlp", torch.randn(32, 2), "cd", seed=seed, out=tmp_path / "run", **QUICK)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_seed_of_numpy_is_one(tmp_path):
+    ms.fit("mlp", torch.randn(32, 2), "cd", seed=np.int64(3), out=tmp_path / "run", **QUICK)
+    assert ms.load_run(tmp_path / "run").config["seed"] == 3

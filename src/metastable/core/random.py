@@ -5,13 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from .errors import InputError, short
+from .errors import InputError, require, short
 
 Seed = int | torch.Generator
+
+
+def whole_seed(seed: int) -> int:
+    """A seed as files of runs hold it, which is a whole number."""
+    require(isinstance(seed, Integral) and not isinstance(seed, bool), "seed", "an integer", seed)
+    return int(seed)
 
 
 def derive(seed: int, *names: object) -> int:

@@ -18,7 +18,7 @@ from metastable.api import load_run
 from metastable.core.capture import CaptureError
 from metastable.core.configure import build
 from metastable.core.errors import InputError, require
-from metastable.core.random import derive, generator
+from metastable.core.random import derive, generator, whole_seed
 from metastable.core.waiting import unwatched
 from metastable.data.demonstrations import STATE, Scaling
 from metastable.kernels.watch import unchanging
@@ -107,7 +107,7 @@ class Policy:
 
     def reset(self, seed: int | None = None) -> None:
         """Forget what was seen and planned: a new episode begins, in every environment."""
-        self.seed = self.seed if seed is None else seed
+        self.seed = self.seed if seed is None else whole_seed(seed)
         self.seen: deque[dict[str, Tensor]] = deque(maxlen=self.config.context)
         self.planned: deque[Tensor] = deque()
         self.last: Tensor | None = None

@@ -15,7 +15,7 @@ from metastable.core.batch import Batch
 from metastable.core.configure import describe
 from metastable.core.errors import InputError, UnsupportedError
 from metastable.core.protocols import provides
-from metastable.core.random import derive
+from metastable.core.random import derive, whole_seed
 from metastable.core.traits import Traits
 from metastable.core.units import Coordinates, require_kind
 from metastable.data import Dataset
@@ -185,7 +185,7 @@ def make_plan(
         module,
         energy_settings,
         noise,
-        seed,
+        whole_seed(seed),
         held_out,
         doubt,
     )

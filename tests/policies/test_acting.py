@@ -302,3 +302,12 @@ def test_a_kernel_of_the_stages_leaves_room_for_frozen_actions():
     assert PolicyConfig(kernel=ula, algorithm=4, freeze=2).freeze == 2
     with pytest.raises(ConfigError, match=r"policy\.freeze: must be 0 with a kernel"):
         PolicyConfig(kernel=ula, freeze=2)
+
+
+@pytest.mark.parametrize("name", ["steps", "warm", "freeze"])
+@pytest.mark.parametrize("value", [False, "", []])
+def test_only_none_stands_for_what_is_settled_later(name, value):
+    with pytest.raises(ConfigError, match=rf"policy\.{name}: must be an integer of at least 0"):
+        PolicyConfig(**{name: value})
+    with pytest.raises(ConfigError, match=r"policy\.freeze: must be an integer of at least 0, got None"):
+        PolicyConfig(freeze=None)

@@ -65,7 +65,8 @@ class PolicyConfig:
         for name in ("context", "prediction", "execute", "candidates"):
             require_count(f"policy.{name}", vars(self)[name])
         for name in ("steps", "warm", "freeze"):
-            require_count(f"policy.{name}", vars(self)[name] or 0, 0)
+            known = 0 if vars(self)[name] is None and name != "freeze" else vars(self)[name]
+            require_count(f"policy.{name}", known, 0)
         require_count("policy.ode", 1 if self.ode is None else self.ode)
         most = self.prediction - self.freeze
         rule = f"at most prediction − freeze = {most}"

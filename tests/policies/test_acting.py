@@ -311,3 +311,15 @@ def test_only_none_stands_for_what_is_settled_later(name, value):
         PolicyConfig(**{name: value})
     with pytest.raises(ConfigError, match=r"policy\.freeze: must be an integer of at least 0, got None"):
         PolicyConfig(freeze=None)
+
+
+def test_draws_of_the_energy_are_not_weighed_once_more(folder):
+    """The chance of each was p²/q: what Algorithm 4 draws is of p already, and was weighed by p/q."""
+    on = {"name": "on-proposal", "width": 8, "depth": 2, "time": True}
+    flow = load_policy(folder / "flow")
+    stages = {"name": "interpolating-nce", "negatives_per_datum": 2, "times": 1}
+    policy = fit_policy(shown(), on, stages, flow.config, on=flow, **HOW)
+    assert torch.isfinite(policy.acting(algorithm=4).predict_action_chunk(SEEN)).all()
+    assert torch.isfinite(policy.acting(rank="weights").predict_action_chunk(SEEN)).all()
+    with pytest.raises(ConfigError, match=r"policy\.rank: must be 'energy' or 'network' with algorithm 4"):
+        policy.acting(algorithm=4, rank="weights")

@@ -39,7 +39,7 @@ class PolicyConfig:
         freeze: actions of the last chunk that the next one begins with, so that the two join.
         rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`; or `weights`: one is drawn by
             how much likelier it is than the proposal says, so that for many candidates it is a draw of the energy,
-            at the cost of no density; no chain moves them then.
+            at the cost of no density; no chain moves them then. With algorithm 2 alone: those of 4 are weighed.
         algorithm: 2, chains from the proposal's draws, or 4, the stages of an interpolating energy.
         kernel: of the chains, a table; see `RunActions`.
         averaged: whether it acts by the averages of the weights, where training kept them (`ema=…`).
@@ -76,6 +76,9 @@ class PolicyConfig:
         )
         require_choice("policy.rank", self.rank, RANKS)
         require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
+        twice = self.rank == "weights" and self.algorithm == 4
+        rule = "'energy' or 'network' with algorithm 4, whose draws are of the energy and not of its proposal"
+        require(not twice, "policy.rank", rule, self.rank)
         # refused now, not when a training has ended
         theirs = {*OF_RUNS, *FOUND, "run", "n", "seed", "given"} & set(self.sampling)
         if theirs == {"kernel"} and self.kernel is None:  # as older files have it

@@ -294,7 +294,11 @@ def test_draws_are_moved_by_default_where_nothing_else_finds_what_is_likely():
     ula = {"name": "ula", "step_size": 1e-4}
     assert learned.acting(kernel=ula).config.steps == MOVES, "a kernel that would move nothing is none"
     assert learned.acting(kernel=ula, steps=3).config.steps == 3
-    assert PolicyConfig(kernel=ula, algorithm=4).settled(False).steps == 0, "there it is the stages' own"
+    stages = PolicyConfig(kernel=ula, algorithm=4).settled(False)
+    assert stages.steps == 0, "there it is the stages' own"
+    assert stages.changed({"algorithm": 2}).settled(False).steps == MOVES
+    assert stages.changed({"algorithm": 2, "steps": 0}).settled(False).steps == 0
+    assert stages.changed({"candidates": 2}).settled(False).steps == 0
 
 
 def test_a_kernel_of_the_stages_leaves_room_for_frozen_actions():

@@ -109,9 +109,14 @@ class PolicyConfig:
         return replace(self, steps=steps, warm=int(warm))
 
     def changed(self, settings: Mapping[str, Any]) -> PolicyConfig:
-        """With other settings; a kernel that is given where no chain moved is one of `MOVES` steps."""
-        moves = {"steps": None} if settings.get("kernel") is not None and not self.steps else {}
-        return build(PolicyConfig, {**vars(self), **moves, **settings}, "policy")
+        """With other settings; a kernel that is given where no chain moved is one of `MOVES` steps.
+
+        So is that of the stages of algorithm 4 where algorithm 2 takes it over.
+        """
+        asked = {**vars(self), **settings}
+        given = settings.get("kernel") is not None or (self.algorithm, asked["algorithm"]) == (4, 2)
+        moves = {"steps": None} if given and asked["kernel"] is not None and not self.steps else {}
+        return build(PolicyConfig, {**asked, **moves, **settings}, "policy")
 
     @property
     def warmed(self) -> int:

@@ -327,3 +327,24 @@ def test_draws_of_the_energy_are_not_weighed_once_more(folder):
     assert torch.isfinite(policy.acting(rank="weights").predict_action_chunk(SEEN)).all()
     with pytest.raises(ConfigError, match=r"policy\.rank: must be 'energy' or 'network' with algorithm 4"):
         policy.acting(algorithm=4, rank="weights")
+
+
+def test_chains_that_nothing_would_move_by_are_refused(folder):
+    """A flow was rolled out with `--chain 50`, or with a kernel, and nothing of it was done."""
+    ula = {"name": "ula", "step_size": 1e-4}
+    for name in ("flow", "standing"):
+        policy = load_policy(folder / name)
+        for ask in (policy.acting, lambda n=name, **changed: load_policy(folder / n, **changed)):
+            for changed in ({"steps": 5}, {"kernel": ula}):
+                with pytest.raises(ConfigError, match=r"policy\.\w+: must be left out for a density, and"):
+                    ask(**changed)
+            assert ask(steps=0, kernel=None).config.steps == 0
+
+
+def test_what_a_density_does_not_act_by_is_refused_before_it_is_trained(tmp_path):
+    """It trained, and what it had learned was lost where no folder held it."""
+    table = {"context": 1, "prediction": 2, "execute": 1}
+    for own in ({"rank": "network"}, {"rank": "weights"}, {"kernel": {"name": "ula", "step_size": 1e-4}}):
+        with pytest.raises(ConfigError, match=r"policy\.(rank|kernel): must be .* a density"):
+            fit_policy(shown(), FLOW, "density", table | own, steps=2, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()

@@ -44,6 +44,7 @@ DRAWS, CONTEXTS = 32, 64
 """Draws for each context, and contexts, behind the covariance and the step size."""
 PILOTS, WARM_UP, FIRST = 8, 100, 0.1
 """Chains for each context that find the step size, their steps, and where it begins, in units of v."""
+IDLE = "left out for a density, and for an energy on one: no chain moves their draws"
 UNSETTLED = (
     "which one that was fitted with steps=0 has not: fit it with steps above 0, whose number can be changed later, "
     "or call settle(contexts)"
@@ -142,6 +143,12 @@ class RunActions:
         how: dict[str, Any] = {**self.how, **changed}
         found = {name: vars(self)[name] for name in ("covariance", "step_size", "sampler_step")}
         return RunActions(run, **found, **how.pop("sampling"), **how)
+
+    def refuse_idle(self, asked: Mapping[str, Any]) -> None:
+        """Refuse settings of chains that are asked for where no chain moves what is drawn."""
+        names = ("steps", "kernel") if self.density or self.algorithm == 2 else ("steps",)
+        for name in () if self.has_chains else names:
+            require(not asked.get(name), f"policy.{name}", IDLE, asked.get(name))
 
     @torch.no_grad()
     def draw(self, contexts: Tensor, n: int, seed: int) -> Tensor:

@@ -9,10 +9,11 @@ from typing import Any
 from metastable.core.configure import build, build_tagged
 from metastable.core.errors import require, require_choice, require_count
 from metastable.kernels import KERNELS
+from metastable.methods import Density, Method
 from metastable.methods.conditional_sampling import split_evaluations
 from metastable.runs.run import Run
 
-from .actions import RANKS, RunActions
+from .actions import IDLE, RANKS, RunActions
 
 OF_RUNS = ("rank", "algorithm", "kernel", "ode", "sampling")
 """Settings that the model of a run acts by; `averaged` says by which weights."""
@@ -98,6 +99,13 @@ class PolicyConfig:
             "0 with a kernel, which moves whole chunks",
             self.freeze,
         )
+
+    def refuse_for(self, method: Method) -> None:
+        """Refuse what a density would not act by, before it is trained."""
+        if isinstance(method, Density):
+            rule = "'energy' for a density, which has no proposal below it"
+            require(self.rank == "energy", "policy.rank", rule, self.rank)
+            require(self.kernel is None, "policy.kernel", IDLE, self.kernel)
 
     def settled(self, blind: bool) -> PolicyConfig:
         """With numbers in the place of None; of a model whose draws, if `blind`, know nothing of what is seen."""

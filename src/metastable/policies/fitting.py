@@ -68,6 +68,7 @@ def fit_policy(
     require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, type(demonstrations).__name__)
     method, own = resolve_method(method_for(on is not None) if method is None else method), energy is not None
     config = acting_for(config, method, None if on is None else on.config, own)
+    config.refuse_for(method)
     scaling = Scaling.fit(demonstrations, config.prediction)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     energy = energy if own else energy_for(scaling, config.context, method, on is not None)

@@ -88,16 +88,13 @@ class Policy:
         """The same policy by other settings of `PolicyConfig`, weights shared; it begins as after `reset`."""
         config, model = self.config.changed(changed), self.model
         now = vars(self.config)  # a kernel may have stood in `sampling`
-        own = {
-            name: v
-            for name, v in vars(config).items()
-            if name in OF_RUNS and (name in changed or v != now[name])
-        }
+        own = {k: v for k, v in vars(config).items() if k in OF_RUNS and (k in changed or v != now[k])}
         if isinstance(model, RunActions):
             rule = f"{self.config.context}, as trained"
             require(config.context == self.config.context, "policy.context", rule, config.context)
             run = weights_of(model.run, config.averaged)
             model = model.acting(run, **own) if own or run is not model.run else model
+            model.refuse_idle(changed)
         else:
             theirs = sorted({*OF_RUNS[1:], "averaged"} & set(changed))
             require(not theirs, "changed", "settings of the policy alone, as its model is no run's", theirs)
@@ -290,7 +287,9 @@ def load_policy(
     run = load_run(folder, energy, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
     found = {"step_size": kept["step_size"], "sampler_step": kept.get("sampler_step")}
-    policy = Policy(actions_of(run, config, covariance=covariance, **found), scaling, config, kept["seed"])
+    acting = actions_of(run, config, covariance=covariance, **found)
+    acting.refuse_idle(changed)
+    policy = Policy(acting, scaling, config, kept["seed"])
     policy.proposal = proposal
     return policy
 

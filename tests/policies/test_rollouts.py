@@ -496,3 +496,17 @@ def test_a_package_of_the_simulator_that_is_missing_is_one_line(simulator, monke
     monkeypatch.setattr(gymnasium, "make", fails)
     with pytest.raises(MissingDependencyError, match="Push-T: No module named 'cv2'; pip install"):
         PushT(pusht_starts(1))
+
+
+@pytest.mark.parametrize("starts", [4, "ab", np.array(3), (i for i in range(3))])
+def test_starts_are_several(starts):
+    """`rollout(policy, make, 32)`, as `--starts 32` is said, was a TypeError."""
+    with pytest.raises(InputError, match=r"starts: must be several: .* such as range\(32\)"):
+        rollout(Pushing(), on_a_line, starts, steps=2)
+    with pytest.raises(InputError, match=r"starts: must be finite states of Push-T, \(B, 5\)"):
+        rollout_pusht(Pushing(), 32)
+
+
+def test_what_is_made_are_environments():
+    with pytest.raises(InputError, match=r"make: must be a function from starts to Environments"):
+        rollout(Pushing(), lambda starts: Line(), range(2), steps=2)

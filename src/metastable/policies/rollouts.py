@@ -180,8 +180,12 @@ def rollout(
     """
     require_count("rollouts", rollouts)
     require_count("steps", steps)
+    rule = "several: states of Push-T, or seeds, such as range(32)"
+    require(np.ndim(starts) > 0, "starts", rule, starts)
     begun, thinking, clipped = perf_counter(), 0.0, 0
     with spread(make, [start for start in starts for _ in range(rollouts)], workers) as worlds:
+        rule = "a function from starts to Environments, such as partial(gym_environments, NAME)"
+        require(isinstance(worlds, (Environments, Workers)), "make", rule, worlds)
         low, high = worlds.box
         policy.reset(derive(seed, "rollout"))
         seen, taken = worlds.reset(), np.zeros(len(worlds), dtype=np.int64)
@@ -208,7 +212,7 @@ def rollout(
 
 def rollout_pusht(policy: Acting, starts: Any, *, pictures: bool = False, **options: Any) -> Rollouts:
     """`rollout` in Push-T from states `(n, 5)`, such as `pusht_starts(32)`; `pictures` as of `PushT`."""
-    return rollout(policy, partial(PushT, pictures=pictures), list(np.asarray(starts)), **options)
+    return rollout(policy, partial(PushT, pictures=pictures), list(np.atleast_1d(starts)), **options)
 
 
 def boxed_actions(

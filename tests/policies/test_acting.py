@@ -348,3 +348,12 @@ def test_what_a_density_does_not_act_by_is_refused_before_it_is_trained(tmp_path
         with pytest.raises(ConfigError, match=r"policy\.(rank|kernel): must be .* a density"):
             fit_policy(shown(), FLOW, "density", table | own, steps=2, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_a_flow_that_ranks_has_draws_of_its_own_and_no_step(tmp_path):
+    """Algorithm 4 looked for the step size of chains that there are none of: KeyError, once it was trained."""
+    config = PolicyConfig(1, 2, 1, 3, algorithm=4)
+    method = {"name": "ranking-nce", "negatives_per_datum": 2}
+    policy = fit_policy(shown(), FLOW, method, config, out=tmp_path / "run", **HOW)
+    chunk = policy.predict_action_chunk(SEEN)
+    assert torch.equal(load_policy(tmp_path / "run").predict_action_chunk(SEEN), chunk)

@@ -189,7 +189,8 @@ class RunActions:
             forget_tuning(self.model.energy)
             found.sampler_step = None
             sampled = found._sampled(contexts, DRAWS, seed)
-            x, found.sampler_step = sampled.x.to(self.model.home), float(sampled.info["step_size"].median())
+            x, step = sampled.x.to(self.model.home), sampled.info.get("step_size")  # none of a flow's own
+            found.sampler_step = None if step is None else float(step.median())
         else:
             x = self.draw(contexts, DRAWS, seed)
         found.covariance, found.free = pooled_covariance(x), {}

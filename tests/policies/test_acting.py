@@ -357,3 +357,10 @@ def test_a_flow_that_ranks_has_draws_of_its_own_and_no_step(tmp_path):
     policy = fit_policy(shown(), FLOW, method, config, out=tmp_path / "run", **HOW)
     chunk = policy.predict_action_chunk(SEEN)
     assert torch.equal(load_policy(tmp_path / "run").predict_action_chunk(SEEN), chunk)
+
+
+def test_what_an_energy_stands_on_is_a_policy_and_no_folder(folder):
+    on = {"name": "on-proposal", "width": 8, "depth": 2}
+    for other in (folder / "flow", str(folder / "flow"), load_policy(folder / "flow").model.run):
+        with pytest.raises(ConfigError, match=r"on: must be a policy, which load_policy\(folder\) reads"):
+            fit_policy(shown(), on, STANDING, on=other, **HOW)

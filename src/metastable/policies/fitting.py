@@ -66,6 +66,7 @@ def fit_policy(
     """
     rule = "Demonstrations, which Demonstrations.of(observations, actions, ends) and load_episodes(file) make"
     require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, type(demonstrations).__name__)
+    require(on is None or isinstance(on, Policy), "on", "a policy, which load_policy(folder) reads", on)
     method, own = resolve_method(method_for(on is not None) if method is None else method), energy is not None
     config = acting_for(config, method, None if on is None else on.config, own)
     config.refuse_for(method)

@@ -34,7 +34,6 @@ from .config import OF_RUNS, PolicyConfig, actions_of, refuse_others, weights_of
 
 FILE = "policy.json"
 
-
 _SIZE = ("a number above 0", lambda v: v is None or (NUMBER[1](v) and v > 0))
 KEPT = {
     **dict.fromkeys(("policy", "scaling"), TABLE),

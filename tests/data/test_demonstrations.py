@@ -916,3 +916,18 @@ def test_digests_of_numbers_about_zero_and_far_from_it(unit):
     rng = torch.Generator().manual_seed(0)
     far = [1e5 * unit + unit * k * torch.rand(400, 2, generator=rng) for k in (1, 1, 2)]
     assert len({Demonstrations.of(seen, actions, [400]).digest() for actions in far}) == 3
+
+
+def test_episodes_in_a_dimension_of_their_own_are_no_steps():
+    """Of 6 episodes of 5 steps one of 6 was made, whose actions were all ten numbers of an episode."""
+    seen, actions = np.zeros((6, 5, 4)), np.zeros((6, 5, 2))
+    with pytest.raises(InputError, match=r"actions: must be \(T, A\) without ends; .* got \(6, 5, 2\)"):
+        Demonstrations.of(seen, actions)
+    rows = [x.reshape(-1, x.shape[2]) for x in (seen, actions)]
+    assert Demonstrations.of(*rows, 5 * np.arange(1, 7)).lengths.tolist() == [5] * 6
+
+
+def test_files_of_one_episode_each_may_have_actions_of_two_dimensions(tmp_path):
+    for k in range(2):
+        np.savez(tmp_path / f"{k}.npz", actions=np.zeros((5, 2, 3)), arms=np.zeros((5, 2, 3)))
+    assert load_episodes(tmp_path).shapes == {"arms": (2, 3), "action": (6,)}

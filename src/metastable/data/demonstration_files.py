@@ -75,7 +75,7 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     kinds: dict[str, Any] = {key: [name for name in names if name in seen] for key, names in told.items()}
     origin = kinds.pop("relative", [])
     require(len(origin) < 2, f"{path.name}: relative", "one name", origin)
-    stops = None if ends is None else arrays[ends]
+    stops = arrays[actions].shape[:1] if ends is None else arrays[ends]
     saved = len(named) == len(KINDS)  # by `save_episodes`, as fine as they are to be
     kinds |= {"relative": "".join(origin), "wide": alone or saved}
     return Demonstrations.of(seen, arrays[actions], stops, path.name, **kinds)

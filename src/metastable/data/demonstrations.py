@@ -84,7 +84,10 @@ class Demonstrations:
         Numbers become float32 unless that blurs them, which only all episodes together say: parts that are to be
         `joined` are made with `wide`.
         """
-        actions = _numbers(actions, f"{name}: actions").flatten(1)
+        steps = _numbers(actions, f"{name}: actions")
+        rule = "(T, A) without ends; of (E, T, A) give all by flatten(0, 1), and where each episode ends"
+        require(steps.dim() < 3 or ends is not None, f"{name}: actions", rule, tuple(steps.shape))
+        actions = steps.flatten(1)
         named = observations if isinstance(observations, Mapping) else {STATE: observations}
         textual = all(isinstance(key, str) and key for key in named)
         require(textual, f"{name}: observations", "named by text", list(named))

@@ -110,7 +110,11 @@ class Rollouts:
         return [{"start": s, "rollout": r} | {k: v[s, r].item() for k, v in columns.items()} for s, r in rows]
 
     def ahead_of(self, other: Rollouts, steps: int | None = None, level: float = 0.95) -> Interval:
-        """By how much its mean best score is above that of another policy from the same starts."""
+        """By how much its mean best score is above that of another policy from the same starts.
+
+        Where no start tells them apart the spread is not known: Push-T's scores, from 0 to 1, then are as far apart
+        as the rate of starts that do may be, see `rate_difference`, but for episodes that took the same course.
+        """
         if (self.name, len(self.progress)) != (other.name, len(other.progress)):
             raise InputError(
                 f"other: must be {len(self.progress)} starts of {self.name}, got {len(other.progress)} of "
@@ -123,6 +127,9 @@ class Rollouts:
         made = min(self.progress.shape[-1], other.progress.shape[-1])
         require(steps <= made, "steps", f"at most what both have, {made}", steps)
         ours, theirs = self._apart(self.best(steps)), other._apart(other.best(steps))
+        alike = torch.equal(self.progress[..., :steps], other.progress[..., :steps])
+        if self.measure == "coverage" and not alike and torch.equal(ours.mean(1), theirs.mean(1)):
+            ours = theirs = torch.ones(len(ours))  # no further apart than starts that may yet differ
         hits = self.measure != "coverage" or bool((ours + theirs).any())  # no coverage at all is no rate
         return difference_of(ours, theirs, level, hits)
 

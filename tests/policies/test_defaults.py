@@ -73,6 +73,11 @@ def test_what_is_said_goes_before_what_is_not(flow):
     assert alone.model.run.config["trainer"]["batch_size"] == 8
     settled = fit_policy(shown(), None, FEW, {"rank": "energy"}, on=flow, steps=1, batch_size=4)
     assert (settled.config.rank, settled.config.prediction) == ("energy", 2)
+    known = fit_policy(shown(), {"name": "interpolant", "width": 8}, None, short, steps=1)
+    assert known.model.run.config["trainer"]["optimiser"]["learning_rate"] == 1e-3
+    for steps in (0, 2.5, "many"):
+        with pytest.raises(ConfigError, match=r"trainer\.steps: must be"):
+            fit_policy(shown(), config=short, steps=steps)
     with pytest.raises(ConfigError, match=r"policy\.contxt"):
         fit_policy(shown(), config={"contxt": 2}, steps=1)
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from metastable.core.configure import build
+from metastable.core.errors import require_count
 from metastable.data.scaling import Scaling
 from metastable.methods import Density, Method
 from metastable.training.config import Adam, Schedule
@@ -46,7 +47,7 @@ SEEING = replace(
 )
 """Sizes of models that see pictures."""
 BATCH, PASSES, FEWEST, MOST = 256, 50, 2000, 20_000
-RATE, RATE_ON, RATE_SEEING, WARM_UP = 3e-3, 1e-3, 5e-4, 200
+RATE, RATE_OTHERS, RATE_SEEING, WARM_UP = 3e-3, 1e-3, 5e-4, 200
 
 
 def updates_for(windows: int) -> int:
@@ -86,8 +87,15 @@ def acting_for(
     return build(PolicyConfig, {**known, **(config or {})}, "policy")
 
 
+def rate_for(stands: bool, pictures: bool, own: bool) -> float:
+    """Adam's rate at first; `own` says that the energy was given, whatever it is."""
+    if pictures:
+        return RATE_SEEING
+    return RATE_OTHERS if stands or own else RATE
+
+
 def training_for(
-    windows: int, method: Method, stands: bool, pictures: bool, options: Mapping[str, Any]
+    windows: int, method: Method, stands: bool, rate: float, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Options of `fit` for flows and energies on them, beside those that were given.
 
@@ -95,11 +103,13 @@ def training_for(
     """
     if "trainer" in options or not (stands or isinstance(method, Density)):
         return dict(options)
-    steps = options.get("steps") or updates_for(windows) // (2 if stands else 1)
+    asked = options.get("steps")
+    steps = updates_for(windows) // (2 if stands else 1) if asked is None else asked
+    require_count("trainer.steps", steps)
     known: dict[str, Any] = {"batch_size": BATCH, "units": "none", "progress": sys.stderr.isatty()}
     if not {"learning_rate", "optimiser"} & set(options):
-        known["optimiser"] = Adam(RATE_SEEING if pictures else RATE_ON if stands else RATE)
+        known["optimiser"] = Adam(rate)
         known["schedule"] = Schedule("cosine", warmup=min(WARM_UP, steps // 10))
-    if options.get("max_seconds") is not None and options.get("steps") is None:
+    if asked is None and options.get("max_seconds") is not None:
         known["follows"] = "seconds"
     return {**known, **options, "steps": steps}

@@ -20,7 +20,7 @@ from metastable.runs.run import Run
 
 from .beneath import coarser, flow_of
 from .config import PolicyConfig, actions_of
-from .defaults import acting_for, energy_for, method_for, training_for
+from .defaults import acting_for, energy_for, method_for, rate_for, training_for
 from .policy import Policy
 
 
@@ -73,7 +73,8 @@ def fit_policy(
     scaling = Scaling.fit(demonstrations, config.prediction)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     energy = energy if own else energy_for(scaling, config.context, method, on is not None)
-    options = training_for(len(data), method, on is not None, bool(scaling.pictures), options)
+    rate = rate_for(on is not None, bool(scaling.pictures), own)
+    options = training_for(len(data), method, on is not None, rate, options)
     stays = on is not None or (isinstance(method, Ranked) and not method.train_proposal)
     assert data.given is not None
     options = {**_noised(noise, scaling.noised(config.context, data.given), stays), **options}

@@ -95,6 +95,8 @@ def test_windows_are_those_of_the_training(folder):
     for acting in (policy.acting, lambda **changed: load_policy(folder / "flow", **changed)):
         with pytest.raises(ConfigError, match=r"policy\.context: must be 1, as trained, got 2"):
             acting(context=2)
+        with pytest.raises(ConfigError, match=r"policy\.prediction: must be 2, as trained, got 3"):
+            acting(prediction=3)
 
 
 def test_weights_are_those_that_the_settings_say(folder):
@@ -295,6 +297,8 @@ def test_draws_are_moved_by_default_where_nothing_else_finds_what_is_likely():
     assert learned.acting(kernel=ula).config.steps == MOVES, "a kernel that would move nothing is none"
     assert learned.acting(kernel=ula, steps=3).config.steps == 3
     stages = PolicyConfig(kernel=ula, algorithm=4).settled(False)
+    blind = PolicyConfig(algorithm=4).settled(True)
+    assert (blind.steps, blind.warm) == (0, 0), "its own sampler has moved them"
     assert stages.steps == 0, "there it is the stages' own"
     assert stages.changed({"algorithm": 2}).settled(False).steps == MOVES
     assert stages.changed({"algorithm": 2, "steps": 0}).settled(False).steps == 0

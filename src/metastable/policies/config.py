@@ -108,13 +108,14 @@ class PolicyConfig:
             require(self.kernel is None, "policy.kernel", IDLE, self.kernel)
 
     def settled(self, blind: bool) -> PolicyConfig:
-        """With numbers in the place of None; of a model whose draws, if `blind`, know nothing of what is seen."""
-        moves = MOVES if blind or (self.kernel is not None and self.algorithm == 2) else 0
-        steps, warm = (
-            (moves if self.steps is None else self.steps),
-            (blind if self.warm is None else self.warm),
-        )
-        return replace(self, steps=steps, warm=int(warm))
+        """With numbers in the place of None; of a model whose draws, if `blind`, know nothing of what is seen.
+
+        Those of algorithm 4 are of the energy already.
+        """
+        blind = blind and self.algorithm == 2
+        moves = MOVES if self.algorithm == 2 and (blind or self.kernel is not None) else 0
+        steps = moves if self.steps is None else self.steps
+        return replace(self, steps=steps, warm=int(blind) if self.warm is None else self.warm)
 
     def changed(self, settings: Mapping[str, Any]) -> PolicyConfig:
         """With other settings; a kernel that is given where no chain moved is one of `MOVES` steps.

@@ -89,8 +89,11 @@ class Policy:
         now = vars(self.config)  # a kernel may have stood in `sampling`
         own = {k: v for k, v in vars(config).items() if k in OF_RUNS and (k in changed or v != now[k])}
         if isinstance(model, RunActions):
-            rule = f"{self.config.context}, as trained"
-            require(config.context == self.config.context, "policy.context", rule, config.context)
+            for name in ("context", "prediction"):
+                known = vars(self.config)[name]
+                require(
+                    vars(config)[name] == known, f"policy.{name}", f"{known}, as trained", vars(config)[name]
+                )
             run = weights_of(model.run, config.averaged)
             model = model.acting(run, **own) if own or run is not model.run else model
             model.refuse_idle(changed)

@@ -80,6 +80,8 @@ def test_what_is_said_goes_before_what_is_not(flow):
             fit_policy(shown(), config=short, steps=steps)
     with pytest.raises(ConfigError, match=r"policy\.contxt"):
         fit_policy(shown(), config={"contxt": 2}, steps=1)
+    with pytest.raises(ConfigError, match=r"policy: must be a table of settings, got 'fast'"):
+        fit_policy(shown(), config="fast", steps=1)
 
 
 def test_pictures_are_seen_by_a_network_of_pictures():

@@ -84,7 +84,8 @@ def acting_for(
     if below is not None:
         known |= {name: vars(below)[name] for name in ("context", "prediction", "execute")}
         known |= {} if own else {"rank": "network"}
-    return build(PolicyConfig, {**known, **(config or {})}, "policy")
+    asked = {} if config is None else config
+    return build(PolicyConfig, {**known, **asked} if isinstance(asked, Mapping) else asked, "policy")
 
 
 def rate_for(stands: bool, pictures: bool, own: bool) -> float:

@@ -84,6 +84,11 @@ def test_what_is_said_goes_before_what_is_not(flow):
         fit_policy(shown(), config="fast", steps=1)
 
 
+def test_a_method_that_does_not_rank_is_refused_by_its_name(flow):
+    with pytest.raises(ConfigError, match=r"method: must be one that ranks, with on=…, got 'density'"):
+        fit_policy(shown(), method="density", on=flow, steps=1)
+
+
 def test_pictures_are_seen_by_a_network_of_pictures():
     short = {**WINDOWS, "steps": 0}  # nothing is settled for chains that could come later
     flow = fit_policy(shown(pictures=True), config=short, steps=1, batch_size=4)

@@ -68,6 +68,7 @@ def fit_policy(
     require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, type(demonstrations).__name__)
     require(on is None or isinstance(on, Policy), "on", "a policy, which load_policy(folder) reads", on)
     method, own = resolve_method(method_for(on is not None) if method is None else method), energy is not None
+    require(on is None or isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
     config = acting_for(config, method, None if on is None else on.config, own)
     config.refuse_for(method)
     scaling = Scaling.fit(demonstrations, config.prediction)
@@ -87,7 +88,7 @@ def fit_policy(
         units = options.setdefault("units", "none")
         require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
         flow, table = flow_of(on.model, on.scaling, scaling)
-        require(isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
+        assert isinstance(method, Ranked)  # told above
         method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
     for found in run.diagnosis:

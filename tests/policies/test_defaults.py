@@ -84,6 +84,13 @@ def test_what_is_said_goes_before_what_is_not(flow):
         fit_policy(shown(), config="fast", steps=1)
 
 
+def test_an_energy_of_all_times_on_a_flow_has_a_time(flow):
+    method = {"name": "interpolating-nce", "negatives_per_datum": 2, "reuse": 2, "pool": 8, "times": 2}
+    policy = fit_policy(shown(), None, method, on=flow, steps=1, batch_size=4)
+    assert policy.model.run.config["energy"]["time"]
+    assert policy.predict_action_chunk({"place": torch.zeros(2, 1, 2)}).shape == (2, 2, 1)
+
+
 def test_a_method_that_does_not_rank_is_refused_by_its_name(flow):
     with pytest.raises(ConfigError, match=r"method: must be one that ranks, with on=…, got 'density'"):
         fit_policy(shown(), method="density", on=flow, steps=1)

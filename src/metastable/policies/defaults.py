@@ -69,9 +69,9 @@ def energy_for(scaling: Scaling, context: int, method: Method, stands: bool) -> 
     if not stands and not isinstance(method, Density):
         return None
     if scaling.pictures:
-        name = "on-flow" if stands else "flow"
-        return policy_model(name, layout_of(scaling, context), SEEING).energy
-    return ON_FLOW if stands else FLOW
+        above = "i-on-flow" if method.timed else "on-flow"
+        return policy_model(above if stands else "flow", layout_of(scaling, context), SEEING).energy
+    return {**ON_FLOW, "time": method.timed} if stands else FLOW
 
 
 def acting_for(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,14 @@ def test_an_energy_of_all_times_on_a_flow_has_a_time(flow):
     policy = fit_policy(shown(), None, method, on=flow, steps=1, batch_size=4)
     assert policy.model.run.config["energy"]["time"]
     assert policy.predict_action_chunk({"place": torch.zeros(2, 1, 2)}).shape == (2, 2, 1)
+
+
+def test_a_training_that_was_stopped_says_so():
+    def stop(row):
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.warns(RuntimeWarning, match=r"stopped after 10 steps; .* resume=True"):
+        fit_policy(shown(), config={**WINDOWS, "steps": 0}, steps=50, progress=stop)
 
 
 def test_a_method_that_does_not_rank_is_refused_by_its_name(flow):

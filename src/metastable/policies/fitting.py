@@ -91,6 +91,9 @@ def fit_policy(
         assert isinstance(method, Ranked)  # told above
         method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
+    if run.status == "interrupted":
+        text = f"policy: stopped after {run.steps} steps; with out=… and resume=True the same call goes on"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     for found in run.diagnosis:
         if found.severity != "note":
             warnings.warn(f"policy: {found.text} {found.advice}", RuntimeWarning, stacklevel=2)

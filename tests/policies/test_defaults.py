@@ -69,6 +69,8 @@ def test_what_is_said_goes_before_what_is_not(flow):
     trainer = fit_policy(shown(), config=short, steps=1, learning_rate=0.01).model.run.config["trainer"]
     assert trainer["optimiser"]["learning_rate"] == 0.01
     assert trainer["schedule"]["shape"] == "constant", "a rate that is given is held, as fit says"
+    trainer = fit_policy(shown(), config=short, steps=1, learning_rate=None).model.run.config["trainer"]
+    assert trainer["optimiser"]["learning_rate"] == 3e-3
     timed = fit_policy(shown(), config=short, max_seconds=0.01).model.run.config["trainer"]
     assert (timed["follows"], timed["steps"]) == ("seconds", 2000)
     alone = fit_policy(shown(), config=short, trainer=TrainerConfig(steps=1, batch_size=8), noise=None)
@@ -104,6 +106,12 @@ def test_a_training_that_was_stopped_says_so():
 def test_a_method_that_does_not_rank_is_refused_by_its_name(flow):
     with pytest.raises(ConfigError, match=r"method: must be one that ranks, with on=…, got 'density'"):
         fit_policy(shown(), method="density", on=flow, steps=1)
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_steps_of_chains_that_move_nothing_are_refused_before_training(flow, stands):
+    with pytest.raises(ConfigError, match=r"policy\.steps: must be left out for a density"):
+        fit_policy(shown(), config={**WINDOWS, "steps": 500}, on=flow if stands else None, steps=1)
 
 
 def test_pictures_are_seen_by_a_network_of_pictures():

@@ -18,11 +18,12 @@ from dataclasses import replace
 from typing import Any
 
 from metastable.core.configure import build
-from metastable.core.errors import require_count
+from metastable.core.errors import require, require_count
 from metastable.data.scaling import Scaling
 from metastable.methods import Density, Method
 from metastable.training.config import Adam, Schedule
 
+from .actions import IDLE
 from .config import PolicyConfig
 from .models import PUSH_T, layout_of, policy_model
 
@@ -77,7 +78,10 @@ def energy_for(scaling: Scaling, context: int, method: Method, stands: bool) -> 
 def acting_for(
     config: PolicyConfig | Mapping[str, Any] | None, method: Method, below: PolicyConfig | None, own: bool
 ) -> PolicyConfig:
-    """How a policy acts; `below` is how the one acts that it is on, and `own` says that its energy was given."""
+    """How a policy acts; `below` is how the one acts that it is on, and `own` says that its energy was given.
+
+    A whole `PolicyConfig` may be one for several methods, a table with `steps` that move nothing is a mistake.
+    """
     if isinstance(config, PolicyConfig):
         return config
     known: dict[str, Any] = {"candidates": 1} if isinstance(method, Density) else {}
@@ -85,7 +89,12 @@ def acting_for(
         known |= {name: vars(below)[name] for name in ("context", "prediction", "execute")}
         known |= {} if own else {"rank": "network"}
     asked = {} if config is None else config
-    return build(PolicyConfig, {**known, **asked} if isinstance(asked, Mapping) else asked, "policy")
+    made = build(PolicyConfig, {**known, **asked} if isinstance(asked, Mapping) else asked, "policy")
+    still = isinstance(method, Density) or (below is not None and not own)
+    require(
+        not (still and made.steps), "policy.steps", f"{IDLE}; updates are fit_policy(…, steps=…)", made.steps
+    )
+    return made
 
 
 def rate_for(stands: bool, pictures: bool, own: bool) -> float:
@@ -108,7 +117,7 @@ def training_for(
     steps = updates_for(windows) // (2 if stands else 1) if asked is None else asked
     require_count("trainer.steps", steps)
     known: dict[str, Any] = {"batch_size": BATCH, "units": "none", "progress": sys.stderr.isatty()}
-    if not {"learning_rate", "optimiser"} & set(options):
+    if options.get("learning_rate") is None and "optimiser" not in options:
         known["optimiser"] = Adam(rate)
         known["schedule"] = Schedule("cosine", warmup=min(WARM_UP, steps // 10))
     if asked is None and options.get("max_seconds") is not None:

@@ -45,7 +45,7 @@ def test_a_policy_of_demonstrations_alone_is_one_draw_of_a_flow_with_a_falling_r
 
 
 def test_updates_follow_the_number_of_windows():
-    assert [updates_for(n) for n in (1, 10_240, 20_480, 10**6)] == [2000, 2000, 4000, 20_000]
+    assert [updates_for(n) for n in (1, 20_480, 40_960, 10**6)] == [4000, 4000, 8000, 20_000]
 
 
 def test_a_policy_on_a_flow_is_an_energy_that_starts_as_it_and_ranks_its_draws(flow, tmp_path):
@@ -72,7 +72,7 @@ def test_what_is_said_goes_before_what_is_not(flow):
     trainer = fit_policy(shown(), config=short, steps=1, learning_rate=None).model.run.config["trainer"]
     assert trainer["optimiser"]["learning_rate"] == 3e-3
     timed = fit_policy(shown(), config=short, max_seconds=0.01).model.run.config["trainer"]
-    assert (timed["follows"], timed["steps"]) == ("seconds", 2000)
+    assert (timed["follows"], timed["steps"]) == ("seconds", 4000)
     alone = fit_policy(shown(), config=short, trainer=TrainerConfig(steps=1, batch_size=8), noise=None)
     assert alone.model.run.config["trainer"]["batch_size"] == 8
     settled = fit_policy(shown(), None, FEW, {"rank": "energy"}, on=flow, steps=1, batch_size=4)

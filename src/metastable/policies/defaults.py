@@ -47,15 +47,15 @@ SEEING = replace(
     PUSH_T, width=64, layers=4, field_width=64, field_layers=4, ode=ODE, inherits=True, **STRAIGHT
 )
 """Sizes of models that see pictures."""
-BATCH, PASSES, FEWEST, MOST = 256, 50, 2000, 20_000
+BATCH, PASSES, FEWEST, MOST = 256, 50, 4000, 20_000
 RATE, RATE_OTHERS, RATE_SEEING, WARM_UP = 3e-3, 1e-3, 5e-4, 200
 
 
 def updates_for(windows: int) -> int:
-    """Updates of a flow: 50 passes through all windows, 256 at a time, at least 2,000 and at most 20,000.
+    """Updates of a flow: 50 passes through all windows, 256 at a time, at least 4,000 and at most 20,000.
 
     >>> updates_for(500), updates_for(25_650), updates_for(10**6)
-    (2000, 5009, 20000)
+    (4000, 5009, 20000)
     """
     return min(max(PASSES * windows // BATCH, FEWEST), MOST)
 

@@ -120,7 +120,9 @@ def test_pictures_are_seen_by_a_network_of_pictures():
     assert flow.model.run.config["energy"]["field"]["name"] == "transformer"
     assert flow.model.run.config["energy"]["field"]["pictures"] == [2, 1, 3, 16, 16]
     policy = fit_policy(shown(pictures=True), None, FEW, {"steps": 0}, on=flow, steps=1, batch_size=4)
-    assert policy.model.run.config["energy"]["on_proposal"]
+    above = policy.model.run.config["energy"]
+    assert above["on_proposal"]
+    assert above["inherits"]
     seen = {"place": torch.zeros(2, 1, 2), "camera": torch.zeros(2, 1, 3, 16, 16, dtype=torch.uint8)}
     assert policy.predict_action_chunk(seen).shape == (2, 2, 1)
 
@@ -129,3 +131,11 @@ def test_other_methods_keep_their_own():
     ranked = {"name": "ranking-nce", "negatives_per_datum": 2}
     policy = fit_policy(shown(), None, ranked, WINDOWS, steps=2)
     assert (policy.config.candidates, policy.model.run.config["energy"]["name"]) == (8, "conditional")
+
+
+def test_an_energy_inherits_from_a_flow_with_its_eyes_alone():
+    short = {**WINDOWS, "steps": 0}
+    dense = {"name": "interpolant", "width": 8, "steps": 4, "scored": 3}
+    flow = fit_policy(shown(pictures=True), dense, None, short, steps=1, batch_size=4)
+    policy = fit_policy(shown(pictures=True), None, FEW, {"steps": 0}, on=flow, steps=1, batch_size=4)
+    assert not policy.model.run.config["energy"]["inherits"], "which nobody asked for, and was refused"

@@ -212,6 +212,7 @@ EXPERIMENT = Experiment(
         {
             **{"options": {}, "precision": "32-true"},
             **{"networks": "dense", "pretrain": 0, "warmup": 50, "ema": 0.99, "rate": 2e-3, "chain": 0},
+            **{"interpolant": "trigonometric", "alpha": 2.0},
             **{"required": ("flow",), "seconds": None, "batch": 256, "reuse": 20, "pool": 2048},
         },
         shapes=(SOME[:1], SOME, SOME),
@@ -222,8 +223,6 @@ EXPERIMENT = Experiment(
         layers=(4, 4, 6),
         ode=((8, 5), (12, 5), (32, 9)),
         units=("whiten", "none", "none"),
-        interpolant=("trigonometric", "trigonometric", "trigonometric"),
-        alpha=(2.0, 2.0, 2.0),
         negatives=(7, 15, 31),
         density_updates=(600, 3000, 10_000),
         energy_updates=(100, 1500, 5000),

@@ -237,7 +237,10 @@ EXPERIMENT = Experiment(
     title="Policies that walk around discs: R-NCE beside flows, diffusions and IBC (Fig. 4, Tables 3-5)",
     paper="Singh, Tu, Sindhwani, TMLR 2024, Section 7.3 and Appendix B.3",
     scales=by_scale(
-        {"most_parameters": 510_000, "warmup": 100, "options": {}},
+        {
+            **{"most_parameters": 510_000, "warmup": 100, "options": {}},
+            **{"interpolant": "trigonometric", "alpha": 2.0},
+        },
         sizes=({}, {}, FOR_MINUTES),
         rate=(3e-3, 1e-3, 1e-3),
         precision=("32-true", "32-true", "tf32"),
@@ -282,8 +285,6 @@ EXPERIMENT = Experiment(
         layers=(4, 5, 0),
         ode=((8, 5), (16, 9), (64, 17)),
         units=("none", "none", "none"),
-        interpolant=("trigonometric", "trigonometric", "trigonometric"),
-        alpha=(2.0, 2.0, 2.0),
         negatives=(7, 7, 63),
         reuse=(20, 50, 1),
         pool=(1024, 8192, 4096),

@@ -48,14 +48,7 @@ LEARNS = (
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 OF_ENERGIES = (
-    "negatives",
-    "reuse",
-    "pool",
-    "chain",
-    "pretrain",
-    "energy_updates",
-    "energy_rate",
-    "training_ode",
+    *("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates", "energy_rate", "training_ode"),
 )
 OF_FIELDS = (
     *("field_width", "field_layers", "heads", "reads", "interpolant", "alpha"),

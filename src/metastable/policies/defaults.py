@@ -12,6 +12,7 @@ Pictures are seen by a residual network, and then all is a transformer.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,9 +44,7 @@ FLOW = {
 ON_FLOW = {"name": "on-proposal", "width": WIDTH, "depth": LAYERS}
 RANKED = {"name": "ranking-nce", "negatives_per_datum": 7, "reuse": 10, "pool": 16_384}
 RANKED |= {"proposal": {"name": "interpolant", "steps": 8, "scored": 5}}  # while it trains
-SEEING = replace(
-    PUSH_T, width=64, layers=4, field_width=64, field_layers=4, ode=ODE, inherits=True, **STRAIGHT
-)
+SEEING = replace(PUSH_T, width=64, layers=4, field_width=64, field_layers=4, ode=ODE, **STRAIGHT)
 """Sizes of models that see pictures."""
 BATCH, PASSES, FEWEST, MOST = 256, 50, 4000, 20_000
 RATE, RATE_OTHERS, RATE_SEEING, WARM_UP = 3e-3, 1e-3, 5e-4, 200
@@ -65,14 +64,23 @@ def method_for(stands: bool) -> Any:
     return RANKED if stands else "density"
 
 
-def energy_for(scaling: Scaling, context: int, method: Method, stands: bool) -> Any:
-    """The model; None, which is `fit`'s own, for methods that have a proposal of their own."""
-    if not stands and not isinstance(method, Density):
+def energy_for(scaling: Scaling, context: int, method: Method, below: Mapping[str, Any] | None) -> Any:
+    """The model; None, which is `fit`'s own, for methods that have a proposal of their own.
+
+    `below` is the table of the flow that it is on; of one with these eyes it inherits what fits.
+    """
+    if below is None and not isinstance(method, Density):
         return None
-    if scaling.pictures:
-        above = "i-on-flow" if method.timed else "on-flow"
-        return policy_model(above if stands else "flow", layout_of(scaling, context), SEEING).energy
-    return {**ON_FLOW, "time": method.timed} if stands else FLOW
+    if not scaling.pictures:
+        return FLOW if below is None else {**ON_FLOW, "time": method.timed}
+    layout = layout_of(scaling, context)
+    flow = policy_model("flow", layout, SEEING).energy
+    if below is None:
+        return flow
+    field, eyes = below.get("field"), json.loads(json.dumps(flow["field"]))
+    inherits = isinstance(field, Mapping) and eyes.items() <= field.items()
+    above = "i-on-flow" if method.timed else "on-flow"
+    return policy_model(above, layout, replace(SEEING, inherits=inherits)).energy
 
 
 def acting_for(

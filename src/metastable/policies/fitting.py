@@ -72,8 +72,9 @@ def fit_policy(
     config = acting_for(config, method, None if on is None else on.config, own)
     config.refuse_for(method)
     scaling = Scaling.fit(demonstrations, config.prediction)
+    flow, table = (None, None) if on is None else flow_of(on.model, on.scaling, scaling)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
-    energy = energy if own else energy_for(scaling, config.context, method, on is not None)
+    energy = energy if own else energy_for(scaling, config.context, method, table)
     rate = rate_for(on is not None, bool(scaling.pictures), own)
     options = training_for(len(data), method, on is not None, rate, options)
     stays = on is not None or (isinstance(method, Ranked) and not method.train_proposal)
@@ -83,11 +84,9 @@ def fit_policy(
         at = scaling.pictures_at(config.context)
         require(bool(at), "augment", "left out for demonstrations without pictures", augment)
         options = {"given_augment": augment, "given_pictures": at, "units": "none", **options}
-    table, flow = None, None
-    if on is not None:
+    if flow is not None:
         units = options.setdefault("units", "none")
         require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
-        flow, table = flow_of(on.model, on.scaling, scaling)
         assert isinstance(method, Ranked)  # told above
         method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
     run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})

@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import pytest
+
 from metastable.benchmarks import policy
-from metastable.experiments.policy_arms import hurried
+from metastable.core.errors import ConfigError
+from metastable.experiments.policy_arms import FIRST, hurried, median_ms
 
 TINY = dataclasses.replace(
     policy.SMALL,
@@ -19,7 +22,7 @@ TINY = dataclasses.replace(
 
 def test_a_chunk_of_each_is_timed():
     models, batches = ("i-r-nce", "cloning"), (2,)
-    rows = policy.run(models=models, batches=batches, rounds=1, cores=None, sizes=TINY)
+    rows = policy.run(only=models, batches=batches, rounds=1, cores=None, sizes=TINY)
     found = {row.metric: row for row in rows}
     for name in models:
         for B in batches:
@@ -36,3 +39,14 @@ def test_fewer_gradients_take_no_more_steps_of_the_proposal():
     assert hurried(made, 2)["ode"] == 2
     assert hurried(made.acting(ode=3), 20)["ode"] == 3, "what is asked for stays"
     assert policy.shorter(made, 20, 1, 0).value > 0
+
+
+def test_chunks_are_timed_after_enough_of_them_that_short_chains_are_recorded():
+    asked = []
+    assert median_ms(asked.append, 3) >= 0
+    assert asked == list(range(FIRST + 3))
+
+
+def test_a_model_that_is_none_of_the_suites_is_named():
+    with pytest.raises(ConfigError, match=r"only.*'i-rnce'.*i-r-nce"):
+        policy.run(only=["i-rnce"])

@@ -388,7 +388,7 @@ def test_rows_of_a_suite_that_was_run_partly_take_the_place_of_their_own(tmp_pat
 
 
 @pytest.mark.parametrize("words", [["--suite", "update"], []])
-def test_only_is_for_the_sampler_suite(words):
+def test_only_is_for_suites_that_have_parts(words):
     result = CliRunner().invoke(app, ["bench", *words, "--only", "mlp/1024"])
     assert result.exit_code == 2
     assert "only" in result.output

@@ -8,16 +8,16 @@ models are what can be compared.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 
 from metastable.api import fit
+from metastable.core.errors import require_choice
 from metastable.core.random import generator
 from metastable.data.demonstrations import Demonstrations, Scaling
 from metastable.experiments.base import Row
-from metastable.experiments.policy_arms import hurried
+from metastable.experiments.policy_arms import hurried, median_ms
 from metastable.policies.actions import RunActions
 from metastable.policies.models import PUSH_T, Sizes, layout_of, policy_model
 from metastable.policies.policy import Policy, PolicyConfig
@@ -43,13 +43,15 @@ SMALL = Sizes(
 """For a CPU: about a hundredth of the paper's work for a chunk."""
 BAR = 400.0
 """Milliseconds that a chunk of I-R-NCE may cost on a GPU, at the paper's settings."""
-NAMES = ("i-r-nce", "i-r-nce-2", "r-nce", "flow", "diffusion", "diffusion-phi", "cloning")
+COMPILED = "compiled"
+NAMES = ("i-r-nce", "i-r-nce-2", "r-nce", "flow", "diffusion", "diffusion-phi", "cloning", COMPILED)
+"""Models of `policies.models`; the last is I-R-NCE with gradients by a compiler, on a GPU, which takes longest."""
 BATCHES, EVALUATIONS = (1, 64), (1000, 750, 500, 250, 100, 50, 25, 10, 5)
 
 
 def run(
     *,
-    models: Sequence[str] = NAMES,
+    only: Sequence[str] = (),
     batches: Sequence[int] = BATCHES,
     evaluations: Sequence[int] = EVALUATIONS,
     rounds: int = 3,
@@ -60,7 +62,7 @@ def run(
     """Milliseconds of a chunk, by model and number of environments, and of I-R-NCE by gradients.
 
     Args:
-        models: of `policies.models`.
+        only: of `NAMES`, all of them by default.
         batches: environments at once.
         evaluations: gradients of the energy that I-R-NCE may take; not on a CPU.
         rounds: timings of each, after one that is not counted; the median is taken.
@@ -71,8 +73,14 @@ def run(
     gpu = torch.cuda.is_available()
     sizes = sizes or (PUSH_T if gpu else SMALL)
     kind, rows = "paper" if sizes == PUSH_T else "small", []
+    known = NAMES if gpu else tuple(name for name in NAMES if name != COMPILED)
+    for name in only:
+        require_choice("only", name, known)
     with on_cores(None if gpu else cores):
-        for name in models:
+        for name in only or known:
+            if name == COMPILED:
+                rows.append(compiled(sizes, kind, rounds, seed))
+                continue
             policy = new_policy(name, sizes, "cuda" if gpu else "cpu", seed)
             for B in batches:
                 asked = ("<=", BAR) if (gpu, kind, name, B) == (True, "paper", "i-r-nce", 1) else (None, None)
@@ -81,10 +89,6 @@ def run(
                 )
             if name == "i-r-nce" and gpu:
                 rows += [shorter(policy, count, rounds, seed) for count in evaluations]
-                compiled = policy.acting(sampling={**policy.config.sampling, "engine": "compile"})
-                rows.append(
-                    Row(f"ms_a_chunk/{name}/{kind}/compiled", milliseconds(compiled, 1, rounds, seed))
-                )
     return [*rows, *machine()]
 
 
@@ -92,6 +96,13 @@ def shorter(policy: Policy, evaluations: int, rounds: int, seed: int) -> Row:
     """The same policy with fewer gradients for a chunk, and no more steps of the proposal's ODE than these."""
     made = policy.acting(**hurried(policy, evaluations))
     return Row(f"ms_a_chunk/i-r-nce/evaluations={evaluations}", milliseconds(made, 1, rounds, seed))
+
+
+def compiled(sizes: Sizes, kind: str, rounds: int, seed: int) -> Row:
+    """I-R-NCE on a GPU whose gradients a compiler makes."""
+    policy = new_policy("i-r-nce", sizes, "cuda", seed)
+    made = policy.acting(sampling={**policy.config.sampling, "engine": "compile"})
+    return Row(f"ms_a_chunk/i-r-nce/{kind}/compiled", milliseconds(made, 1, rounds, seed))
 
 
 def observed(B: int, seed: int) -> dict[str, torch.Tensor]:
@@ -116,10 +127,8 @@ def new_policy(name: str, sizes: Sizes, device: str, seed: int) -> Policy:
 
 
 def milliseconds(policy: Policy, B: int, rounds: int, seed: int) -> float:
-    """Of one chunk for each of B environments: the median of `rounds`, after one that prepares what is kept."""
-    seen, times = observed(B, seed), []
-    for _ in range(rounds + 1):
-        begun = time.perf_counter()
-        policy.predict_action_chunk(seen)  # comes back to the CPU, so that it is done
-        times.append(time.perf_counter() - begun)
-    return 1e3 * sorted(times[1:])[rounds // 2]
+    """Of one chunk for each of B environments: the median of `rounds`, after some that prepare what is kept."""
+    seen = observed(B, seed)
+    return median_ms(
+        lambda _: policy.predict_action_chunk(seen), rounds
+    )  # comes back to the CPU, so it is done

@@ -19,7 +19,9 @@ def bench(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Of the suite sampler on a GPU: a problem, such as mlp/1024; repeatable."),
+        typer.Option(
+            help="Of the suite sampler on a GPU a problem, such as mlp/1024; of the suite policy a model."
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
 ) -> None:
@@ -36,7 +38,8 @@ def bench(
     chosen = suite or list(SUITES)
     for name in chosen:
         require_choice("suite", name, SUITES)
-    require(not only or chosen == ["sampler"], "only", "left out, or given with --suite sampler alone", only)
+    rule = "left out, or given with --suite sampler or --suite policy alone"
+    require(not only or chosen in (["sampler"], ["policy"]), "only", rule, only)
     ok = True
     for name in chosen:
         rows = run_suite(name, **({"only": only} if only else {}))

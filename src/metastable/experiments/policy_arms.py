@@ -10,11 +10,14 @@ energies of `on-flow` and `i-on-flow` stand on the flow of the arm `flow`, which
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from metastable.core.errors import DivergenceError, require, require_choice
 from metastable.core.random import derive
@@ -40,6 +43,8 @@ LEAST_GRADIENTS = 20
 """Of the three stages of an interpolating energy, which need some even where other arms have no chain."""
 MADE = "made-with.json"
 """What a training was made with, beside its policy."""
+FIRST, WARM = 33, 2.0
+"""Chunks before one is timed, or seconds of all but the first: short chains are recorded once some were made."""
 LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
     *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
@@ -305,6 +310,21 @@ def hurried(policy: Policy, gradients: int) -> dict[str, Any]:
         leapfrog = max(1, min(kernel["leapfrog"], gradients // 4))
         settings["kernel"] = {**kernel, "leapfrog": leapfrog}
     return settings
+
+
+def median_ms(chunk: Callable[[int], object], times: int, least: int = 1) -> float:
+    """Milliseconds of a chunk, which is told its number: the median of so many after the first, at `least` some."""
+
+    def one(k: int) -> float:
+        begun = perf_counter()
+        chunk(k)
+        return perf_counter() - begun
+
+    k, spent = 0, 0.0
+    while k < least or (k < FIRST and spent < WARM):
+        seconds = one(k)
+        k, spent = k + 1, spent + (seconds if k else 0)  # the first compiles what it needs
+    return 1e3 * float(np.median([one(k + more) for more in range(times)]))
 
 
 def finished(bench: Bench, policy: Policy, arm: Arm) -> bool:

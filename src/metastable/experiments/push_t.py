@@ -22,7 +22,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Arm, Task, concerning, hurried, parameters, trained
+from .policy_arms import ARMS, Arm, Task, concerning, hurried, median_ms, parameters, trained
 from .push_t_figures import Found, draw, drawing, show
 from .push_t_rows import NOTHING, OF_PICTURES, RIVALS, TIME, in_order, rounds_of, rows_of
 from .trials import by_scale
@@ -64,8 +63,8 @@ DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
 OF_STATES: dict[str, Any] = {"required": (), "ahead": (), "least": {}}
 """Settings of a scale that ask something of policies which see states, and what pictures have in their place."""
-TIMES, FIRST, WARM = 7, 33, 5.0
-"""Chunks that are timed, and those before, or their seconds: short chains are recorded once some were asked for."""
+TIMES = 7
+"""Chunks that are timed."""
 
 
 class Going:
@@ -170,16 +169,11 @@ def chunk_ms(bench: Bench, policy: Policy) -> float:
     """Milliseconds of one chunk in one environment, the median of those after the first few."""
     seen = PushT(pusht_starts(1, bench.start_seed), pictures=bench.pictures).reset()
 
-    def one(k: int) -> float:
+    def one(k: int) -> None:
         policy.reset(k)
-        begun = perf_counter()
         policy.select_action(seen)
-        return perf_counter() - begun
 
-    k, spent = 0, 0.0
-    while k < TIMES or (k < FIRST and spent < WARM):
-        k, spent = k + 1, spent + one(k)
-    return 1e3 * float(np.median([one(k + more) for more in range(TIMES)]))
+    return median_ms(one, TIMES, TIMES)
 
 
 def kinds_of(bench: Bench, arm: str) -> tuple[str, ...]:

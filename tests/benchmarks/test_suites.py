@@ -29,7 +29,7 @@ from metastable.benchmarks import (
 )
 from metastable.benchmarks import peers as peer_chains
 from metastable.benchmarks.memory import peak_of, returned_by
-from metastable.benchmarks.timing import Timings, by_turns, on_cores
+from metastable.benchmarks.timing import Timings, by_turns, machine, on_cores
 from metastable.cli.main import app
 from metastable.core import errors
 from metastable.core.errors import ConfigError, MetastableError, MissingDependencyError
@@ -377,6 +377,14 @@ def test_rows_are_written_by_device_and_other_suites_stay(tmp_path):
     assert path.stem == held["device"]
     assert [row["metric"] for rows in held["suites"].values() for row in rows] == ["a", "b"]
     assert held["suites"]["two"][0]["ok"] is False
+
+
+def test_rows_in_words_are_written(tmp_path):
+    path = write_rows(tmp_path, {"one": [*machine(), sampler.Row("engine/one", "captured"), sampler.Row("b", math.nan)]})
+    held = {row["metric"]: row["value"] for row in json.loads(path.read_text())["suites"]["one"]}
+    assert held["machine/torch"] == str(torch.__version__)
+    assert held["engine/one"] == "captured"
+    assert held["b"] is None
 
 
 def test_rows_of_a_suite_that_was_run_partly_take_the_place_of_their_own(tmp_path):

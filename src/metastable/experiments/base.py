@@ -46,10 +46,11 @@ class Row:
         return bool(RELATIONS[self.relation](self.value, self.target))
 
     def as_json(self) -> dict[str, Any]:
-        """As `result.json` holds it, where a value that is no number is null: JSON has no other word for it."""
+        """As `result.json` holds it, where not a number is null: JSON has no other word for it. Words stay."""
+        worded = isinstance(self.value, str)  # benchmarks say which engine ran, and on what
         return {
             "metric": self.metric,
-            "value": self.value if math.isfinite(self.value) else None,
+            "value": self.value if worded or math.isfinite(self.value) else None,
             "relation": self.relation,
             "target": self.target,
             "paper": self.paper,

@@ -43,7 +43,7 @@ LEAST_GRADIENTS = 20
 """Of the three stages of an interpolating energy, which need some even where other arms have no chain."""
 MADE = "made-with.json"
 """What a training was made with, beside its policy."""
-FIRST, WARM = 33, 2.0
+FIRST, WARM = 48, 3.0
 """Chunks before one is timed, or seconds of all but the first: short chains are recorded once some were made."""
 LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),

@@ -28,9 +28,9 @@ WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
 """Of tokens; columns of a product; of a program; programs that share hidden units or heads of an event."""
 WARPS_OF_FEW = 8
 """Warps of a program of a layer where events are few."""
-FEW_COLUMNS = 1024
-"""Columns times numbers of a token, in powers of two, that one of those holds for each row on the way back to the
-event: of twice as many, compilers for Hopper put 19 KB of each thread in local memory."""
+HELD = 1024
+"""Width times numbers of a token, in powers of two, that a program can hold on the way back to the event. Of twice as
+many Hopper's compiler puts 19 KB of each thread in local memory, and taken in parts the gradient was not torch's."""
 EVENTS = 512
 """From here on torch's kernels are as fast, and take less memory."""
 Tables = dict[tuple[int, ...], tuple[Tensor, bool]]
@@ -82,13 +82,19 @@ def _why_not_sizes(body: Any, x: Tensor, beside: Tensor) -> str | None:
         return "a weight does not lie in one piece"
     rows, heads, outputs = beside.shape[1] + x.shape[1] // body.step, body.heads, body.head.out_features
     sizes = body.width in WIDTHS and body.width // heads >= SMALLEST and heads <= MOST and rows <= LARGEST
-    if not sizes or outputs != 1 or body.step > SMALLEST:
+    held = body.step <= SMALLEST and body.width * _power(body.step) <= HELD
+    if not sizes or outputs != 1 or not held:
         return (
             f"widths of {WIDTHS} in up to {MOST} heads of {SMALLEST} or more, {LARGEST} tokens of {SMALLEST} "
-            f"numbers and one output are fused, not {body.width} in {heads} heads, {rows} of {body.step} and "
-            f"{outputs}"
+            f"numbers ({HELD // WIDTHS[-1]} at width {WIDTHS[-1]}) and one output are fused, not {body.width} in "
+            f"{heads} heads, {rows} of {body.step} and {outputs}"
         )
     return None if _made_of_weights(beside) else "tokens beside an event are made of what is differentiated"
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
 
 
 def _made_of_weights(made: Tensor) -> bool:
@@ -156,7 +162,7 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
     module, side, tiles = _kernels()
     S, W, step, heads = beside.shape[1], body.width, body.step, body.heads
     L, layers, first = S + x.shape[1] // step, len(body.blocks), S - body.past
-    rows = max(SMALLEST, 1 << (L - 1).bit_length())
+    rows = max(SMALLEST, _power(L))
     parts, chunks, table = min(_parts(n, x.device), 4 * W // CHUNK), W // CHUNK, _table(body)
     scratch = x.new_empty(n * tiles.tiles_of(layers, W, CHUNK) * rows * W)
     all_of = {"LAYERS": layers, "R": rows, "W": W, "C": CHUNK, "num_warps": WARPS}
@@ -169,7 +175,7 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
     head = normed | {"PARTS": parts, "HEAD": W // heads, "L": L} | exact | early
     hidden = normed | {"PARTS": parts, "HEADS": heads, "H": 4 * W // parts, "L": L} | exact | early
     event = {"S": S, "L": L, "STEP": step} | exact
-    prior, wide = body.prior is not None, 1 << (step - 1).bit_length()
+    prior = body.prior is not None
     with torch.cuda.device_of(x):
         module.embed_kernel[n, chunks](x, beside, n // len(beside), table, scratch, **event)
         with aside(x.device, prior, lane=3) as join:
@@ -190,8 +196,8 @@ def value_and_grad(body: Any, x: Tensor, beside: Tensor, how: str = "tf32x3") ->
             module.dense_back_kernel[n, parts](table, scratch, layer, FIRST=first, **hidden)
             module.attend_back_kernel[n, heads](table, scratch, layer, **head)
         join()
-        last = {"PRIOR": prior, "HEADS": heads, "FIRST": first, "WIDE": wide} | event | many
-        last |= {"D": W if few and W * wide <= FEW_COLUMNS else CHUNK}
+        last = {"PRIOR": prior, "HEADS": heads, "FIRST": first, "WIDE": _power(step)} | event | many
+        last |= {"D": W if few else CHUNK}
         module.embed_back_kernel[n, 1](x, table, grad, scratch, **normed, **last)
     return energy + value, grad
 

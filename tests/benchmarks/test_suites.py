@@ -380,7 +380,8 @@ def test_rows_are_written_by_device_and_other_suites_stay(tmp_path):
 
 
 def test_rows_in_words_are_written(tmp_path):
-    path = write_rows(tmp_path, {"one": [*machine(), sampler.Row("engine/one", "captured"), sampler.Row("b", math.nan)]})
+    rows = [*machine(), sampler.Row("engine/one", "captured"), sampler.Row("b", math.nan)]
+    path = write_rows(tmp_path, {"one": rows})
     held = {row["metric"]: row["value"] for row in json.loads(path.read_text())["suites"]["one"]}
     assert held["machine/torch"] == str(torch.__version__)
     assert held["engine/one"] == "captured"

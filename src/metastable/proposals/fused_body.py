@@ -29,8 +29,8 @@ WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
 WARPS_OF_FEW = 8
 """Warps of a program of a layer where events are few."""
 HELD = 1024
-"""Width times numbers of a token, in powers of two, that a program can hold on the way back to the event. Of twice as
-many Hopper's compiler puts 19 KB of each thread in local memory, and taken in parts the gradient was not torch's."""
+"""Width times numbers of a token, in powers of two, that a program can hold on the way back to the event. Of twice
+as many Hopper's compiler puts 19 KB of each thread in local memory; in parts the gradient was not torch's."""
 EVENTS = 512
 """From here on torch's kernels are as fast, and take less memory."""
 Tables = dict[tuple[int, ...], tuple[Tensor, bool]]

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metastable.benchmarks.files import torch_of
 from metastable.experiments import TITLES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -284,7 +285,7 @@ def laws(folder: Path) -> str:
         ]
         if rows:
             head = ["engines held to eager", "hold", "largest difference"]
-            parts.append(f"{held['device']}, torch {held['torch']}:\n\n{_markdown(head, rows)}")
+            parts.append(f"{held['device']}, torch {torch_of(held, 'laws')}:\n\n{_markdown(head, rows)}")
     return (
         "\n\n".join(parts) or "*Not held to eager yet: `metastable bench --suite laws --out results/bench`.*"
     )
@@ -319,7 +320,7 @@ def speed(folder: Path, suites: Sequence[str] = ()) -> str:
                 for (problem, kernel), line in cells.items()
             ]
             head = [title, *(["kernel"] if moves else []), *columns]
-            parts.append(f"{held['device']}, torch {held['torch']}:\n\n{_markdown(head, rows)}")
+            parts.append(f"{held['device']}, torch {torch_of(held, suite)}:\n\n{_markdown(head, rows)}")
     return "\n\n".join(parts) or "*Nothing is measured yet: `metastable bench --out results/bench`.*"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.core import processes
-from metastable.core.errors import CheckpointError, DivergenceError
+from metastable.core.errors import CheckpointError, DivergenceError, require
 from metastable.core.protocols import event_shape_of, output_scale_of
 from metastable.core.types import Energy, LogPartition, Proposal, as_shape
 from metastable.data import Dataset, load_array
@@ -64,6 +64,7 @@ def fit(
     trainer: TrainerConfig | None = None,
     evaluate: bool = True,
     progress: bool | OnRow = False,
+    before: Callable[[Run], None] | None = None,
     **options: Any,
 ) -> Run:
     """Train an energy on data and say what it is worth.
@@ -100,6 +101,8 @@ def fit(
         trainer: all training settings at once, instead of `options`.
         evaluate: compute scores and samples when training ends; without it the diagnosis is of the log alone.
         progress: show a progress bar, or call this with each row of metrics.
+        before: called with the run as it is before its first update, so that what will be asked of it can be
+            refused then.
         options: any other field of `TrainerConfig`, e.g. `batch_size=None`, `optimiser=`, `ema=0.999`.
 
     >>> import metastable as ms
@@ -110,6 +113,7 @@ def fit(
     True
     """
     processes.join()
+    require(out is not None or not resume, "resume", "given with out=…, the folder of the run", resume)
     dataset = data if isinstance(data, Dataset) else load_array(data)
     if labels is not None or given is not None:
         dataset = dataset.beside(labels=labels, given=given)
@@ -137,6 +141,9 @@ def fit(
     with processes.together(), ExitStack() as stack:
         settings |= _opened(stack, folder, settings, resume)
         trainer_ = trainer_of(plan, folder, str(settings.get("run", "")))
+        if before is not None:
+            start = Outcome("planned", 0, 0.0, [], None, None, None, None)
+            before(_run_of(trainer_.players, method, start, settings, folder).outward(plan.coordinates))
         shown = progress if processes.is_first() else False
         outcome = _trained(trainer_, plan, settings, resume, shown)
         run = _run_of(trainer_.players, method, outcome, settings, folder)

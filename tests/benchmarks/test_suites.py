@@ -28,6 +28,7 @@ from metastable.benchmarks import (
     write_rows,
 )
 from metastable.benchmarks import peers as peer_chains
+from metastable.benchmarks.files import torch_of
 from metastable.benchmarks.memory import peak_of, returned_by
 from metastable.benchmarks.timing import Timings, by_turns, machine, on_cores
 from metastable.cli.main import app
@@ -394,6 +395,19 @@ def test_rows_of_a_suite_that_was_run_partly_take_the_place_of_their_own(tmp_pat
     held = json.loads(path.read_text())["suites"]
     assert [(row["metric"], row["value"]) for row in held["one"]] == [("a", 1.0), ("b", 3.0), ("c", 4.0)]
     assert held["two"] == []
+
+
+def test_suites_keep_the_version_of_torch_that_they_were_measured_with(tmp_path, monkeypatch):
+    rows = [sampler.Row("a", 1.0)]
+    path = write_rows(tmp_path, {"one": rows, "two": rows, "three": rows})
+    older = json.loads(path.read_text())
+    del older["torch_of"]  # as files of before have it
+    path.write_text(json.dumps(older | {"torch": "1.0"}))
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    write_rows(tmp_path, {"two": rows})
+    write_rows(tmp_path, {"three": [sampler.Row("b", 1.0)]}, partly=True)
+    held = json.loads(path.read_text())
+    assert [torch_of(held, name) for name in ("one", "two", "three")] == ["1.0", "9.9", "1.0 and 9.9"]
 
 
 @pytest.mark.parametrize("words", [["--suite", "update"], []])

@@ -21,7 +21,7 @@ from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of
 from metastable.kernels import HMC
 from metastable.methods.conditional_sampling import split_evaluations
 from metastable.policies import PolicyConfig, path_frames
-from metastable.policies.intervals import clopper_pearson, mean_over_starts
+from metastable.policies.intervals import clopper_pearson, mean_over_starts, rate_difference
 from metastable.policies.models import PUSH_T, Layout, Sizes, policy_model
 from metastable.policies.path_world import PathWorlds, rollout_paths
 from metastable.policies.rollouts import Rollouts
@@ -526,7 +526,8 @@ def piece(progress) -> Piece:
         numbers[f"maximum/{steps}"] = list(
             mean_over_starts((values[..., :steps].amax(-1) / 0.95).clamp(max=1))
         )
-    return Piece("any", numbers, {"progress": values.numpy()})
+    lengths = np.full(values.shape[:2], values.shape[2])
+    return Piece("any", numbers, {"progress": values.numpy(), "lengths": lengths})
 
 
 def test_arms_are_compared_start_by_start(tmp_path):
@@ -591,6 +592,17 @@ def test_nothing_is_said_of_steps_that_were_not_taken(tmp_path):
     names = [row.metric for row in push_t_rows.compared_rows(own, found, "flow")]
     assert "ahead_of/flow/one_draw/200" in names
     assert not [name for name in names if "/300" in name]
+
+
+def test_arms_that_tie_from_every_start_may_yet_differ(tmp_path):
+    own, steps = bench(push_t, tmp_path, horizon=200), torch.arange(200) / 200
+    found = {
+        ("flow", "best"): piece((steps + 0.1).expand(16, -1)),
+        ("flow", "one"): piece(steps.expand(16, -1)),
+    }
+    rows = {row.metric: row.value for row in push_t_rows.compared_rows(own, found, "flow")}
+    assert rows["ahead_of/flow/one_draw/200"] == rows["ahead_in_se/flow/one_draw/200"] == 0
+    assert rows["ahead_of/flow/one_draw/200/low"] == rate_difference([1] * 16, [1] * 16).low
 
 
 def pretended(config, asked):

@@ -139,3 +139,31 @@ def test_an_energy_inherits_from_a_flow_with_its_eyes_alone():
     flow = fit_policy(shown(pictures=True), dense, None, short, steps=1, batch_size=4)
     policy = fit_policy(shown(pictures=True), None, FEW, {"steps": 0}, on=flow, steps=1, batch_size=4)
     assert not policy.model.run.config["energy"]["inherits"], "which nobody asked for, and was refused"
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule"),
+    [
+        (
+            {"method": {**FEW, "proposal": "gaussian"}, "config": {"rank": "network"}},
+            "policy.rank: must be 'energy'",
+        ),
+        ({"method": {**FEW, "proposal": "flow"}, "config": {"ode": 8}}, "policy.ode: must be left out"),
+        ({"config": {"sampling": {"eta": 0.1}}}, "eta: unknown option"),
+        (
+            {"method": FEW, "config": {"algorithm": 4, "sampling": {"evaluations": 5}}},
+            "evaluations: unknown option",
+        ),
+        (
+            {
+                "method": {**FEW, "name": "interpolating-nce", "proposal": "interpolant"},
+                "config": {"algorithm": 4, "sampling": {"t_lo": 0.5}},
+            },
+            "t_lo: unknown option .did you mean 't_low'",
+        ),
+    ],
+)
+def test_what_a_policy_will_not_act_by_is_refused_before_it_is_trained(asked, rule, monkeypatch):
+    monkeypatch.setattr("metastable.training.trainer.Trainer.run", lambda *_: pytest.fail("it was trained"))
+    with pytest.raises(ConfigError, match=rule):
+        fit_policy(shown(), steps=3, **{**asked, "config": {**WINDOWS, **asked["config"]}})

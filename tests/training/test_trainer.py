@@ -91,6 +91,20 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
         train(tmp_path / "a", 5, METHODS["cd"], resume=True)
 
 
+def test_a_run_without_a_folder_cannot_be_resumed():
+    with pytest.raises(InputError, match=r"resume: must be given with out=…"):
+        fit("mlp", torch.randn(8, 2), METHODS["cd"], 2, resume=True)
+
+
+def test_what_comes_after_a_training_may_be_refused_before_it():
+    def refuse(run):
+        assert (run.status, run.steps, run.model.event_shape) == ("planned", 0, (2,))
+        raise InputError("not this one")
+
+    with pytest.raises(InputError, match="not this one"):
+        fit("mlp", torch.randn(8, 2), METHODS["cd"], 2, before=refuse)
+
+
 class Fragile(nn.Module):
     """Becomes not-a-number (or huge) after some calls of the training loss."""
 

@@ -15,7 +15,7 @@ Modules that a method needs beside the energy (a second player, a noise model, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -273,6 +273,9 @@ class Method(Generic[State]):
         """
         return None
 
+    def refuse_options(self, options: Iterable[str]) -> None:
+        """Refuse what `sample_given` does not take, by name; nothing where a method has no way of its own."""
+
     def why_not_shared(self) -> str:
         """Why several processes cannot train with it, in words; nothing where they can."""
         return next((why for source in self.sources if (why := source.why_not_shared())), "")
@@ -302,3 +305,8 @@ class Method(Generic[State]):
             f"{type(self).__name__}.load(tree): a method that carries something has to define it, such as "
             "State(**tree), to be resumed and read back"
         )
+
+
+def draws_given(method: Any) -> bool:
+    """Whether a method has a way of its own to sample given contexts."""
+    return getattr(type(method), "sample_given", Method.sample_given) is not Method.sample_given

@@ -34,17 +34,17 @@ from metastable.core.random import derive, generator
 from metastable.data.demonstration_files import load_pusht
 from metastable.data.demonstrations import Demonstrations
 from metastable.policies.environments import PushT, pusht_pictures, pusht_starts
-from metastable.policies.intervals import Interval, mean_over_starts
+from metastable.policies.intervals import Interval
 from metastable.policies.models import PUSH_T
 from metastable.policies.policy import Policy, PolicyConfig
-from metastable.policies.rollouts import Acting, Rollouts, rollout_pusht
+from metastable.policies.rollouts import Acting, rollout_pusht
 from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
 from .policy_arms import ARMS, Arm, Task, concerning, hurried, median_ms, parameters, trained
 from .push_t_figures import Found, draw, drawing, show
-from .push_t_rows import NOTHING, OF_PICTURES, RIVALS, TIME, in_order, rounds_of, rows_of
+from .push_t_rows import NOTHING, OF_PICTURES, RIVALS, TIME, in_order, rollouts_of, rounds_of, rows_of
 from .trials import by_scale
 
 FOLDER = "METASTABLE_PUSHT"
@@ -154,15 +154,11 @@ def rolled(
 
 def numbers_of(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """Scores at both horizons with their intervals, and what an action cost."""
-    progress, lengths = (torch.from_numpy(arrays[key]) for key in ("progress", "lengths"))
-    found = Rollouts(progress.double(), lengths, PushT.measure, "Push-T")
-    numbers: dict[str, Any] = {}
-    for h in found.horizons:
-        numbers[f"maximum/{h}"] = list(mean_over_starts(found.best(h)))
-        numbers[f"final/{h}"] = list(mean_over_starts(found.final(h)))
+    found = rollouts_of(arrays).scores()
+    at = {name.replace(" at ", "/"): list(score) for name, score in found.items() if " at " in name}
     weights = arrays["lengths"].reshape(*arrays["clipped"].shape, -1).sum(-1)
     clipped = float(np.average(arrays["clipped"], weights=weights))
-    return {**numbers, "acting_ms": float(arrays["acting_ms"].mean()), "clipped": clipped}
+    return {**at, "acting_ms": float(arrays["acting_ms"].mean()), "clipped": clipped}
 
 
 def chunk_ms(bench: Bench, policy: Policy) -> float:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping
 
-from metastable.policies.intervals import mean_over_starts, paired_difference
-from metastable.policies.rollouts import HORIZONS
+import numpy as np
+import torch
+
+from metastable.core.types import student_t_quantile
+from metastable.policies.environments import PushT
+from metastable.policies.intervals import Interval
+from metastable.policies.rollouts import HORIZONS, Rollouts
 
 from .base import Bench, Row
 from .pieces import Piece
@@ -36,10 +40,10 @@ def rounds_of(piece: Piece) -> int:
     return piece.arrays["progress"].shape[1]
 
 
-def best_so_far(piece: Piece, steps: int) -> Tensor:
-    """The score of every start within `steps`, `(starts,)`."""
-    progress = torch.from_numpy(piece.arrays["progress"]).double()
-    return (progress[..., :steps].amax(-1) / 0.95).clamp(max=1).mean(1)
+def rollouts_of(arrays: Mapping[str, np.ndarray]) -> Rollouts:
+    """Episodes as they are kept."""
+    progress, lengths = (torch.from_numpy(arrays[key]) for key in ("progress", "lengths"))
+    return Rollouts(progress.double(), lengths, PushT.measure, "Push-T")
 
 
 def rows_of(bench: Bench, found: Found) -> list[Row]:
@@ -74,10 +78,10 @@ def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
     best = found[arm, first_kind(found, arm)]
     rows = [Row(f"parameters/{arm}", best.numbers["parameters"], "<=", bench.most_parameters)]
     rows.append(Row(f"seconds/{arm}", best.numbers["seconds"]))
-    own = mean_over_starts(best_so_far(best, bench.horizon))
+    ours, at = rollouts_of(best.arrays), f"maximum/{bench.horizon}"
     for other in NOTHING:
         if (other, "one") in found:
-            gap = own.low - mean_over_starts(best_so_far(found[other, "one"], bench.horizon)).high
+            gap = Interval(*best.numbers[at]).low - Interval(*found[other, "one"].numbers[at]).high
             asked = (">=", 0.0) if arm in bench.required else (None, None)
             rows.append(Row(f"clear_of_{other}/{arm}", gap, *asked))
     compared = {"one_draw": (arm, "one"), "flow": ("flow", "best"), "one_draw_of_flow": ("flow", "one")}
@@ -86,15 +90,14 @@ def compared_rows(bench: Bench, found: Found, arm: str) -> list[Row]:
     for name, key in compared.items():
         if key in found and key != (arm, first_kind(found, arm)):
             for steps in [h for h in HORIZONS if h <= bench.horizon]:
-                both = (best_so_far(each, steps) for each in (best, found[key]))
-                rows += ahead_rows(bench, f"{arm}/{name}/{steps}", *both)
+                apart = ours.ahead_of(rollouts_of(found[key].arrays), steps)
+                rows += ahead_rows(bench, f"{arm}/{name}/{steps}", apart, len(ours.progress))
     return rows
 
 
-def ahead_rows(bench: Bench, name: str, first: Tensor, second: Tensor) -> list[Row]:
+def ahead_rows(bench: Bench, name: str, apart: Interval, starts: int) -> list[Row]:
     """A paired difference, with its interval and in its own standard errors."""
-    apart, off = paired_difference(first, second), first - second
-    error = float(off.std()) / len(off) ** 0.5
+    error = (apart.value - apart.low) / student_t_quantile(0.975, starts - 1)
     asked = (">=", 2.0) if name in bench.ahead else (None, None)
     return [
         Row(f"ahead_of/{name}", apart.value),

@@ -17,7 +17,7 @@ interpolating energy models*, TMLR 2024, Section 5 and Algorithm 3 (equation num
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -236,13 +236,17 @@ class InterpolatingNCE(Ranked):
         """One energy for each datum and each negative at each time, where the energy has a turn."""
         return self.times * super().evaluations(context, batch)
 
-    def sample_given(
-        self, players: Mapping[str, Any], n: int, given: Tensor, rng: torch.Generator, **options: Any
-    ) -> Walkers:
-        """Algorithm 4; `options` are those of `sample_interpolating`."""
+    def refuse_options(self, options: Iterable[str]) -> None:
+        """Those of `sample_interpolating` alone."""
         if "steps" in options:
             raise ConfigError(
                 "steps", "an interpolating energy is sampled with evaluations=… gradients, not steps"
             )
         require_options(options, options_of(sample_interpolating))
+
+    def sample_given(
+        self, players: Mapping[str, Any], n: int, given: Tensor, rng: torch.Generator, **options: Any
+    ) -> Walkers:
+        """Algorithm 4; `options` are those of `sample_interpolating`."""
+        self.refuse_options(options)
         return sample_interpolating(players["energy"], players["proposal"], n, given, rng, **options)

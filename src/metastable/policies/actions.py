@@ -150,6 +150,11 @@ class RunActions:
         for name in () if self.has_chains else names:
             require(not asked.get(name), f"policy.{name}", IDLE, asked.get(name))
 
+    def refuse_options(self) -> None:
+        """Refuse options that the run's own sampler does not take."""
+        if self.density or self.algorithm == 4:
+            self.model.refuse_options(self.options)
+
     @torch.no_grad()
     def draw(self, contexts: Tensor, n: int, seed: int) -> Tensor:
         """`n` chunks for each context, `(B, n, D)`."""

@@ -89,7 +89,11 @@ def fit_policy(
         require(units == "none", "units", "'none' with on=…, as its flow was trained", units)
         assert isinstance(method, Ranked)  # told above
         method = replace(method, proposal=coarser(flow, method.proposal), train_proposal=False, pretrain=0)
-    run = fit(energy, data, method, seed=seed, **{"evaluate": False, **options})
+
+    def before(run: Run) -> None:  # what it will not act by is refused before an hour of training
+        actions_of(run, config).refuse_options()
+
+    run = fit(energy, data, method, seed=seed, before=before, **{"evaluate": False, **options})
     if run.status == "interrupted":
         text = f"policy: stopped after {run.steps} steps; with out=… and resume=True the same call goes on"
         warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from metastable.core.by_class import of_labels
 from metastable.core.errors import InputError, options_of, require_options
 from metastable.core.memory import within_memory
+from metastable.core.method import draws_given
 from metastable.core.parts import home_of, in_parts
 from metastable.core.powered import powered
 from metastable.core.protocols import Classifier, FineDrawing, is_normalised, provides
@@ -182,8 +183,15 @@ class Model:
         drawn = None if method is None else method.sample_given(players, n, given, rng, **options)
         if drawn is not None:
             return drawn
-        require_options(options, options_of(sample_from_proposal))
+        self.refuse_options(options)
         return sample_conditional(players, n, given, rng, **options)
+
+    def refuse_options(self, options: Iterable[str]) -> None:
+        """Refuse options that samples given contexts do not take, by name, without drawing any."""
+        if draws_given(self.method):
+            self.method.refuse_options(options)
+        else:
+            require_options(options, options_of(sample_from_proposal))
 
     def log_ratio(self, x: Any, labels: Any = None) -> Tensor:
         """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.

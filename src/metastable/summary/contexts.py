@@ -12,6 +12,7 @@ from torch import Tensor
 
 from metastable.core.batch import Batch
 from metastable.core.errors import InputError
+from metastable.core.method import draws_given
 from metastable.core.protocols import Sampled, StepwiseSolved, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import bind
@@ -21,7 +22,6 @@ from metastable.evaluation.conditional import ConditionalLogProb, LogPartitions,
 from metastable.evaluation.diagnosis import Finding
 from metastable.evaluation.distances import energy_distance
 from metastable.evaluation.quadrature import bounding_box, grid_density
-from metastable.methods.base import Method
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.proposals.given import finely, log_prob_of
 from metastable.runs.run import Run
@@ -138,8 +138,7 @@ class Sampler:
     @property
     def able(self) -> bool:
         """Whether there is somewhere to start from: a density's own draws, a proposal, or the method's own way."""
-        kind = type(self.run.trained_with)
-        own = getattr(kind, "sample_given", Method.sample_given) is not Method.sample_given
+        own = draws_given(self.run.trained_with)
         return own or provides(self.run.energy, Sampled) or "proposal" in self.run.players
 
     def __call__(self, n: int, given: Tensor, seed: int) -> Tensor | None:

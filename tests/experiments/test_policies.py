@@ -112,6 +112,28 @@ def test_paths_of_one_draw_stay_where_others_are_ranked(walked, tmp_path, monkey
         path_planning.body(bench(path_planning, tmp_path / "more", arms="flow", **PATHS | {"paths": 3}))
 
 
+def test_one_arm_acts_otherwise_and_the_others_stay(walked, tmp_path, monkeypatch):
+    shutil.copytree(walked[0][0], tmp_path / "other")
+    monkeypatch.setattr(path_planning, "draw", lambda *_: None)
+    monkeypatch.setattr(path_planning, "planner_rows", lambda *_: [])
+    own = bench(path_planning, tmp_path / "other", arms="flow", **PATHS, acts={"flow": {"ode": 2}})
+    with pytest.raises(InputError, match=r"flow-one.json was made with acts = .*, now it is \{'ode': 2\}"):
+        path_planning.body(own)
+    for path in (tmp_path / "other/pieces").glob("flow-*"):
+        path.unlink()
+    seen, asked = [], []
+    own.say = seen.append
+    act = path_planning.rollout_paths
+    monkeypatch.setattr(
+        path_planning, "rollout_paths", lambda p, *rest: asked.append(p.policy.config.ode) or act(p, *rest)
+    )
+    path_planning.body(own)
+    assert [line.split(":")[0] for line in seen] == ["flow, one", "flow, best"]
+    assert set(asked) == {2}
+    with pytest.raises(ConfigError, match="acts: unknown value 'flw'"):
+        path_planning.body(bench(path_planning, tmp_path, arms="flow", acts={"flw": {}}, **PATHS))
+
+
 def test_the_same_seed_walks_the_same_paths(walked):
     (twice, once), *_ = walked
     for name in ("flow-best", "on-flow-best", "random-one"):
@@ -733,9 +755,9 @@ def test_chunks_are_timed_after_some_were_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(push_t, "PushT", lambda *_, **options: SimpleNamespace(reset=lambda: None))
     own = bench(push_t, tmp_path)
     assert push_t.chunk_ms(own, policy) >= 0
-    assert asked[::2] == list(range(push_t.FIRST + push_t.TIMES)), "each with another seed"
+    assert asked[::2] == list(range(policy_arms.FIRST + push_t.TIMES)), "each with another seed"
     asked.clear()
-    monkeypatch.setattr(push_t, "WARM", -1.0)
+    monkeypatch.setattr(policy_arms, "WARM", -1.0)
     push_t.chunk_ms(own, policy)
     assert len(asked[::2]) == 2 * push_t.TIMES, "those that take long are not asked for as often"
 

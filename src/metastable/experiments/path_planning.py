@@ -53,11 +53,12 @@ from .base import Bench, Experiment, Row
 from .path_planning_figures import SHOWN, draw
 from .path_planning_rows import NOTHING, Found, compared, rows_of
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Task, parameters, trained
+from .policy_arms import ARMS, Task, as_asked, parameters, trained
 from .trials import by_scale
 
 CHOICES = (
     "arms",
+    "acts",
     "required",
     "worlds",
     "paths",
@@ -83,8 +84,8 @@ FOR_MINUTES = {
     "evaluations": 100,
 }
 """What trainings of minutes have in the place of Tables 10 and 11, whose are hours."""
-Kept = Callable[[str], Pieces]
-"""Pieces of a kind: those of one draw know nothing of how many paths are ranked, nor the planner's of either."""
+Kept = Callable[[str, str], Pieces]
+"""Pieces of an arm and a kind: those of one draw know nothing of how many are ranked, the planner's of neither."""
 
 
 PLANNER = "planner"
@@ -167,7 +168,7 @@ def told(piece: Piece) -> Piece:
 def make(bench: Bench, kept: Kept, worlds: PathWorlds, task: partial[Task], arm: str) -> None:
     """Pieces of one arm that are missing."""
     kinds = ("one",) if arm in BASELINES else ("best",) if arm == "cloning" else ("one", "best")
-    missing = [kind for kind in kinds if kept(kind).find(f"{arm}-{kind}") is None]
+    missing = [kind for kind in kinds if kept(arm, kind).find(f"{arm}-{kind}") is None]
     if not missing:
         return
     policy: Any = BASELINES[arm]() if arm in BASELINES else trained(bench, task, arm)
@@ -176,10 +177,11 @@ def make(bench: Bench, kept: Kept, worlds: PathWorlds, task: partial[Task], arm:
     learned = arm not in BASELINES
     own = {"parameters": parameters(policy), "seconds": policy.model.run.seconds} if learned else {}
     for kind in missing:
-        acts = policy.acting(candidates=1) if learned and kind == "one" else policy
+        acts = as_asked(bench, policy, arm) if learned else policy
+        acts = acts.acting(candidates=1) if learned and kind == "one" else acts
         walks = frames.walking(acts) if learned else acts
-        numbers, arrays = judged(worlds, walked(bench, kept(kind), walks, worlds, arm, kind))
-        kept(kind).finish(f"{arm}-{kind}", numbers | own, arrays)
+        numbers, arrays = judged(worlds, walked(bench, kept(arm, kind), walks, worlds, arm, kind))
+        kept(arm, kind).finish(f"{arm}-{kind}", numbers | own, arrays)
         rate, cost = (Interval(*numbers[key]) for key in ("collisions", "cost"))
         bench.say(f"{arm}, {kind}: collisions {rate}, cost {cost}")
 
@@ -192,8 +194,9 @@ def walked_worlds(bench: Bench) -> PathWorlds:
 
 def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows and figures of all that are there."""
-    for arm in bench.arms:
-        require_choice("arms", arm, ARMS)
+    for name in ("arms", "acts"):
+        for arm in bench.settings[name]:
+            require_choice(name, arm, ARMS)
     require_count("worlds", bench.worlds, 2)  # intervals are over worlds
     worlds = walked_worlds(bench)
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
@@ -202,10 +205,10 @@ def body(bench: Bench) -> list[Row]:
     sizes = replace(PATHS, **bench.sizes)
     config = PolicyConfig(CONTEXT, PREDICTION, bench.execute, bench.candidates, 0, 0)
 
-    def kept(kind: str) -> Pieces:
+    def kept(arm: str, kind: str = "") -> Pieces:
         others = {count for of, count in COUNTS.items() if of != kind}
         own = {key: value for key, value in how.items() if key not in others}
-        return Pieces(bench.folder / "pieces", own)
+        return Pieces(bench.folder / "pieces", own | {"acts": bench.acts.get(arm, {})})
 
     @cache
     def shown() -> Demonstrations:
@@ -224,7 +227,7 @@ def body(bench: Bench) -> list[Row]:
         make(bench, kept, worlds, partial(task), arm)
     found: Found = {}
     for arm, _, kind in (name.rpartition("-") for name in kept(PLANNER).names() if name != PLANNER):
-        piece = kept(kind).find(f"{arm}-{kind}")
+        piece = kept(arm, kind).find(f"{arm}-{kind}")
         found |= {} if piece is None else {(arm, kind): told(piece)}
     order = [*ARMS, *BASELINES]
     found = dict(sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
@@ -239,7 +242,7 @@ EXPERIMENT = Experiment(
     scales=by_scale(
         {
             **{"most_parameters": 510_000, "warmup": 100, "options": {}},
-            **{"interpolant": "trigonometric", "alpha": 2.0},
+            **{"interpolant": "trigonometric", "alpha": 2.0, "acts": {}},
         },
         sizes=({}, {}, FOR_MINUTES),
         rate=(3e-3, 1e-3, 1e-3),

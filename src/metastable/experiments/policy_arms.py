@@ -301,6 +301,13 @@ def run_of(policy: Policy) -> Any:
     return policy.model.run
 
 
+def as_asked(bench: Bench, policy: Policy, arm: str) -> Policy:
+    """A policy with `acts` of its arm in the place of what it was saved with."""
+    asked = bench.acts.get(arm, {})
+    sampling = {**policy.config.sampling, **asked.get("sampling", {})}
+    return policy.acting(**{**asked, "sampling": sampling}) if asked else policy
+
+
 def hurried(policy: Policy, gradients: int) -> dict[str, Any]:
     """To act by: so many gradients of an interpolating energy, and no more steps of its proposal's ODE."""
     config, kernel = policy.config, policy.config.kernel

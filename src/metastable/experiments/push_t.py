@@ -42,7 +42,7 @@ from metastable.runs.folder import write_arrays
 
 from .base import Bench, Experiment, Row
 from .pieces import Piece, Pieces
-from .policy_arms import ARMS, Arm, Task, concerning, hurried, median_ms, parameters, trained
+from .policy_arms import ARMS, Arm, Task, as_asked, concerning, hurried, median_ms, parameters, trained
 from .push_t_figures import Found, draw, drawing, show
 from .push_t_rows import NOTHING, OF_PICTURES, RIVALS, TIME, in_order, rollouts_of, rounds_of, rows_of
 from .trials import by_scale
@@ -186,10 +186,7 @@ def shorter(bench: Bench) -> tuple[str, ...]:
 
 def acting(bench: Bench, policy: Policy, arm: str, kind: str) -> Policy:
     """A policy as it acts, `acts` of its arm in the place of what was saved: by all its draws, one, or `g100`."""
-    asked = bench.acts.get(arm, {})
-    if asked:
-        sampling = {**policy.config.sampling, **asked.get("sampling", {})}
-        policy = policy.acting(**{**asked, "sampling": sampling})
+    policy = as_asked(bench, policy, arm)
     if kind.startswith("g"):
         policy = policy.acting(**hurried(policy, int(kind[1:])))
     return policy.acting(candidates=1) if kind == "one" else policy

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from metastable.benchmarks import policy
+from metastable.benchmarks import policy, policy_training
 from metastable.core.errors import ConfigError
 from metastable.experiments.policy_arms import FIRST, hurried, median_ms
 
@@ -45,6 +45,16 @@ def test_chunks_are_timed_after_enough_of_them_that_short_chains_are_recorded():
     asked = []
     assert median_ms(asked.append, 3) >= 0
     assert asked == list(range(FIRST + 3))
+
+
+def test_energies_are_trained_beside_their_flow_and_with_draws_made_anew():
+    rows = policy_training.training_rows("cpu", 1, 0, (40, 8, 4), batch_size=8)
+    found = {row.metric: row for row in rows}
+    rate = {name: found[f"updates_a_second/{name}"].value for name in ("flow", "on-flow", "anew")}
+    assert found["update_ratio/on-flow_over_flow"].value == pytest.approx(rate["flow"] / rate["on-flow"])
+    assert found["update_ratio/anew_over_on-flow"].value == pytest.approx(rate["on-flow"] / rate["anew"])
+    asked = {name: (row.relation, row.target) for name, row in found.items() if row.relation}
+    assert asked == {"update_ratio/anew_over_on-flow": (">=", 30)}, "of a GPU the other is asked"
 
 
 def test_a_model_that_is_none_of_the_suites_is_named():

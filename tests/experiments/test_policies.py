@@ -134,6 +134,13 @@ def test_one_arm_acts_otherwise_and_the_others_stay(walked, tmp_path, monkeypatc
         path_planning.body(bench(path_planning, tmp_path, arms="flow", acts={"flw": {}}, **PATHS))
 
 
+def test_nearness_that_dense_layers_would_not_see_is_refused(tmp_path):
+    own = bench(path_planning, tmp_path, arms="flow", **PATHS, near=True)
+    own.changes = {"near": True}
+    with pytest.raises(ConfigError, match="near: must be false with dense networks, which see no tokens"):
+        path_planning.body(own)
+
+
 def test_the_same_seed_walks_the_same_paths(walked):
     (twice, once), *_ = walked
     for name in ("flow-best", "on-flow-best", "random-one"):

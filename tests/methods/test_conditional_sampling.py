@@ -237,8 +237,10 @@ def test_candidates_give_branches_the_shares_of_the_energy():
     [
         (0.0, ULA(0.1), 100, 0),
         (0.45, ULA(0.1), 55, 45),
-        (0.45, MALA(0.1), 55, 44),  # the gradient at the start is the 45th
+        (0.45, MALA(0.1), 54, 45),  # the SDE pays for the gradient at the start
         (0.45, HMC(0.1, leapfrog=10), 59, 4),
+        (0.5, HMC(0.1, leapfrog=50), 49, 1),  # all moves that its share has
+        (0.999, MALA(0.1), 1, 98),  # and keeps a step to come to t = 1
     ],
 )
 def test_the_budget_is_spent_exactly(t_low, kernel, sde, moves):
@@ -286,9 +288,9 @@ def test_a_time_outside_the_flow_is_refused(t_low):
 
 
 def test_a_kernel_that_does_not_fit_the_budget_is_refused():
-    with pytest.raises(ConfigError, match=r"of 100 only 50 are the chain's, and one move of 'hmc' needs 51"):
+    with pytest.raises(ConfigError, match=r"of 99 only 49 are the chain's, and one move of 'hmc' needs 50"):
         sample_interpolating(
-            PATH.energy, PATH, 5, GIVEN, rng(), t_low=0.5, evaluations=100, kernel=HMC(0.1, leapfrog=50)
+            PATH.energy, PATH, 5, GIVEN, rng(), t_low=0.5, evaluations=99, kernel=HMC(0.1, leapfrog=50)
         )
 
 

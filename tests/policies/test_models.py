@@ -25,7 +25,7 @@ from metastable.policies import (
     load_policy,
     policy_model,
 )
-from metastable.policies.models import count_parameters, players_of
+from metastable.policies.models import Layout, count_parameters, players_of
 from metastable.training.config import Adam
 
 over = pytest.mark.parametrize
@@ -102,6 +102,16 @@ TINY = replace(
     warmup=1,
     batch_size=16,
 )
+
+
+def test_rates_rise_as_long_as_the_papers():
+    """Path planning: 5,000 of the energy alone; Push-T: 1,500 main loops of 4 and 2; all models alone 5,000."""
+    layout = Layout(2, past=((0, 2, 2),))
+    for sizes, energy, proposal in ((PATHS, 5000, 0), (PUSH_T, 3000, 6000), (TINY, 1, 1)):
+        options = policy_model("r-nce", layout, sizes).options
+        assert (options["schedule"].warmup, options["schedules"]["proposal"].warmup) == (energy, proposal)
+        alone = policy_model("flow", layout, sizes).options
+        assert (alone["schedule"].warmup, "schedules" in alone) == (1 if sizes is TINY else 5000, False)
 
 
 @over("name", MODELS)

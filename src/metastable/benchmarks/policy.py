@@ -22,6 +22,7 @@ from metastable.policies.actions import RunActions
 from metastable.policies.models import PUSH_T, Sizes, layout_of, policy_model
 from metastable.policies.policy import Policy, PolicyConfig
 
+from .policy_training import training_rows
 from .timing import machine, on_cores
 
 SMALL = Sizes(
@@ -43,9 +44,9 @@ SMALL = Sizes(
 """For a CPU: about a hundredth of the paper's work for a chunk."""
 BAR = 400.0
 """Milliseconds that a chunk of I-R-NCE may cost on a GPU, at the paper's settings."""
-COMPILED = "compiled"
-NAMES = ("i-r-nce", "i-r-nce-2", "r-nce", "flow", "diffusion", "diffusion-phi", "cloning", COMPILED)
-"""Models of `policies.models`; the last is I-R-NCE with gradients by a compiler, on a GPU, which takes longest."""
+TRAINING, COMPILED = "training", "compiled"
+NAMES = ("i-r-nce", "i-r-nce-2", "r-nce", "flow", "diffusion", "diffusion-phi", "cloning", TRAINING, COMPILED)
+"""Models of `policies.models`; `training_rows`; I-R-NCE with compiled gradients, on a GPU, which takes longest."""
 BATCHES, EVALUATIONS = (1, 64), (1000, 750, 500, 250, 100, 50, 25, 10, 5)
 
 
@@ -59,7 +60,7 @@ def run(
     sizes: Sizes | None = None,
     seed: int = 0,
 ) -> list[Row]:
-    """Milliseconds of a chunk, by model and number of environments, and of I-R-NCE by gradients.
+    """Milliseconds of a chunk, by model and number of environments, and of I-R-NCE by gradients; updates a second.
 
     Args:
         only: of `NAMES`, all of them by default.
@@ -78,6 +79,9 @@ def run(
         require_choice("only", name, known)
     with on_cores(None if gpu else cores):
         for name in only or known:
+            if name == TRAINING:
+                rows += training_rows("cuda" if gpu else "cpu", rounds, seed)
+                continue
             if name == COMPILED:
                 rows.append(compiled(sizes, kind, rounds, seed))
                 continue

@@ -20,7 +20,7 @@ def bench(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of the suite sampler on a GPU a problem, such as mlp/1024; of the suite policy a model."
+            help="Of the suite sampler on a GPU a problem, as mlp/1024; of the suite policy a model or training."
         ),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.core.errors import require_choice, require_count
+from metastable.core.errors import require, require_choice, require_count
 from metastable.core.precision import precision
 from metastable.core.random import derive
 from metastable.data.demonstration_files import load_episodes, save_episodes
@@ -78,7 +78,7 @@ FOR_MINUTES = {
     "proposal_width": 184,
     "reuse": 10,
     "pool": 1024,
-    "warmup": 1000,
+    "warmup": (1000, 0, 1000),
     "ode": (64, 17),
     "training_ode": (64, 17),
     "evaluations": 100,
@@ -202,6 +202,9 @@ def body(bench: Bench) -> list[Row]:
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
     how |= {"worlds": bench.worlds, "paths": bench.paths}
     how |= {} if bench.world_seed == TEST_SEED else {"world_seed": bench.world_seed}
+    rule = "false with dense networks, which see no tokens; set networks=paper"
+    near = bench.near and "near" in bench.changes
+    require(not (near and bench.networks == "dense"), "near", rule, bench.near)
     sizes = replace(PATHS, **bench.sizes)
     config = PolicyConfig(CONTEXT, PREDICTION, bench.execute, bench.candidates, 0, 0)
 

@@ -307,7 +307,7 @@ EXPERIMENT = Experiment(
         pool=(1024, 16_384, 8192),
         chain=(0, 20, 0),
         batch=(128, 256, 128),
-        density_updates=(2000, 6000, 300_000),
+        density_updates=(2000, 6000, 200_000),
         energy_updates=(200, 3000, 600_000),
         seconds=(None, None, 1200.0),
     ),

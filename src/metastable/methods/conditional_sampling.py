@@ -128,7 +128,8 @@ def sample_interpolating(
     """Algorithm 4: the flow to t̲, the SDE (5.7) from there to t = 1, then chains on E(· | given, 1).
 
     Of the T gradients ∇E that a walker may cost, ⌊t̲T⌋ are the chain's and the rest the SDE's (Appendix B). What the
-    chain cannot use, because its kernel's moves cost several, is the SDE's too.
+    chain cannot use, because its kernel's moves cost several, is the SDE's too, and the SDE pays for the gradient
+    that some kernels begin with.
 
     Args:
         energy: E(y | given, t).
@@ -194,11 +195,13 @@ def sample_interpolating(
 
 
 def split_evaluations(evaluations: int, t_low: float, kernel: Kernel | None) -> tuple[int, int]:
-    """(steps of the SDE, moves of the chain) for T gradients: ⌊t̲T⌋ for the chain, the rest for the SDE.
+    """(steps of the SDE, moves of the chain) for T gradients: ⌊t̲T⌋ for the chain's moves, the rest for the SDE.
+
+    A gradient that a kernel takes before its first move is the SDE's, which keeps one step at least.
 
     >>> from metastable.kernels import HMC
     >>> split_evaluations(1000, 0.45, ULA(1e-3)), split_evaluations(1000, 0.45, HMC(leapfrog=50))
-    ((550, 450), (599, 8))
+    ((550, 450), (549, 9))
     >>> split_evaluations(100, 0.29, ULA(1e-3))
     (71, 29)
     """
@@ -212,13 +215,13 @@ def split_evaluations(evaluations: int, t_low: float, kernel: Kernel | None) -> 
     share = math.floor(t_low * evaluations + 1e-9)  # 0.29·100 is a little less than 29
     if share == 0 or kernel is None:
         return evaluations, 0
-    first = kernel.evaluations(1)
-    moves = (share - (first - kernel.gradients_per_step)) // kernel.gradients_per_step
+    each, before = kernel.gradients_per_step, kernel.evaluations(1) - kernel.gradients_per_step
+    moves = min(share, evaluations - before - 1) // each
     if moves < 1:
         raise ConfigError(
             "evaluations",
-            f"of {evaluations} only {share} are the chain's, and one move of {kernel.name!r} needs {first}; raise "
-            "evaluations, or take a cheaper kernel",
+            f"of {evaluations} only {share} are the chain's, and one move of {kernel.name!r} needs {each} beside "
+            f"{before + 1} of the SDE; raise evaluations, or take a cheaper kernel",
         )
     return evaluations - kernel.evaluations(moves), moves
 

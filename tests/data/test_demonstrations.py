@@ -420,6 +420,27 @@ def test_an_npz_file(tmp_path):
     np.savez(file, actions=np.arange(6.0))
     with pytest.raises(InputError, match="must hold an array 'episode_ends'"):
         load_episodes(file)
+    np.savez(file, actions=np.arange(6.0), episode_ends=[6], pose=np.array([None] * 6))
+    with pytest.raises(InputError, match=r"mine\.npz: pose: is not a readable array"):
+        load_episodes(file)
+    for held in (b"", b"no arrays", file.read_bytes()[:200]):
+        file.write_bytes(held)
+        with pytest.raises(
+            InputError, match=r"mine\.npz: is not a readable \.npz file: it is of another kind"
+        ):
+            load_episodes(file)
+
+
+def test_tables_within_tables_are_refused_in_one_line():
+    with pytest.raises(InputError, match=r"observations\.arm: must be one for each of the 4") as refused:
+        Demonstrations.of({"arm": {"pose": np.ones((4, 2))}}, np.ones(4))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_scaling_that_is_not_finite_is_refused():
+    kept = Scaling.fit(Demonstrations.of(np.arange(4.0), np.arange(4.0))).as_json()
+    with pytest.raises(ConfigError, match="scaling: must be finite numbers"):
+        Scaling.from_json(kept | {"half": {**kept["half"], "state": [math.nan]}})
 
 
 def test_what_demonstrations_say_of_themselves_is_kept_in_their_file(tmp_path):
@@ -559,6 +580,8 @@ def test_lasa_motions_say_the_next_position(tmp_path):
     assert found.ends.tolist() == [3, 6]
     with pytest.raises(InputError, match="did you mean 'Angle'"):
         load_lasa("Angel", tmp_path)
+    with pytest.raises(ConfigError, match="every: must be below the 7 points of a motion, got 7"):
+        load_lasa("Angle", tmp_path, every=7)
     whole = (tmp_path / "Angle.mat").read_bytes()
     for part in (0, 60, 200, len(whole) - 40):
         (tmp_path / "Angle.mat").write_bytes(whole[:part])

@@ -398,6 +398,19 @@ def test_only_what_moves_or_freezes_actions_is_settled(settings, settled):
     policy.predict_action_chunk({"place": torch.zeros(1, 1, 1), "goal": torch.ones(1, 1, 1)})
 
 
+@pytest.mark.parametrize("freeze", [0, 1])
+def test_a_density_is_settled_where_actions_are_frozen_alone(freeze):
+    flow = {"name": "interpolant", "width": 8, "layers": 2, "steps": 4, "scored": 3}
+    config = {"context": 1, "prediction": 2, "execute": 1, "freeze": freeze}
+    policy = fit_policy(shown(), flow, "density", config, steps=1, batch_size=8)
+    assert (policy.model.covariance is not None) == bool(freeze)
+    if not freeze:
+        with pytest.raises(
+            ConfigError, match=r"policy\.freeze: must be 0 without .* fit it with freeze, .* got 1"
+        ):
+            policy.acting(freeze=1)
+
+
 def test_algorithm_4_acts_alike_whatever_it_did_before(tmp_path):
     flow = {"name": "interpolant", "width": 8, "layers": 2, "steps": 4, "scored": 3}
     method = {"name": "interpolating-nce", "negatives_per_datum": 2, "times": 1, "proposal": flow}

@@ -109,7 +109,7 @@ def short(value: Any) -> str:
     ("[1, 'a']", 'xxxx…')
     """
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split("\n"))  # arrays write rows
     except (ValueError, RecursionError):  # more digits than Python writes, or lists too deep for it
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"

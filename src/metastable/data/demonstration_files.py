@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,8 @@ def load_lasa(motion: str, folder: str | Path | None = None, *, every: int = 10)
         ) from error
     odd = [pen.shape for pen in pens if pen.ndim != 2 or len(pen) != 2]
     require(bool(pens) and not odd, f"{known[motion]}: demos", "motions with pos (2, T) each", odd or "none")
-    paths = [pen.T[::every] for pen in pens]
+    paths, shortest = [pen.T[::every] for pen in pens], min(pen.shape[1] for pen in pens)
+    require(every < shortest, "every", f"below the {shortest} points of a motion", every)
     states, actions = (np.concatenate([p[part] for p in paths]) for part in (slice(None, -1), slice(1, None)))
     ends = np.cumsum([len(path) - 1 for path in paths])
     return Demonstrations.of(states, actions, ends, f"lasa:{motion}")
@@ -328,11 +330,19 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
         raise InputError(
             f"{path}: no such file; demonstrations are an .npz with actions, episode_ends, observations"
         )
+    if not zipfile.is_zipfile(path):  # numpy would speak of pickles
+        raise InputError(f"{path}: is not a readable .npz file: it is of another kind, or cut short")
+    found: dict[str, np.ndarray] = {}
+    what = str(path)
     try:
         with np.load(path, allow_pickle=False) as held:
-            return {key: held[key] for key in held.files}
+            for key in held.files:
+                what = f"{path}: {key}"
+                found[key] = held[key]
     except Exception as error:
-        raise InputError(f"{path}: is not a readable .npz file ({error})") from error
+        rule = "is not a readable array of an .npz file; of Python's objects there may be none"
+        raise InputError(f"{what}: {rule} ({error})") from error
+    return found
 
 
 def _first(arrays: dict[str, np.ndarray], names: Sequence[str], path: Path) -> str:

@@ -159,7 +159,8 @@ class Scaling:
 
         Empty where there are none.
         """
-        require(len(self.pictures) <= 1, "pictures", "of one kind", tuple(self.pictures))
+        rule = "of one name; of several cameras make one by their channels, numpy.concatenate((a, b), 1)"
+        require(len(self.pictures) <= 1, "pictures", rule, tuple(self.pictures))
         start = context * sum(self.middle[key].numel() for key in self.names if key not in self.pictures)
         return tuple(n for shape in self.pictures.values() for n in (start, context, *shape))
 
@@ -241,6 +242,8 @@ class Scaling:
             for name in ("middle", "half")
         )
         shapes = [{k: tuple(v.shape) for k, v in part.items()} for part in (middle, half)]
+        finite = all(bool(x.isfinite().all()) for part in (middle, half) for x in part.values())
+        require(finite, "scaling", "finite numbers", "NaN or infinite ones")
         alike = shapes[0] == shapes[1] and ACTION in middle
         require(alike, "scaling.half", f"of the shapes of middle, {ACTION} among them", shapes[1])
         pictures, relative = {k: tuple(v) for k, v in kept["pictures"].items()}, kept.get("relative", "")

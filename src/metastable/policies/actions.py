@@ -46,8 +46,8 @@ PILOTS, WARM_UP, FIRST = 8, 100, 0.1
 """Chains for each context that find the step size, their steps, and where it begins, in units of v."""
 IDLE = "left out for a density, and for an energy on one: no chain moves their draws"
 UNSETTLED = (
-    "which one that was fitted with steps=0 has not: fit it with steps above 0, whose number can be changed later, "
-    "or call settle(contexts)"
+    "which one that was fitted as a density or with steps=0 has not: fit it with freeze, or for chains with steps, "
+    "above 0, whose number can be changed later, or call settle(contexts)"
 )
 
 

@@ -13,7 +13,7 @@ from metastable.methods import Density, Method
 from metastable.methods.conditional_sampling import split_evaluations
 from metastable.runs.run import Run
 
-from .actions import IDLE, RANKS, RunActions
+from .actions import IDLE, RANKS, UNSETTLED, RunActions
 
 OF_RUNS = ("rank", "algorithm", "kernel", "ode", "sampling")
 """Settings that the model of a run acts by; `averaged` says by which weights."""
@@ -157,6 +157,8 @@ def refuse_others(model: RunActions, config: PolicyConfig) -> None:
         )
         rule = f"{own!r}, by which its model acts; policy.acting({name}=…) is one that acts by another"
         require(same, f"policy.{name}", rule, asked)
+    known = not config.freeze or model.covariance is not None  # told now, not at the second chunk
+    require(known, "policy.freeze", f"0 without the actions' covariance, {UNSETTLED}", config.freeze)
     left = config.averaged and bool(model.run.averages)
     rule = (
         "False for RunActions(run), which acts by what training left; RunActions(run.averaged()) by averages"

@@ -35,6 +35,8 @@ from metastable.data.demonstrations import STATE
 PUSHT, LEAST = "gym_pusht/PushT-v0", (0, 1, 8)
 FULL = 0.95
 """Coverage that counts as all of it."""
+DIGITS = 9
+"""Of coverage: the last ones depend on where in memory the block's shapes lie."""
 EXTRA = "policies"
 PICTURE, SIDE = "picture", 96
 """What a policy that sees Push-T calls its pictures, and their side in pixels."""
@@ -189,11 +191,11 @@ class PushT(Environments):
 
     def first_progress(self) -> Tensor:
         """Coverage at the start."""
-        return torch.tensor([env._get_coverage() for env in self.each], dtype=torch.float64)
+        return torch.tensor([round(env._get_coverage(), DIGITS) for env in self.each], dtype=torch.float64)
 
     def progress_of(self, before: float, reward: float, info: dict[str, Any]) -> float:
         """Coverage after the step."""
-        return float(info["coverage"])
+        return round(float(info["coverage"]), DIGITS)
 
     def observations(self) -> dict[str, Tensor]:
         """The agent's position, and the corners of the block or a picture, `(B, 3, 96, 96)` in bytes."""

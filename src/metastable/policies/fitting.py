@@ -133,7 +133,7 @@ def policy_of(
     """
     config = config or PolicyConfig()
     acting = actions_of(run, config)
-    chains = config.steps != 0 and config.kernel is None  # None: so that there can be one later
+    chains = acting.has_chains and config.steps != 0 and config.kernel is None  # None: there can be one later
     if chains or config.freeze or acting.tunes:
         acting = acting.settle(contexts, seed, chains)
     policy = Policy(acting, scaling, config, seed)

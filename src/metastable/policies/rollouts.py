@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, require, require_count
-from metastable.core.random import derive
+from metastable.core.random import derive, whole_seed
 from metastable.runs.folder import write_arrays, write_json
 
 from .environments import FULL, Environments, PushT, vectors_of
@@ -76,6 +76,12 @@ class Rollouts:
         return self.progress[..., min(steps, self.progress.shape[-1]) - 1]
 
     @property
+    def readings(self) -> dict[str, Callable[[int], Tensor]]:
+        """What is read at a step, by name; the first is what `ahead_of` compares."""
+        last = {"final": self.final}
+        return {"maximum": self.best} | last if self.measure == "coverage" else last
+
+    @property
     def horizons(self) -> list[int]:
         """Steps at which it is read: 200 and 300, as far as it goes."""
         longest = self.progress.shape[-1]
@@ -89,8 +95,8 @@ class Rollouts:
         """
         found: dict[str, Interval] = {}
         for h in self.horizons:
-            found[f"maximum at {h}"] = _interval(self._apart(self.best(h)), level)
-            found[f"final at {h}"] = _interval(self._apart(self.final(h)), level)
+            for name, read in self.readings.items():
+                found[f"{name} at {h}"] = _interval(self._apart(read(h)), level)
         if self.measure == "coverage":
             found["full score"] = rate_over_starts(self._apart(self.best(self.horizons[-1]) >= 1), level)
         return found
@@ -104,7 +110,7 @@ class Rollouts:
         """One row for each episode."""
         columns = {"steps": self.lengths}
         for h in self.horizons:
-            columns |= {f"maximum_{h}": self.best(h), f"final_{h}": self.final(h)}
+            columns |= {f"{name}_{h}": read(h) for name, read in self.readings.items()}
         starts, rollouts = self.lengths.shape
         rows = [(s, r) for s in range(starts) for r in range(rollouts)]
         return [{"start": s, "rollout": r} | {k: v[s, r].item() for k, v in columns.items()} for s, r in rows]
@@ -194,7 +200,7 @@ def rollout(
         rule = "a function from starts to Environments, such as partial(gym_environments, NAME)"
         require(isinstance(worlds, (Environments, Workers)), "make", rule, worlds)
         low, high = worlds.box
-        policy.reset(derive(seed, "rollout"))
+        policy.reset(derive(whole_seed(seed), "rollout"))
         seen, taken = worlds.reset(), np.zeros(len(worlds), dtype=np.int64)
         progress = worlds.progress[:, None].repeat(1, steps)
         for k in range(steps):

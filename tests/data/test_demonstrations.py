@@ -954,3 +954,17 @@ def test_files_of_one_episode_each_may_have_actions_of_two_dimensions(tmp_path):
     for k in range(2):
         np.savez(tmp_path / f"{k}.npz", actions=np.zeros((5, 2, 3)), arms=np.zeros((5, 2, 3)))
     assert load_episodes(tmp_path).shapes == {"arms": (2, 3), "action": (6,)}
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_push_t_is_seen_from_the_agent_or_from_the_window(tmp_path, centred):
+    states = np.array([[10.0, 20, 100, 200, 0.3], [30, 50, 110, 220, 1.0]])
+    np.savez(tmp_path / "pusht.npz", action=states[:, :2] + 1, state=states, episode_ends=[2])
+    found = load_pusht(tmp_path, centred=centred)
+    corners = pusht_corners(torch.from_numpy(states[:, 2:])).float()
+    assert torch.equal(found.observations["block"], corners.flatten(1))
+    assert list(found.observations) == ["agent", "block", *(["beside"] if centred else [])]
+    assert (found.noisy, found.relative) == (("agent",), "agent" if centred else "")
+    if centred:
+        there = found.observations["beside"].unflatten(1, (8, 2)) + found.observations["agent"][:, None]
+        torch.testing.assert_close(there, corners)

@@ -20,7 +20,7 @@ from metastable.experiments.pieces import Piece
 from metastable.experiments.policy_arms import ARMS, Task, dense_model, model_of, updates
 from metastable.kernels import HMC
 from metastable.methods.conditional_sampling import split_evaluations
-from metastable.policies import PolicyConfig, path_frames
+from metastable.policies import PolicyConfig, path_frames, pusht_starts
 from metastable.policies.intervals import clopper_pearson, mean_over_starts, rate_difference
 from metastable.policies.models import PUSH_T, Layout, Sizes, policy_model
 from metastable.policies.path_world import PathWorlds, rollout_paths
@@ -897,3 +897,231 @@ def test_both_ways_are_counted(tmp_path, monkeypatch):
     found = {row.metric: row for row in rows}
     assert found["uneven/flow/x"].value == pytest.approx(0.25)
     assert found["distance_of_the_nearer_way/flow/x"].value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_both_sides_are_of_discs_in_the_way_in_blocked_worlds(tmp_path, monkeypatch):
+    """Of three worlds the first has paths on both sides, the second on one; nothing is in the way of the third."""
+    ends = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    first = torch.tensor([0.0, 0.0, -0.6], dtype=torch.float64)
+    centres = torch.stack([0 * first, first, 0 * first, 0 * first + 0.6], 1).unflatten(1, (2, 2))
+    radii = torch.tensor([[0.2, 0.1]] * 3, dtype=torch.float64)
+    worlds = PathWorlds(centres, radii, ends[:1].expand(3, 2), ends[1:].expand(3, 2))
+    tops = torch.tensor([[0.4, -0.4], [0.4, 0.8], [0.8, 0.55]], dtype=torch.float64)  # the last one collides
+    middle = torch.stack([0 * tops, tops], -1)
+    paths = torch.stack([ends[0].expand_as(middle), middle, ends[1].expand_as(middle)], 2)
+    paths[0, 0, -1, 0] = 0.9  # the goal is missed
+    monkeypatch.setattr(path_planning.PathWorlds, "test", lambda: worlds)
+    monkeypatch.setattr(path_planning, "plan_paths", lambda *_: paths)
+    rows = path_planning.planner_rows(bench(path_planning, tmp_path), path_planning.Pieces(tmp_path, {}))
+    found = {row.metric.partition("/")[2]: row.value for row in rows}
+    assert found["blocked_worlds_with_both_sides"] == 0.5
+    assert found["free_of_collisions"] == found["within_0.05_of_the_goal"] == pytest.approx(5 / 6)
+    assert found["cost"] == pytest.approx(float(worlds.objective(paths).mean()))
+
+
+def test_blocks_of_paths_and_arms_have_seeds_of_their_own(tmp_path, monkeypatch):
+    seeds, own = [], bench(path_planning, tmp_path, **PATHS | {"ranked_paths": 3})
+
+    def walk(policy, worlds, paths, seed):
+        seeds.append(seed)
+        return torch.zeros(len(worlds), paths, 4, 2)
+
+    monkeypatch.setattr(path_planning, "rollout_paths", walk)
+    for arm in ("flow", "r-nce"):
+        pieces = path_planning.Pieces(tmp_path / arm, {})
+        taken = path_planning.walked(own, pieces, None, PathWorlds.draw(2), arm, "best")
+        assert taken.shape == (2, 3, 4, 2)
+    assert len(set(seeds)) == len(seeds) == 6
+
+
+def test_an_arm_is_clear_of_nobody_whose_interval_it_meets(tmp_path):
+    own = bench(path_planning, tmp_path, required=("straight/flow", "random/flow"))
+    ours = {"collisions": [0.2, 0.1, 0.3], "cost": [5.0, 4.0, 6.0], "goal missed by": [0.1, 0.05, 0.2]}
+    ours |= {"parameters": 5, "seconds": 1.0}
+    straight = {"collisions": [0.4, 0.25, 0.6], "cost": [7.0, 6.0, 8.0], "goal missed by": [0.0, 0.0, 0.0]}
+    random = {"collisions": [0.2, 0.1, 0.3], "cost": [9.0, 8.0, 9.5], "goal missed by": [0.9, 0.7, 1.0]}
+    one = ours | {"collisions": [0.4, 0.3, 0.5], "cost": [5.5, 5.0, 6.0]}
+    numbers = {("flow", "best"): ours, ("flow", "one"): one}
+    numbers |= {("straight", "one"): straight, ("random", "one"): random}
+    found = {key: Piece("any", value, {}) for key, value in numbers.items()}
+    rows = {row.metric: row for row in path_planning_rows.rows_of(own, found)}
+    assert rows["clear_of_straight/flow"].value == pytest.approx(0.25 - 0.3), "the low end above our high one"
+    assert not rows["clear_of_straight/flow"].ok
+    assert rows["clear_of_random/flow"].value == pytest.approx(0.7 - 0.2), "of what is left to the goal"
+    assert rows["best_over_one/flow"].value == pytest.approx(0.5)
+    printed = [
+        rows[f"{name}/flow/{kind}"].paper for name in ("collisions", "cost") for kind in ("best", "one")
+    ]
+    assert tuple(printed) == path_planning_rows.PAPER["flow"]
+
+
+def test_push_t_is_clear_of_nobody_whose_interval_it_meets(tmp_path):
+    own, level = bench(push_t, tmp_path, horizon=300), torch.tensor([0.19, 0.38, 0.57, 0.76])[:, None]
+    found = {
+        ("flow", "one"): piece(level.expand(-1, 300)),
+        ("random", "one"): piece(0.1 * level.expand(-1, 300)),
+    }
+    rows = {row.metric: row.value for row in push_t.rows_of(own, found)}
+    gap = rows["maximum/flow/one/300/low"] - rows["maximum/random/one/300/high"]
+    assert rows["clear_of_random/flow"] == pytest.approx(gap)
+    assert rows["maximum/random/one/300/high"] > rows["maximum/random/one/300"] + 0.01
+
+
+def test_the_share_of_actions_outside_weighs_episodes_by_their_steps():
+    lengths = np.array([[100], [300]])
+    arrays = {"progress": np.ones((2, 1, 300)), "lengths": lengths, "acting_ms": np.ones((2, 1))}
+    assert push_t.numbers_of({**arrays, "clipped": np.array([[0.4], [0.0]])})["clipped"] == pytest.approx(0.1)
+
+
+def test_episodes_begin_at_the_starts_of_their_own_seed(tmp_path, monkeypatch):
+    begun, own = [], bench(push_t, tmp_path, starts=4, block=3, start_seed=5, rollouts=1)
+
+    def roll(policy, starts, **options):
+        begun.extend(starts)
+        lengths = torch.full((len(starts), 1), own.horizon)
+        return Rollouts(torch.zeros(len(starts), 1, own.horizon), lengths, "coverage", "Push-T")
+
+    monkeypatch.setattr(push_t, "rollout_pusht", roll)
+    push_t.rolled(own, push_t.Pieces(tmp_path, {}), None, "flow-one")
+    assert np.array_equal(np.stack(begun), pusht_starts(4, 5))
+
+
+def test_who_goes_anywhere_is_told_a_point_of_the_window_every_eight_steps():
+    nobody, seen = push_t.Anywhere(), {"agent": torch.zeros(500, 2)}
+    nobody.reset(0)
+    told = torch.stack([nobody.select_action(seen) for _ in range(16)])
+    assert torch.equal(told[:8], told[:1].expand(8, -1, -1))
+    assert torch.equal(told[8:], told[8:9].expand(8, -1, -1))
+    assert ((told[0] - told[8]).abs() > 1).any(1).all()
+    assert 0 <= told.min() < 10
+    assert 502 < told.max() <= 512
+
+
+def test_an_arm_by_fewer_gradients_keeps_its_candidates(tmp_path, monkeypatch):
+    asked, config = {}, PolicyConfig(algorithm=4, steps=0, sampling={"evaluations": 1000, "t_low": 0.5})
+    run = SimpleNamespace(model=SimpleNamespace(players={"proposal": SimpleNamespace(steps=64)}))
+    monkeypatch.setattr(policy_arms, "run_of", lambda policy: run)
+    push_t.acting(bench(push_t, tmp_path), pretended(config, asked), "i-r-nce", "g100")
+    assert "candidates" not in asked
+    push_t.acting(bench(push_t, tmp_path), pretended(config, asked), "i-r-nce", "one")
+    assert asked["candidates"] == 1
+
+
+def test_dense_proposals_are_solved_coarsely_in_training_and_flows_as_they_act(tmp_path):
+    own = bench(push_t, tmp_path, ode=(16, 9), training_ode=(8, 5))
+    below, flow = dense_model(own, "on-flow").method["proposal"], dense_model(own, "flow").energy
+    assert [(each["steps"], each["scored"]) for each in (below, flow)] == [(8, 5), (16, 9)]
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_windows_reach_beyond_an_episode_where_the_task_says_so(tmp_path, monkeypatch, padded):
+    asked = {}
+
+    def fitted(*_, **options):
+        asked.update(options)
+        raise DivergenceError("seen enough", step=0)
+
+    monkeypatch.setattr(policy_arms, "fit_policy", fitted)
+    task = Task(line(), PolicyConfig(2, 4, 2), TINY, padded=padded)
+    assert policy_arms.trained(bench(push_t, tmp_path), task, "flow") is None
+    assert asked["padded"] is padded
+
+
+def test_mirror_images_are_learned_from_where_they_are_asked_for(tmp_path):
+    both, one = (
+        path_planning.demonstrations(
+            bench(path_planning, tmp_path / str(mirrored), **PATHS, mirrored=mirrored)
+        )
+        for mirrored in (True, False)
+    )
+    assert (len(both), len(both.actions)) == (2 * len(one), 2 * len(one.actions))
+    assert both.noisy == one.noisy == (path_frames.PLACE,)
+    raw = path_frames.with_mirrored(path_planning.path_demonstrations(1, 1, refine=False))
+    assert raw.noisy == ("place",), "no noise on goals and discs"
+
+
+def test_motions_are_measured_by_the_diagonal_and_step_by_step():
+    paths = torch.tensor([[[0.0, 0.0], [3.0, 0.0], [3.0, 4.0]]])
+    assert lasa.size_of(paths) == 5
+    assert lasa.distance(paths, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 4.0]])).tolist() == [2.0]
+
+
+def test_a_motion_is_written_by_who_never_saw_it(tmp_path, monkeypatch):
+    paths, told = torch.randn(4, 6, 2, generator=torch.Generator().manual_seed(0)), []
+
+    class Still:
+        def reset(self, seed=None):
+            pass
+
+        def select_action(self, observation):
+            return observation["state"]
+
+    monkeypatch.setattr(lasa, "learned", lambda bench, shape, task, paths, arm: told.append(paths) or Still())
+    rows, written = lasa.reconstructed(bench(lasa, tmp_path, drawn=3), "x", paths)
+    assert [torch.equal(each, paths[:-1]) for each in told] == [True]
+    assert torch.equal(written["x", "flow"], paths[-1, :1].expand(3, 6, 2))
+    found = {row.metric: row.value for row in rows}
+    away = (paths[-1] - paths[-1, 0]).norm(dim=1) / lasa.size_of(paths)
+    assert found["distance/flow/x"] == pytest.approx(float(away.mean()), rel=1e-5)
+    assert found["end_missed_by/flow/x"] == pytest.approx(float(away[-1]), rel=1e-5)
+    assert found["end_missed_by/straight/x"] == pytest.approx(0, abs=1e-6)
+
+
+def test_means_of_shapes_are_of_distances_and_shares_of_who_learns_nothing(tmp_path):
+    values = {"flow": (0.1, 0.3), "straight": (0.4, 0.6), "random": (0.8, 0.8)}
+    rows = [Row(f"distance/{arm}/{k}", x) for arm, each in values.items() for k, x in enumerate(each)]
+    rows += [Row(f"end_missed_by/{arm}/{k}", 9.0) for arm in values for k in range(2)]
+    found = {row.metric: row for row in lasa.means(bench(lasa, tmp_path, required="flow"), rows)}
+    assert found["mean/distance/flow"].value == pytest.approx(0.2)
+    assert found["distance_over_straight/flow"].value == pytest.approx(0.4)
+    assert found["distance_over_random/flow"].value == pytest.approx(0.25)
+    assert found["nearer_than_straight/flow/low"].value == pytest.approx(0.3, abs=1e-6), "0.3 from either"
+
+
+@pytest.mark.parametrize(("arm", "candidates"), [("on-flow", 8), ("flow", 1)])
+def test_a_motion_is_written_by_the_best_of_several_draws_of_an_energy(
+    tmp_path, monkeypatch, arm, candidates
+):
+    monkeypatch.setattr(lasa, "trained", lambda *_: pretended(PolicyConfig(candidates=8), {}))
+    assert (
+        lasa.learned(bench(lasa, tmp_path), "x", "one", torch.zeros(2, 4, 2), arm).config.candidates
+        == candidates
+    )
+
+
+def test_snippets_are_learned_with_no_window_beyond_their_ends(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(path_planning, "planner_rows", lambda *_: [])
+    monkeypatch.setattr(path_planning, "draw", lambda *_: None)
+    monkeypatch.setattr(path_planning, "make", lambda bench, kept, worlds, task, arm: told.append(task()))
+    path_planning.body(bench(path_planning, tmp_path, arms="flow", **PATHS))
+    task = told[-1]
+    windows = task.shown.windows(task.config.context, task.config.prediction, padded=task.padded)
+    assert len(windows) == len(task.shown), "one of each"
+
+
+def test_paths_of_one_draw_are_by_one_draw_where_others_are_the_best_of_several(tmp_path, monkeypatch):
+    asked, policy = [], pretended(PolicyConfig(candidates=8), {})
+    policy.model = SimpleNamespace(run=SimpleNamespace(seconds=1.0))
+
+    def walked(bench, pieces, policy, worlds, arm, kind):
+        asked.append((kind, policy.config.candidates))
+        return torch.zeros(2, 3, 4, 2, dtype=torch.float64)
+
+    monkeypatch.setattr(path_planning, "trained", lambda *_: policy)
+    monkeypatch.setattr(path_planning, "parameters", lambda _: 5)
+    monkeypatch.setattr(path_planning, "walked", walked)
+    monkeypatch.setattr(path_frames, "walking", lambda policy: policy)
+    kept = lambda *_: path_planning.Pieces(tmp_path, {})  # noqa: E731
+    path_planning.make(bench(path_planning, tmp_path), kept, PathWorlds.draw(2), None, "flow")
+    assert asked == [("one", 1), ("best", 8)]
+
+
+@pytest.mark.parametrize(("arm", "share"), [("r-nce", (1, 2, 2)), ("flow", (0.5, 1, 1))])
+def test_a_rate_that_is_given_is_that_of_what_an_arm_trains(tmp_path, arm, share):
+    """The energy's, or that of a model that stands alone, and the others in proportion."""
+    given = {"rate": 4e-3}
+    own = Bench(changed(path_planning.EXPERIMENT.scales["gpu"], given), "gpu", 0, "cpu", tmp_path)
+    own.changes = given
+    sizes = policy_arms.sizes_of(own, Task(line(), PolicyConfig(3, 4, 4), Sizes()), ARMS[arm])
+    assert sizes.rates == pytest.approx([4e-3 * part for part in share])

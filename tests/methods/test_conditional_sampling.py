@@ -15,6 +15,7 @@ from metastable.kernels import HMC, MALA, ULA
 from metastable.methods import conditional_chains
 from metastable.methods import interpolating_sde as algorithms
 from metastable.methods.conditional_sampling import (
+    _langevin_step,
     best_of,
     follow_sde,
     sample_from_proposal,
@@ -207,14 +208,15 @@ def test_mode_weights_and_spreads_of_a_mixture(kernel):
         assert abs(float(square) - own_law) < z_limit(3) * float(error) + 0.02
 
 
+class Weighed(AnyContext):
+    def sample_and_log_prob(self, n, rng, given=None, **options):
+        return tuple(values[None] for values in super().sample_and_log_prob(n, rng, **options))
+
+
 def test_candidates_give_branches_the_shares_of_the_energy():
     """A flow whose branches have other shares than the energy's: at t̲ its draws are weighed, or they keep them."""
     _, energy = mixture_flow()
     wrong = MixtureField(MEANS, SCALES, WEIGHTS.flip(0), interpolant="linear")
-
-    class Weighed(AnyContext):
-        def sample_and_log_prob(self, n, rng, given=None, **options):
-            return tuple(values[None] for values in super().sample_and_log_prob(n, rng, **options))
 
     flow = Weighed(2, field=wrong, interpolant="linear", steps=60).double()
     settings = {"t_low": 0.9, "evaluations": 100}
@@ -400,3 +402,31 @@ def test_an_annealed_chain_takes_smaller_and_smaller_steps(monkeypatch):
     for h, square in seen:
         assert square == pytest.approx(2 * h, rel=5 * (2 / 40_000) ** 0.5)
     assert info["evaluations"] == ULA(0.1).evaluations(20)
+
+
+def test_the_longest_step_of_the_sde_follows_the_heaviest_number():
+    mass = torch.tensor([4.0, 25.0])
+    kernel = HMC(step_size=0.1, leapfrog=2, mass=mass)
+    assert _langevin_step(kernel, None) == pytest.approx(0.5 * 0.1**2 / 25)
+
+
+def test_step_sizes_that_were_found_are_counted_and_most_moves_are_accepted():
+    rows = []
+
+    def counted(y, given, t):
+        rows.append(y.shape[:2].numel())
+        return PATH.energy(y, given, t)
+
+    info = sample_interpolating(counted, PATH, 200, GIVEN, rng(), t_low=0.5, evaluations=100).info
+    assert info["energy_rows"] == sum(rows) > 100 * 200 * 3
+    assert info["acceptance"].min() > 0.9
+
+
+def test_candidates_are_weighed_at_the_time_that_they_are_of():
+    """A flow that ends at the law of the energy is on its way to it at t̲, where all draws have the same weight."""
+    _, energy = mixture_flow()
+    field = MixtureField(MEANS, SCALES, WEIGHTS, interpolant="linear")
+    flow = Weighed(2, field=field, interpolant="linear", steps=60).double()
+    settings = {"t_low": 0.3, "evaluations": 20, "candidates": 8}
+    info = sample_interpolating(energy, flow, 50, NO_CONTEXT, rng(3), **settings).info
+    assert info["start_ess_given"].item() > 0.98 * 8 * 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from metastable.core import ConfigError
 from metastable.data import Demonstrations
+from metastable.methods import Density
 from metastable.policies import PolicyConfig, fit_policy, load_policy
-from metastable.policies.defaults import ON_FLOW, updates_for
+from metastable.policies.defaults import ON_FLOW, rate_for, training_for, updates_for
 from metastable.training.config import TrainerConfig
 
 WINDOWS = {"context": 1, "prediction": 2, "execute": 1}
@@ -167,3 +169,16 @@ def test_what_a_policy_will_not_act_by_is_refused_before_it_is_trained(asked, ru
     monkeypatch.setattr("metastable.training.trainer.Trainer.run", lambda *_: pytest.fail("it was trained"))
     with pytest.raises(ConfigError, match=rule):
         fit_policy(shown(), steps=3, **{**asked, "config": {**WINDOWS, **asked["config"]}})
+
+
+def test_rates_and_updates_follow_what_is_trained():
+    flow, above = (training_for(25_650, Density(), stands, 0.1, {}) for stands in (False, True))
+    assert (flow["steps"], above["steps"]) == (5009, 2504), "an update of an energy costs more"
+    assert [made["schedule"].warmup for made in (flow, above)] == [200, 200]
+    assert training_for(25_650, Density(), False, 0.1, {"steps": 50})["schedule"].warmup == 5
+    rates = {asked: rate_for(*asked) for asked in product((False, True), repeat=3)}
+    assert {asked for asked, rate in rates.items() if rate == 5e-4} == {a for a in rates if a[1]}, (
+        "of pictures"
+    )
+    assert {asked for asked, rate in rates.items() if rate == 3e-3} == {(False, False, False)}
+    assert set(rates.values()) == {3e-3, 1e-3, 5e-4}

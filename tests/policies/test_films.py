@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from metastable.core import InputError
-from metastable.policies import Environments, Film, film
+from metastable.policies import Environments, Film, film, rollout
 from metastable.policies.films import films
 
 
@@ -110,3 +110,21 @@ def test_pictures_that_share_their_memory_are_kept_apart():
 
     made = film(Onwards(), Environments(Reused, [0]))
     assert [int(frame.max()) for frame in made.frames] == [0, 50, 100, 150]
+
+
+def test_a_film_goes_as_fast_as_its_episode(tmp_path):
+    for every in (1, 2):
+        made = film(Onwards(), Environments(Shade, [0])).write(tmp_path / f"{every}.gif", every)
+        with Image.open(made) as gif:
+            assert gif.info["duration"] == 100 * every, "ten steps a second"
+
+
+def test_a_film_is_of_the_episode_that_a_rollout_of_its_seed_has():
+    class Noting(Onwards):
+        def reset(self, seed=None):
+            seeds.append(seed)
+
+    seeds = []
+    film(Noting(), Environments(Shade, [0]), seed=3)
+    rollout(Noting(), lambda starts: Environments(Shade, starts), [0], seed=3)
+    assert seeds[0] == seeds[1]

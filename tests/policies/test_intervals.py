@@ -106,3 +106,11 @@ def test_a_difference_is_one_of_rates_where_all_are_hits_or_misses():
     assert difference_of(ones, some, 0.9) == paired_difference(ones, some, 0.9)
     assert difference_of(ones, some[:, :1]).value == 0.5
     assert difference_of(ones, ones, rates=False) == paired_difference(ones, ones)
+
+
+@pytest.mark.parametrize("hits", [0, 1, 3, 12, 13])
+def test_misses_count_as_hits_do(hits):
+    few = torch.zeros(25, 4)
+    few.view(-1)[: 4 * hits : 4] = 1  # one hit each of so many starts
+    found, other = rate_over_starts(few), rate_over_starts(1 - few)
+    assert (other.low, other.high) == pytest.approx((1 - found.high, 1 - found.low))

@@ -182,3 +182,18 @@ def test_nearness_needs_things_in_the_space_of_actions_as_they_are(space, relati
     scaling = Scaling.fit(Demonstrations.of(seen, rng.normal(size=(20, 2)), space=space, relative=relative))
     with pytest.raises(ConfigError, match="near: must be in the space of the actions"):
         layout_of(scaling, 1, {"discs": 3}, near="discs")
+
+
+def test_the_tables_of_push_t_say_turns_rates_times_and_moves():
+    """Tables 12 and 13: T_samp and T_rnce, rates of models that stand alone, α of the proposal, HMC's budget."""
+    layout = Layout(2, past=((0, 2, 2),))
+    made = {name: policy_model(name, layout, PUSH_T) for name in ("r-nce", "i-r-nce", "flow", "proposal")}
+    method = made["i-r-nce"].method
+    assert (method["proposal_steps"], method["energy_steps"]) == (4, 2)
+    assert (method["alpha"], method["proposal"]["alpha"], made["flow"].energy["alpha"]) == (2.5, 2.5, 2.0)
+    assert made["r-nce"].acting["steps"] * PUSH_T.chain["leapfrog"] == PUSH_T.evaluations
+    rates = [made[name].options["optimiser"].learning_rate for name in ("r-nce", "flow", "proposal")]
+    assert rates == [2e-4, 2e-4, 1e-3]
+    alone = made["proposal"].energy
+    assert (alone["steps"], alone["scored"]) == PUSH_T.ode, "of a model that stands alone"
+    assert (method["proposal"]["steps"], method["proposal"]["scored"]) == PUSH_T.training_ode

@@ -195,3 +195,36 @@ def test_demonstrations_that_are_centred_already_are_named():
         ConfigError, match="path planning: observations: must be place, goal, discs, those of"
     ):
         centred(seen)
+
+
+def test_left_of_the_way_to_the_goal_is_left():
+    """Policies that were saved act by it: with right for left all would be mirrored."""
+    frame = Frame.of({"place": torch.ones(1, CONTEXT, 2), "goal": torch.tensor([[[1.0, 3.0]] * CONTEXT])})
+    points = torch.tensor([[[0.0, 1.0], [1.0, 2.0]]])  # one to the left, one ahead
+    assert frame.inside(points).tolist() == [[[0.0, 1.0], [1.0, 0.0]]]
+
+
+def test_the_first_window_of_a_walk_repeats_its_start(seen):
+    shown, told = centred(path_demonstrations(2, 1, refine=False)), []
+    made = Policy(AlongTheGoal(), Scaling.fit(shown), PolicyConfig(CONTEXT, PREDICTION, 1, 1, warm=0))
+    policy = walking(made)
+    made.predict_action_chunk = lambda windows: told.append(windows) or torch.zeros(5, PREDICTION, 2)
+    now = {key: value[:, -1] for key, value in seen.items()}
+    for step in range(2):
+        policy.select_action(now | {"place": now["place"] + 0.1 * step})
+    before, first, last = told[1][PLACE].unbind(1)
+    assert torch.equal(before, first)
+    assert torch.allclose(first.norm(dim=1), torch.full((5,), 0.1 * 2**0.5), atol=1e-6)
+    assert torch.allclose(last, torch.zeros(5, 2), atol=1e-6)
+
+
+def test_a_window_has_every_step_of_a_walk(seen):
+    shown, told = centred(path_demonstrations(2, 1, refine=False)), []
+    made = Policy(AlongTheGoal(), Scaling.fit(shown), PolicyConfig(CONTEXT, PREDICTION, 2, 1, warm=0))
+    policy = walking(made)
+    made.predict_action_chunk = lambda windows: told.append(windows) or torch.zeros(5, PREDICTION, 2)
+    now = {key: value[:, -1] for key, value in seen.items()}
+    for step in range(3):
+        policy.select_action(now | {"place": now["place"] + 0.1 * step})
+    away = 0.1 * 2**0.5 * torch.tensor([2.0, 1.0, 0.0])
+    assert torch.allclose(told[1][PLACE].norm(dim=2), away.expand(5, 3), atol=1e-6)

@@ -7,7 +7,7 @@ import torch
 
 from metastable.core import ConfigError, InputError
 from metastable.core.random import derive
-from metastable.policies import PolicyConfig, fit_policy
+from metastable.policies import PolicyConfig, fit_policy, path_world
 from metastable.policies.intervals import clopper_pearson
 from metastable.policies.path_world import (
     MARGIN,
@@ -243,3 +243,69 @@ def test_a_policy_of_other_actions_is_named():
         InputError, match="path-planning: actions of the policy have 3 numbers, those of the env"
     ):
         rollout_paths(Wide(), ONE)
+
+
+@pytest.mark.parametrize("every", [5, 20])
+def test_every_snippet_is_seen_in_the_world_that_it_was_planned_in(every):
+    made = PathWorlds.draw(3, derive(0, "train worlds"))
+    planned = plan_paths(made, 2, 0).float()
+    shown = path_demonstrations(3, 2, every=every, refine=False, within=1e9)
+    windows = shown.windows(3, 10, padded=False)
+    seen, chunks = windows.contexts(), windows.chunks()
+    for i, goal in enumerate(seen["goal"][:, 0]):
+        (world,) = (made.goal.float() == goal).all(1).nonzero()[0].tolist()
+        known = torch.cat([made.centres[world], made.radii[world][:, None]], 1).flatten().float()
+        assert torch.equal(seen["discs"][i], known.expand(3, -1))
+        points = torch.cat([seen["place"][i], chunks[i]])
+        assert (points[:, None] == planned[world].flatten(0, 1)).all(2).any(1).all()
+
+
+def test_a_collision_begins_at_the_edge_of_a_disc():
+    for off, hit in ((0.4999, True), (0.5001, False)):
+        assert ONE.collides(path((-1, off), (1, off))).item() is hit
+        assert ONE.collides(path((-1, -1), (0, -off))).item() is hit, "the end of a segment"
+
+
+def test_the_prior_of_a_snippet_is_that_of_its_share_of_a_path(monkeypatch):
+    """How far the middle of thirteen points is off the chord of their ends: the same, whatever came before."""
+    asked = []
+    monkeypatch.setattr(path_world, "Planner", lambda prior, **_: asked.append(prior) or Planner(prior, 2, 1))
+    refine_snippets(ONE, PathPrior(13).mean(ONE.start, ONE.goal))
+    bend = torch.zeros(13, dtype=torch.float64)
+    bend[[0, 6, 12]] = torch.tensor([-0.5, 1.0, -0.5], dtype=torch.float64)
+    whole = PathPrior(start=1.0, goal=1e3).covariance[20:33, 20:33]
+    assert (bend @ asked[0].covariance @ bend).item() == pytest.approx((bend @ whole @ bend).item(), rel=1e-3)
+
+
+def test_what_collides_is_planned_again_and_nothing_else():
+    asked = []
+
+    class Learning:
+        prior = PathPrior(3)
+
+        def plan(self, start, goal, cost, rng):
+            asked.append(len(start))
+            around = torch.zeros(len(start), 2, dtype=torch.float64)
+            around[len(asked) % 2 :, 1] = 2.0  # the first time one goes through the disc
+            return torch.stack([start, around, goal], 1)
+
+    found = plan_paths(ONE, 3, planner=Learning())  # pyright: ignore
+    assert asked == [3, 1]
+    assert not ONE.collides(found).any()
+    asked.clear()
+    once = plan_paths(ONE, 3, planner=Learning(), attempts=1)  # pyright: ignore
+    assert ONE.collides(once).tolist() == [[True, False, False]]
+
+
+def test_discs_are_larger_for_the_planner_than_for_the_collision_test():
+    told = []
+
+    class Asking:
+        prior = PathPrior(3)
+
+        def plan(self, start, goal, cost, rng):
+            told.append([cost(path((-1, 0.5 + off), (1, 0.5 + off))).item() > 0 for off in (0.049, 0.051)])
+            return torch.stack([start, start, goal], 1)
+
+    plan_paths(ONE, 1, planner=Asking(), attempts=1)  # pyright: ignore
+    assert told == [[True, False]]

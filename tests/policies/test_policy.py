@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from metastable.core import ConfigError, InputError
 from metastable.core.random import normal_like
 from metastable.core.units import Coordinates, Units
 from metastable.data import Demonstrations, Scaling
+from metastable.kernels import ULA
 from metastable.methods.conditional_tuning import forget_tuning
-from metastable.policies import Policy, PolicyConfig, RunActions, fit_policy, load_policy
+from metastable.policies import Policy, PolicyConfig, RunActions, actions, fit_policy, load_policy
 from metastable.policies.actions import free_root, joined, pooled_covariance
+from metastable.policies.scenes import first_chunks
 from metastable.proposals import InterpolantFlow
 from metastable.runs.run import Run
 
@@ -939,3 +942,100 @@ def test_windows_are_not_changed_when_a_policy_is_read(tmp_path):
         with pytest.raises(InputError, match=rf"policy\.{name}: must be \d, as trained, got {value}"):
             load_policy(tmp_path / "run", **{name: value})
     assert load_policy(tmp_path / "run", context=2).config.context == 2
+
+
+def test_the_first_windows_repeat_the_first_observation():
+    _, model = acting(3, context=3, execute=1, warm=0)
+    assert [c[0].tolist() for c in model.seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2]]
+
+
+def test_every_chunk_has_random_numbers_of_its_own():
+    class Seeded(Scripted):
+        def draw(self, contexts, n, seed):
+            seeds.append(seed)
+            return super().draw(contexts, n, seed)
+
+    seeds = []
+    policy = Policy(Seeded(), SCALING, PolicyConfig(1, 4, 1, 1))
+    for _ in range(2):
+        for _ in range(3):
+            policy.select_action(torch.zeros(2, 1))
+        policy.reset()
+    assert len(set(seeds[:3])) == 3
+    assert seeds[3:] == seeds[:3], "those of the same seed, once all is forgotten"
+
+
+def test_chunks_of_a_scene_are_all_draws_in_the_units_of_the_actions():
+    scaling = replace(SCALING, half={"state": torch.ones(1), "action": torch.tensor([2.0])}, relative="state")
+    policy, model = Policy(Scripted(), scaling, PolicyConfig(2, 4, 2, 1)), Scripted()
+    policy.model = model
+    chunks = first_chunks(policy, {"state": torch.tensor([[5.0], [6.0]])}, n=3)
+    drawn = 100 + 10 * np.arange(3)[:, None] + np.arange(4)
+    assert np.array_equal(chunks[..., 0], np.array([5, 6])[:, None, None] + 2 * drawn)
+    assert [c.tolist() for c in model.seen] == [[[5, 5], [6, 6]]], "a window of where they stand"
+
+
+def test_covariance_is_that_of_draws_about_their_own_means():
+    x = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0))
+    each = torch.stack([draws.double().T.cov() for draws in x])
+    torch.testing.assert_close(pooled_covariance(x), each.mean(0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_kernel_of_ones_own_moves_chunks_in_the_units_of_training():
+    per = [torch.full((D,), value).double() for value in (3.0, 0.25, 4.0)]
+    there = RunActions(run_of(Smooth(), Coordinates(Units("scale", (D,), *per))), kernel=ULA(1e-5))
+    here = RunActions(run_of(Smooth()), kernel=ULA(1e-5))
+    u = here.draw(CONTEXTS, 5, 0)
+    moved = here.move(u, CONTEXTS, 4, 0)
+    assert (moved - u).abs().max() > 1e-3
+    torch.testing.assert_close(there.move(4 * u + 3, CONTEXTS, 4, 0), 4 * moved + 3, atol=1e-4, rtol=1e-5)
+
+
+def test_an_energy_with_a_time_is_asked_where_the_data_are():
+    class Timed(Smooth):
+        time = True
+
+        def forward(self, x, given, t=None):
+            times.append(t)
+            return super().forward(x, given)
+
+    times, run = [], run_of(Timed())
+    model = RunActions(run).settle(CONTEXTS)
+    x = model.draw(CONTEXTS, 2, 0)
+    model.energy(x, CONTEXTS)
+    model.move(x, CONTEXTS, 2, 0, torch.zeros(2, 1))
+    RunActions(run, kernel=ULA(1e-5)).move(x, CONTEXTS, 2, 0)
+    known = [torch.as_tensor(t) for t in times if t is not None]
+    assert known
+    assert all(bool((t == 1).all()) for t in known)
+
+
+def test_one_candidate_at_least_is_a_new_draw():
+    _, model = acting(3, warm=3)
+    assert model.moved[1][0][0].tolist() == [[122, 123, 123, 123]] * 2 + [[220, 221, 222, 223]]
+
+
+def test_steps_of_acting_leave_densities_as_they_were():
+    config = PolicyConfig(2, 4, 2, 1, 0, 0)
+    policy = fit_policy(shown(), {**FLOW, "scored": 3}, "density", config, steps=1, batch_size=8)
+    flows = [made.model.model.energy.proposal for made in (policy, policy.acting(ode=7))]
+    assert [(flow.steps, flow.scored) for flow in flows] == [(4, 3), (7, 3)]
+
+
+def test_noise_falls_until_half_of_a_training_and_is_the_last_beside_a_flow_that_stays():
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, config = Demonstrations.of(x, x[:, :1], [20, 40]), PolicyConfig(1, 2, 1, 3, 0, 0)
+    options = {"steps": 1, "batch_size": 8, "units": "none", "noise": (0.2, 0.1)}
+    flow = fit_policy(shown, FLOW, "density", config, **options)
+    energy = {"name": "on-proposal", "width": 8, "depth": 2}
+    above = fit_policy(shown, energy, RANKED, config, on=flow, **options)
+    for policy, first in ((flow, 0.2), (above, 0.1)):
+        trainer = policy.model.run.config["trainer"]
+        noise = [trainer[name] for name in ("data_noise", "data_noise_final", "data_noise_over")]
+        assert noise == [first, 0.1, 0.5]
+
+
+def test_the_step_of_chains_is_the_middle_of_those_of_all_contexts(monkeypatch):
+    found = SimpleNamespace(step_size=torch.tensor([0.1, 0.3, 9.0]))
+    monkeypatch.setattr(actions, "warm_up_each", lambda *_: found)
+    assert RunActions(run_of(Smooth())).settle(torch.zeros(3, 1)).step_size == pytest.approx(0.3)

@@ -533,3 +533,27 @@ def test_scores_that_no_start_tells_apart_are_not_known_to_be_the_same():
     assert within > 0.95 * courses
     same = covered(0.3, 0.4)
     assert same.ahead_of(same) == (0, 0, 0), "of the same course"
+
+
+def test_an_episode_that_is_cut_ends_as_one_that_ended():
+    class Cut(Line):
+        def step(self, action):
+            seen, reward, *_ = super().step(action)
+            return seen, reward, False, self.at > 3, {}
+
+    found = rollout(Pushing(), lambda starts: Environments(Cut, starts, "line"), [0, 2], steps=6)
+    assert found.lengths.tolist() == [[4], [2]]
+    assert found.progress[:, 0, -1].tolist() == [4, 2]
+
+
+def test_the_share_of_actions_outside_is_of_those_that_were_carried_out():
+    assert rollout(Pushing(1.5), on_a_line, [0, 2], steps=6).clipped == 1.0
+
+
+def test_coverage_is_that_of_a_step_whatever_it_was_before(simulator):
+    world = PushT(pusht_starts(2))
+    world.reset()
+    world.progress[:] = 0.9
+    world.step(torch.full((2, 2), 256.0))
+    assert world.progress.tolist() == [round(env._get_coverage(), 9) for env in world.each]
+    assert (world.progress < 0.9).all()

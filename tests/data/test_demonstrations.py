@@ -220,7 +220,12 @@ def test_noise_that_fits_no_context_is_refused(share, words):
         ),
         (np.zeros(3), np.zeros(3), [2, 2, 3], r"ends: must be"),
         (np.zeros(3), np.zeros(3), [], r"ends: must be"),
-        (np.zeros(3), np.array([0, 1e39, -1e39]), [3], r"actions: must fit in .*float32, .* up to 1e\+39"),
+        (
+            np.zeros(3),
+            np.array([0, 1e39, -1e39]),
+            [3],
+            r"actions: must be at most 3.4e\+38, in other units, got 1e",
+        ),
         ({}, np.zeros(3), [3], r"observations: must be at least one array"),
         (
             np.array(["a", "b", "c"]),
@@ -627,6 +632,14 @@ def test_a_lerobot_folder(tmp_path):
     assert found.ends.tolist() == [2, 5]
     with pytest.raises(InputError, match="is a video"):
         load_lerobot(tmp_path, ["images.top"])
+    info = tmp_path / "meta" / "info.json"
+    info.write_text(
+        info.read_text().replace("observation.images.top", "observation.action").replace("video", "float32")
+    )
+    with pytest.raises(
+        InputError, match=r"observation\.action has the actions' name; .* observations=\['state'\]"
+    ):
+        load_lerobot(tmp_path)
 
 
 @pytest.mark.parametrize(

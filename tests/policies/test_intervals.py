@@ -58,6 +58,10 @@ def test_levels_and_hits_that_are_none_are_refused():
             clopper_pearson(3, 10, level)
     with pytest.raises(InputError, match="hits: must be a whole number"):
         clopper_pearson(3.5, 10)
+    with pytest.raises(InputError, match="hits: must be a whole number"):
+        clopper_pearson("a", 10)
+    with pytest.raises(InputError, match="values: must hold numbers"):
+        t_interval(["a", "b"])
     with pytest.raises(InputError, match="values: must be finite, got nan"):
         t_interval([1.0, float("nan")])
 

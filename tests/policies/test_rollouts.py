@@ -517,6 +517,8 @@ def test_starts_are_several(starts):
 def test_what_is_made_are_environments():
     with pytest.raises(InputError, match=r"make: must be a function from starts to Environments"):
         rollout(Pushing(), lambda starts: Line(), range(2), steps=2)
+    with pytest.raises(InputError, match=r"make: must be a function from starts to Environments.*, got 3"):
+        rollout(Pushing(), 3, range(2), steps=2)
 
 
 def test_scores_that_no_start_tells_apart_are_not_known_to_be_the_same():

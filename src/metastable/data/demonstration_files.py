@@ -22,6 +22,7 @@ from ..core.errors import InputError, nearest, need, require, require_count
 from .checks import as_tensor, check_data
 from .demonstrations import Demonstrations, names_of
 from .folders import BROKEN, COLOUR, GREY, hidden_pixels
+from .scaling import ACTION
 
 ACTIONS, ENDS = ("actions", "action"), ("episode_ends", "ends")
 """What the arrays of actions and of ends are called, the first that is there."""
@@ -230,6 +231,11 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
     for name in chosen:
         if name not in named:
             raise InputError(f"{folder}: no feature observation.{name}{nearest(name, named)}")
+        if name == ACTION:
+            rest = [other for other in chosen if other != name]
+            raise InputError(
+                f"{folder}: observation.{name} has the actions' name; take others, observations={rest}"
+            )
         if features[named[name]]["dtype"] == "video":
             raise InputError(f"{folder}: observation.{name} is a video, which is not read; leave it out")
     columns = [named[name] for name in chosen]

@@ -346,7 +346,9 @@ def _fine(values: Tensor, name: str, origin: Tensor | None) -> Tensor:
     blur = (narrow.eps * values.abs().amax(0)).clamp(min=narrow.tiny)
     extents = [x.amax(0) - x.amin(0) for x in seen]
     blurred = any(bool(((blur > BLUR * extent) & (extent > 0)).any()) for extent in extents)
-    return seen[0] if blurred else check_data(values, name, least=1)  # which refuses what float32 cannot hold
+    largest = float(values.abs().max())
+    require(blurred or largest <= narrow.max, name, f"at most {narrow.max:.3g}, in other units", largest)
+    return seen[0] if blurred else check_data(values, name, least=1)
 
 
 def _ends(ends: Any, steps: int, name: str) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from metastable.core.errors import InputError, require
 from metastable.core.types import student_t_quantile
+from metastable.data.checks import as_tensor
 
 FEW = 10
 """Starts' worth of hits, or of misses, below which such starts may be too rare for Student's interval to know."""
@@ -32,7 +33,7 @@ def clopper_pearson(hits: int, trials: int, level: float = 0.95) -> Interval:
     >>> print(clopper_pearson(0, 10))
     0.000 (0.000 … 0.308)
     """
-    whole = 0 <= hits <= trials and trials > 0 and hits == int(hits)
+    whole = all(isinstance(x, Real) for x in (hits, trials)) and 0 <= hits <= trials > 0 and hits == int(hits)
     require(whole, "hits", f"a whole number from 0 to trials = {trials}, of at least 1", hits)
     require(0 < level < 1, "level", "between 0 and 1, such as 0.95", level)
     return _by_betas(hits, trials, level)
@@ -56,7 +57,7 @@ def t_interval(values: Any, level: float = 0.95) -> Interval:
     >>> print(t_interval([1.0, 2.0, 3.0]))
     2.000 (-0.484 … 4.484)
     """
-    x = torch.as_tensor(values, dtype=torch.float64).flatten()
+    x = _doubles(values, "values").flatten()
     if len(x) < 2:
         raise InputError(f"values: an interval needs at least 2 independent values, got {len(x)}")
     require(bool(x.isfinite().all()), "values", "finite", float(x[~x.isfinite()][:1].sum()))
@@ -71,7 +72,7 @@ def paired_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     >>> print(paired_difference([1.0, 2.0, 3.0], [0.9, 1.9, 2.8]))
     0.133 (-0.010 … 0.277)
     """
-    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (first, second))
+    a, b = _doubles(first, "first"), _doubles(second, "second")
     if a.shape != b.shape:
         raise InputError(f"second: must be of the same starts, {tuple(a.shape)}, got {tuple(b.shape)}")
     return t_interval(_by_start(a - b), level)
@@ -88,7 +89,7 @@ def rate_over_starts(hits: Any, level: float = 0.95) -> Interval:
     >>> print(rate_over_starts([[1, 1], [1, 1], [1, 1]]))
     1.000 (0.292 … 1.000)
     """
-    x = torch.as_tensor(hits, dtype=torch.float64)
+    x = _doubles(hits, "hits")
     exact = clopper_pearson(int(x.sum()), x.numel(), level)
     if x.dim() < 2 or x.shape[1] == 1:
         return exact
@@ -109,7 +110,7 @@ def rate_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     >>> print(rate_difference([1] * 10, [1] * 10))
     0.000 (-0.355 … 0.355)
     """
-    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (first, second))
+    a, b = _doubles(first, "first"), _doubles(second, "second")
     apart = paired_difference(_by_start(a), _by_start(b), level)
     each = [(a > b), (b > a)] if a.shape == b.shape else [a, b]
     up, down = (rate_over_starts(x, (1 + level) / 2) for x in each)
@@ -125,7 +126,7 @@ def difference_of(first: Any, second: Any, level: float = 0.95, rates: bool = Tr
     >>> difference_of([[0.0], [1.0]], [[1.0], [1.0]]) == rate_difference([0, 1], [1, 1])
     True
     """
-    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (first, second))
+    a, b = _doubles(first, "first"), _doubles(second, "second")
     if rates and are_rates(a, b):
         return rate_difference(a, b, level)
     return paired_difference(_by_start(a), _by_start(b), level)
@@ -136,6 +137,10 @@ def are_rates(*values: Tensor) -> bool:
     return all(bool(((x == 0) | (x == 1)).all()) for x in values)
 
 
+def _doubles(values: Any, name: str) -> Tensor:
+    return as_tensor(values, name).double()
+
+
 def _by_start(values: Tensor) -> Tensor:
     """Means over everything but the first dimension."""
     return values.flatten(1).mean(1) if values.dim() > 1 else values
@@ -143,4 +148,4 @@ def _by_start(values: Tensor) -> Tensor:
 
 def mean_over_starts(values: Tensor | Sequence[Any], level: float = 0.95) -> Interval:
     """`t_interval` of `(starts, rollouts)`: rollouts of a start are averaged, starts are what is independent."""
-    return t_interval(_by_start(torch.as_tensor(values, dtype=torch.float64)), level)
+    return t_interval(_by_start(_doubles(values, "values")), level)

@@ -196,8 +196,9 @@ def rollout(
     rule = "several: states of Push-T, or seeds, such as range(32)"
     require(np.ndim(starts) > 0, "starts", rule, starts)
     begun, thinking, clipped = perf_counter(), 0.0, 0
+    rule = "a function from starts to Environments, such as partial(gym_environments, NAME)"
+    require(callable(make), "make", rule, make)
     with spread(make, [start for start in starts for _ in range(rollouts)], workers) as worlds:
-        rule = "a function from starts to Environments, such as partial(gym_environments, NAME)"
         require(isinstance(worlds, (Environments, Workers)), "make", rule, worlds)
         low, high = worlds.box
         policy.reset(derive(whole_seed(seed), "rollout"))

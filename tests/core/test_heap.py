@@ -29,7 +29,7 @@ some = torch.ones(1 << 22)
 glibc = int(in_use() - before >= 1 << 23)  # half of it at least: torch may have a malloc of its own
 
 torch.set_num_threads(1)
-net = torch.nn.Sequential(torch.nn.Linear(8, 128), torch.nn.SiLU(), torch.nn.Linear(128, 128), torch.nn.SiLU())
+net = torch.nn.Sequential(torch.nn.Linear(8, 128), *(torch.nn.SiLU() for _ in range(3)))
 
 def faults(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -41,11 +41,11 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
 faults(5)
-plain = faults(20)
+plain = faults(50)
 with heap.kept():
     with heap.kept():
         faults(20)
-    inside = faults(20)
+    inside = faults(50)  # of so many updates the few that still find a larger place do not matter
     held = [torch.ones(1 << 21) for _ in range(40)]
     del held
     much = resident()

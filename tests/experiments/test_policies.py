@@ -495,6 +495,9 @@ def test_rollouts_that_were_cut_go_on_and_end_as_if_they_were_not(tmp_path, monk
     one, two = (push_t.rolled(b, push_t.Pieces(tmp_path / "a", {}), None, "x") for b in apart)
     assert np.array_equal(two["progress"][:, :1], one["progress"]), "a second round leaves the first as it is"
     assert two["progress"].shape == (7, 2, own.horizon)
+    told = bench(push_t, tmp_path, starts=7, block=3, rollouts=1, more={"x": 2})
+    once = [push_t.rolled(told, push_t.Pieces(tmp_path / "told", {}), None, name) for name in ("x", "y")]
+    assert [each["progress"].shape[1] for each in once] == [2, 1]
     assert push_t.numbers_of(two)["clipped"] == 0.25
     assert not np.array_equal(two["progress"][:, 0], two["progress"][:, 1])
     more = push_t.rolled(apart[1], push_t.Pieces(tmp_path / "b", {}), None, "x", Piece("x", {}, one))
@@ -726,11 +729,17 @@ def test_rounds_and_times_are_added_to_what_is_there(tmp_path, made, monkeypatch
     assert (len(rolled), len(timed)) == (5, 2), "one more round of one arm"
     assert [third[f"rollouts/{arm}/one"].value for arm in ("flow", "cloning")] == [3, 2]
     assert third["ms_a_chunk/flow/one"].value == 1.0, "what a chunk takes does not depend on rounds"
+    fourth = rows(more={"cloning-one": 4}, rollouts=1, timed=False, kinds=("one",))
+    assert (len(rolled), fourth["rollouts/cloning/one"].value) == (7, 4), "two more rounds of the other"
+    with pytest.raises(InputError, match=r"more: .*'flow-two'"):
+        rows(more={"flow-two": 4})
+    with pytest.raises(InputError, match=r"more\.flow-one: must be"):
+        rows(more={"flow-one": 0})
     later = tmp_path / "pieces" / "flow-one" / "3"
     push_t.Pieces(later, {}).keep("0-2", {}, {})
     (tmp_path / "pieces" / "cloning-one.json").unlink()
     rows(rollouts=1, kinds=("one",))
-    assert len(rolled) == 6, "cloning's"
+    assert len(rolled) == 8, "cloning's"
     assert {path.name for path in later.iterdir()} == {"0-2.json", "0-2.npz"}, "blocks of rounds to come stay"
     other = replace(bench(push_t, tmp_path, **options, rollouts=4, kinds=("one",)), seed=1)
     with pytest.raises(InputError, match="seed = 0, now it is 1"):

@@ -57,7 +57,7 @@ CHOICES = (
 )
 EVERYWHERE: dict[str, Any] = {"options": {}, "sizes": {}, "acts": {}, "kinds": (), "timed": True}
 EVERYWHERE |= {"most_parameters": 3_400_000, "warmup": 200, "pretrain": 10_000}
-EVERYWHERE |= {"pictures": False, "augment": (), "centred": True, "workers": 1}
+EVERYWHERE |= {"pictures": False, "augment": (), "centred": True}
 """Settings of all scales."""
 DRAWN = "pictures.npz"
 """Pictures of the demonstrations, with the states that they are of."""
@@ -122,6 +122,11 @@ def demonstrations(bench: Bench) -> Demonstrations:
     return load_pusht(os.environ[FOLDER], draw if bench.pictures else None, centred=bench.centred)
 
 
+def rollouts_each(bench: Bench, name: str) -> int:
+    """Rollouts of each start, by an arm and how it acts: what is to be told apart has `more`."""
+    return bench.more.get(name, bench.rollouts)
+
+
 def rolled(
     bench: Bench, pieces: Pieces, policy: Acting, name: str, before: Piece | None = None
 ) -> dict[str, np.ndarray]:
@@ -129,13 +134,13 @@ def rolled(
 
     Where rollouts of a start are `apart` they come in rounds over all starts, and those that are `before` serve.
     """
-    starts = pusht_starts(bench.starts, bench.start_seed)
-    rounds = bench.rollouts if bench.apart else 1
+    starts, rollouts = pusht_starts(bench.starts, bench.start_seed), rollouts_each(bench, name)
+    rounds = rollouts if bench.apart else 1
 
     def roll(rows: range, later: Sequence[int] = ()) -> dict[str, np.ndarray]:
         seed = derive(bench.seed, "rollouts", rows.start, *later) % 2**31
         own = starts[rows.start : rows.stop]
-        each = {"rollouts": bench.rollouts // rounds, "steps": bench.horizon, "workers": bench.workers}
+        each = {"rollouts": rollouts // rounds, "steps": bench.horizon, "workers": bench.workers}
         with precision(bench.precision, bench.device):
             found = rollout_pusht(policy, own, seed=seed, pictures=bench.pictures, **each)
         costs = {"acting_ms": 1e3 * found.acting / int(found.lengths.max()), "clipped": found.clipped}
@@ -196,7 +201,11 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
     """The training of one arm, and its rollouts where they can be made, chunks timed if that is asked for."""
     found = {kind: pieces.find(f"{arm}-{kind}") for kind in kinds_of(bench, arm)}
     learned, wanted = arm not in BASELINES, bench.timed and arm not in BASELINES
-    short = [kind for kind, piece in found.items() if piece is None or rounds_of(piece) < bench.rollouts]
+    short = [
+        kind
+        for kind, piece in found.items()
+        if piece is None or rounds_of(piece) < rollouts_each(bench, f"{arm}-{kind}")
+    ]
     untimed = [kind for kind, piece in found.items() if piece is None or TIME not in piece.numbers]
     missing = [kind for kind in found if kind in short or (wanted and kind in untimed)]
     shows = learned and ("best" in bench.kinds if bench.kinds else bench.timed)
@@ -223,9 +232,13 @@ def make(bench: Bench, pieces: Pieces, task: partial[Task], arm: str, rolls: boo
 
 def body(bench: Bench) -> list[Row]:
     """The pieces that were asked for, then rows of all that are there."""
-    for name, known in {"arms": ARMS, "acts": ARMS, "kinds": ("best", "one", *shorter(bench))}.items():
+    kinds = ("best", "one", *shorter(bench))
+    for name, known in {"arms": ARMS, "acts": ARMS, "kinds": kinds}.items():
         for value in bench.settings[name]:
             require_choice(name, value, known)
+    for name, count in bench.more.items():
+        require_choice("more", name, [f"{arm}-{kind}" for arm in (*BASELINES, *ARMS) for kind in kinds])
+        require_count(f"more.{name}", count)
     require_count("workers", bench.workers)
     if FOLDER not in os.environ:
         what = "the demonstrations of Push-T (action, state, episode_ends)"
@@ -236,7 +249,7 @@ def body(bench: Bench) -> list[Row]:
     how = {key: value for key, value in bench.settings.items() if key not in CHOICES} | {"seed": bench.seed}
     how["pictures"] = bench.pictures
     if bench.apart:
-        del how["rollouts"]  # others can be added
+        del how["rollouts"], how["more"]  # others can be added
     rolls = simulator(bench)
 
     def pieces(arm: str) -> Pieces:
@@ -288,9 +301,11 @@ EXPERIMENT = Experiment(
             tuple(f"i-r-nce/{other}/200" for other in ("flow", *RIVALS[:3])),
         ),
         gradients=((), (), (500, 250, 100, 50)),
-        starts=(32, 64, 256),
-        block=(32, 64, 256),
-        rollouts=(1, 2, 4),
+        starts=(32, 128, 256),
+        block=(32, 128, 256),
+        rollouts=(1, 1, 4),
+        more=({}, {"flow-one": 4, "on-flow-best": 4}, {}),
+        workers=(1, 2, 1),
         apart=(False, False, True),
         horizon=(200, 300, 300),
         candidates=(4, 8, 8),

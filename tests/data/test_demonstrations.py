@@ -224,7 +224,7 @@ def test_noise_that_fits_no_context_is_refused(share, words):
             np.zeros(3),
             np.array([0, 1e39, -1e39]),
             [3],
-            r"actions: must be at most 3.4e\+38, in other units, got 1e",
+            r"actions: must be at most 3.4e\+38, in other units, got 1e\+39",
         ),
         ({}, np.zeros(3), [3], r"observations: must be at least one array"),
         (

@@ -212,8 +212,9 @@ def line() -> Demonstrations:
     return Demonstrations.of(x.expand(-1, 2), x, [20, 40])
 
 
-@pytest.mark.parametrize("seconds", [None, 7.0])
-def test_a_schedule_ends_with_the_seconds_that_an_arm_has(tmp_path, monkeypatch, seconds):
+@pytest.fixture
+def asked_of_fit(monkeypatch) -> dict:
+    """What a training was asked for, of which no update is made."""
     asked = {}
 
     def fitted(*_, **options):
@@ -221,12 +222,18 @@ def test_a_schedule_ends_with_the_seconds_that_an_arm_has(tmp_path, monkeypatch,
         raise DivergenceError("seen enough", step=0)
 
     monkeypatch.setattr(policy_arms, "fit_policy", fitted)
+    return asked
+
+
+@pytest.mark.parametrize("seconds", [None, 7.0])
+def test_a_schedule_ends_with_the_seconds_that_an_arm_has(tmp_path, asked_of_fit, seconds):
     own = bench(push_t, tmp_path, networks="paper")
     own.settings = {**own.settings, "seconds": seconds, "ema": 0.625}
     task = Task(line(), PolicyConfig(2, 4, 2), TINY)
     assert policy_arms.trained(own, task, "flow") is None
-    assert (asked["max_seconds"], asked["follows"]) == (seconds, "seconds" if seconds else "steps")
-    assert asked["ema"] == 0.625, "also of the paper's networks"
+    ends = (asked_of_fit["max_seconds"], asked_of_fit["follows"])
+    assert ends == (seconds, "seconds" if seconds else "steps")
+    assert asked_of_fit["ema"] == 0.625, "also of the paper's networks"
 
 
 @pytest.mark.parametrize("name", ["i-r-nce", "on-flow", "i-on-proposal"])
@@ -1023,17 +1030,10 @@ def test_dense_proposals_are_solved_coarsely_in_training_and_flows_as_they_act(t
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_windows_reach_beyond_an_episode_where_the_task_says_so(tmp_path, monkeypatch, padded):
-    asked = {}
-
-    def fitted(*_, **options):
-        asked.update(options)
-        raise DivergenceError("seen enough", step=0)
-
-    monkeypatch.setattr(policy_arms, "fit_policy", fitted)
+def test_windows_reach_beyond_an_episode_where_the_task_says_so(tmp_path, asked_of_fit, padded):
     task = Task(line(), PolicyConfig(2, 4, 2), TINY, padded=padded)
     assert policy_arms.trained(bench(push_t, tmp_path), task, "flow") is None
-    assert asked["padded"] is padded
+    assert asked_of_fit["padded"] is padded
 
 
 def test_mirror_images_are_learned_from_where_they_are_asked_for(tmp_path):

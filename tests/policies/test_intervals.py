@@ -22,6 +22,7 @@ def test_tails_at_the_ends_of_a_rate(hits, trials):
     found = clopper_pearson(hits, trials)
     assert binom.sf(hits - 1, trials, found.low) == pytest.approx(0.025)
     assert binom.cdf(hits, trials, found.high) == pytest.approx(0.025)
+    assert clopper_pearson(torch.tensor(hits), torch.tensor(trials)) == found, "counted by torch"
 
 
 def test_a_rate_of_all_or_nothing_has_one_end():

@@ -204,27 +204,26 @@ def test_left_of_the_way_to_the_goal_is_left():
     assert frame.inside(points).tolist() == [[[0.0, 1.0], [1.0, 0.0]]]
 
 
-def test_the_first_window_of_a_walk_repeats_its_start(seen):
+def windows_told(seen, steps: int, execute: int) -> list[torch.Tensor]:
+    """Places that a walking policy was told of at each chunk, while it went on by 0.1 along both axes a step."""
     shown, told = centred(path_demonstrations(2, 1, refine=False)), []
-    made = Policy(AlongTheGoal(), Scaling.fit(shown), PolicyConfig(CONTEXT, PREDICTION, 1, 1, warm=0))
+    made = Policy(AlongTheGoal(), Scaling.fit(shown), PolicyConfig(CONTEXT, PREDICTION, execute, 1, warm=0))
     policy = walking(made)
     made.predict_action_chunk = lambda windows: told.append(windows) or torch.zeros(5, PREDICTION, 2)
     now = {key: value[:, -1] for key, value in seen.items()}
-    for step in range(2):
+    for step in range(steps):
         policy.select_action(now | {"place": now["place"] + 0.1 * step})
-    before, first, last = told[1][PLACE].unbind(1)
+    return [windows[PLACE] for windows in told]
+
+
+def test_the_first_window_of_a_walk_repeats_its_start(seen):
+    before, first, last = windows_told(seen, steps=2, execute=1)[1].unbind(1)
     assert torch.equal(before, first)
     assert torch.allclose(first.norm(dim=1), torch.full((5,), 0.1 * 2**0.5), atol=1e-6)
     assert torch.allclose(last, torch.zeros(5, 2), atol=1e-6)
 
 
 def test_a_window_has_every_step_of_a_walk(seen):
-    shown, told = centred(path_demonstrations(2, 1, refine=False)), []
-    made = Policy(AlongTheGoal(), Scaling.fit(shown), PolicyConfig(CONTEXT, PREDICTION, 2, 1, warm=0))
-    policy = walking(made)
-    made.predict_action_chunk = lambda windows: told.append(windows) or torch.zeros(5, PREDICTION, 2)
-    now = {key: value[:, -1] for key, value in seen.items()}
-    for step in range(3):
-        policy.select_action(now | {"place": now["place"] + 0.1 * step})
+    places = windows_told(seen, steps=3, execute=2)[1]
     away = 0.1 * 2**0.5 * torch.tensor([2.0, 1.0, 0.0])
-    assert torch.allclose(told[1][PLACE].norm(dim=2), away.expand(5, 3), atol=1e-6)
+    assert torch.allclose(places.norm(dim=2), away.expand(5, 3), atol=1e-6)

@@ -343,12 +343,14 @@ def _fine(values: Tensor, name: str, origin: Tensor | None) -> Tensor:
     """
     seen = [values] if origin is None else [values.double(), values.double() - origin]
     narrow = torch.finfo(torch.float32)
-    blur = (narrow.eps * values.abs().amax(0)).clamp(min=narrow.tiny)
+    largest = values.abs().amax(0)
+    blur = (narrow.eps * largest).clamp(min=narrow.tiny)
     extents = [x.amax(0) - x.amin(0) for x in seen]
-    blurred = any(bool(((blur > BLUR * extent) & (extent > 0)).any()) for extent in extents)
-    largest = float(values.abs().max())
-    require(blurred or largest <= narrow.max, name, f"at most {narrow.max:.3g}, in other units", largest)
-    return seen[0] if blurred else check_data(values, name, least=1)
+    if any(bool(((blur > BLUR * extent) & (extent > 0)).any()) for extent in extents):
+        return seen[0]
+    rule = f"at most {narrow.max:.3g}, in other units"
+    require(bool((largest <= narrow.max).all()), name, rule, float(largest.max()))
+    return values.float()
 
 
 def _ends(ends: Any, steps: int, name: str) -> Tensor:

@@ -33,7 +33,8 @@ def clopper_pearson(hits: int, trials: int, level: float = 0.95) -> Interval:
     >>> print(clopper_pearson(0, 10))
     0.000 (0.000 … 0.308)
     """
-    whole = all(isinstance(x, Real) for x in (hits, trials)) and 0 <= hits <= trials > 0 and hits == int(hits)
+    known = all(isinstance(x, (Real, Tensor)) for x in (hits, trials))
+    whole = known and 0 <= hits <= trials > 0 and hits == int(hits)
     require(whole, "hits", f"a whole number from 0 to trials = {trials}, of at least 1", hits)
     require(0 < level < 1, "level", "between 0 and 1, such as 0.95", level)
     return _by_betas(hits, trials, level)

@@ -6,8 +6,8 @@ its time), `gallery` (every picture) or an experiment (its pictures, each of the
 every number at every scale).
 Words after an experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one
 picture; `table: NAME coverage` has the numbers whose names begin with `coverage/`. `speed` is what
-`metastable bench --out results/bench` measured, `speed sampler` and `speed update` one suite; `speed laws` is how
-many of the engines' laws held.
+`metastable bench --out results/bench` measured, `speed sampler`, `speed update` and `speed policy` one suite;
+`speed laws` is how many of the engines' laws held.
 
     python scripts/tables.py            write the tables
     python scripts/tables.py --check    only say which files are out of date, and exit with 1 if any is
@@ -252,6 +252,7 @@ PROBLEMS = {
 SPEEDS = {
     "sampler": ("ms_per_step", "milliseconds a Langevin step"),
     "update": ("update_ms", "milliseconds a training update"),
+    "policy": ("ms_a_chunk", "milliseconds a chunk of actions"),
 }
 
 
@@ -308,7 +309,8 @@ def speed(folder: Path, suites: Sequence[str] = ()) -> str:
                 if name == "log_z_ms":
                     name, rest = front, f"log_z/{rest}"
                 if name == front:
-                    problem, case = "/".join(rest.split("/")[:2]), rest.split("/")[2:]
+                    told, named = rest.split("/"), 1 if suite == "policy" else 2
+                    problem, case = "/".join(told[:named]), told[named:]
                     kernel = next((part for part in case if part in ("ula", "mala", "hmc")), "")
                     column = " ".join(part for part in case if part != kernel)
                     cells.setdefault((problem, kernel or "ula"), {})[column] = value

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from metastable.cli.main import app
 from metastable.core.errors import InputError
 from metastable.experiments.base import Bench, Experiment, Row, reproduce
-from metastable.experiments.joined import gather, join, label_of
+from metastable.experiments.joined import gather, join, label_of, told
 
 
 def body(bench: Bench) -> list[Row]:
@@ -56,6 +56,35 @@ def test_rows_of_all_and_what_compares_them(tmp_path):
         label_of(folders[0], {"parts": [{"changes": {"arms": ["x"]}}, {"changes": {"arms": ["y"]}}]}) == "x-y"
     )
     assert label_of(folders[0], {"parts": [{}]}) == "a"
+    assert label_of(folders[0], {"parts": [{"changes": {"arms": list("vwxyz")}}]}) == "a"  # too many to name
+
+
+def test_a_part_of_which_nothing_is_left_is_not_told(tmp_path):
+    arms = Experiment(
+        "arms",
+        "Arms of one setting.",
+        "nobody",
+        {"smoke": {"arms": ("a",), "value": 0.5}},
+        lambda bench: [Row("common", bench.value), *(Row(f"error/{a}", bench.value) for a in bench.arms)],
+    )
+
+    def asked(folder: str, value: float, *names: str):
+        changes = {"arms": names, "value": value}
+        reproduce(arms, "smoke", 0, tmp_path / folder, device="cpu", changes=changes)
+        return tmp_path / folder
+
+    old = join(arms, "smoke", 0, [asked("a", 2.0, "a"), asked("bc", 2.0, "b", "c")], tmp_path / "old")
+    result = join(arms, "smoke", 0, [asked("ab", 0.5, "a", "b"), tmp_path / "old"], tmp_path / "out")
+    assert {row.metric: row.value for row in result.rows} == {
+        "common": 0.5,
+        "error/a": 0.5,
+        "error/b": 0.5,
+        "error/c": 2.0,
+    }
+    assert [list(part["changes"]["arms"]) for part in result.parts] == [["a", "b"], ["b", "c"]]
+    assert len(old.parts) == 2
+    whole = {"rows": [Row("common", 0.5)], "device": "cpu", "seconds": 1.0}
+    assert len(told(whole, {"common"})) == 1  # nobody said which arms it was asked for
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -30,7 +30,7 @@ ANEW = {
     "method": {**RANKED, "reuse": 1, "proposal": "interpolant"},
 }
 """An energy without the density, draws and densities in every update by as many steps as the flow acts by."""
-UPDATES, ON_A_GPU = (200, 200, 4), (4000, 2000, 40)
+UPDATES, ON_A_GPU = (200, 200, 4), (2000, 1000, 12)
 """Of a flow, of an energy on it, and of one whose draws are made anew: the last half of them is timed."""
 EPISODES, LONG = 40, 125
 

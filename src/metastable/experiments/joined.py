@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +18,8 @@ SAME = ("experiment", "scale", "seed", "version")
 """What all of them must agree on."""
 TOLD = ("device", "seconds", "changes")
 """What is kept of each."""
+FEW = 4
+"""Arms that a picture's name tells."""
 
 
 def row_of(content: Mapping[str, Any]) -> Row:
@@ -42,10 +44,18 @@ def parts_of(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return content.get("parts") or [{key: content[key] for key in TOLD if key in content}]
 
 
+def told(content: Mapping[str, Any], before: Collection[str]) -> list[Mapping[str, Any]]:
+    """Its parts, without those that were asked for arms whose rows are all among those taken before."""
+    new = {name for row in content["rows"] if row.metric not in before for name in row.metric.split("/")}
+    asked = ((part, part.get("changes", {}).get("arms", ())) for part in parts_of(content))
+    return [part for part, arms in asked if not arms or new & set(arms)]
+
+
 def label_of(folder: Path, content: Mapping[str, Any]) -> str:
-    """What sets the pictures of a result apart: its arms, where it was asked for some, or its folder's name."""
+    """What sets the pictures of a result apart: its arms, where it was asked for a few, or its folder's name."""
     asked = [part.get("changes", {}).get("arms", ()) for part in parts_of(content)]
-    return "-".join(dict.fromkeys(arm for arms in asked for arm in arms)) or folder.resolve().name
+    arms = dict.fromkeys(arm for several in asked for arm in several)
+    return "-".join(arms) if 0 < len(arms) <= FEW else folder.resolve().name
 
 
 def gather(labelled: Sequence[tuple[Path, str]], out: Path) -> None:
@@ -71,18 +81,19 @@ def gather(labelled: Sequence[tuple[Path, str]], out: Path) -> None:
 def join(experiment: Experiment, scale: str, seed: int, folders: Sequence[Path], out: Path) -> Result:
     """Rows and pictures of several results, and what compares them; of a row that several have, the first.
 
-    The parts are told in `result.json`, each with its device, its seconds and the settings that were changed.
+    The parts are told in `result.json`, each with its device, its seconds and the settings that were changed; those
+    of whose arms every row was taken from an earlier folder are left out.
     """
     found = [read(folder) for folder in folders]
     expected = {"experiment": experiment.name, "scale": scale, "seed": seed, "version": found[0]["version"]}
     for folder, content in zip(folders, found, strict=True):
         for key, value in expected.items():
             require(content[key] == value, "join", f"results with {key} = {value!r}: {folder}", content[key])
-    rows: dict[str, Row] = {}
-    for row in (row for content in found for row in content["rows"]):
-        rows.setdefault(row.metric, row)
+    rows, parts = {}, []
+    for content in found:
+        parts += told(content, rows)
+        rows |= {row.metric: row for row in content["rows"] if row.metric not in rows}
     out.mkdir(parents=True, exist_ok=True)
-    parts = [part for content in found for part in parts_of(content)]
     devices = ", ".join(dict.fromkeys(part["device"] for part in parts))
     with TemporaryDirectory() as drawn:
         bench = Bench(experiment.scales[scale], scale, seed, devices, Path(drawn))

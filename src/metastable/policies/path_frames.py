@@ -30,6 +30,8 @@ SEEN = ("place", "goal", "discs")
 """Observations as they are."""
 FAR = 0.7
 """As far as one sees: twice the way of a chunk."""
+AT_ONCE = 4096
+"""Snippets that are turned together: in each, every point sees every disc in every direction."""
 SETS = {"goal": 2, GOAL: 2, "discs": 3, DISCS: 3}
 """Those that stay the same while a chunk is walked (either frame), with the numbers of one thing (`layout_of`)."""
 
@@ -112,10 +114,13 @@ def centred(shown: Demonstrations, sight: int = 0, discs: bool | None = None) ->
     rule = f"{', '.join(SEEN)}, those of path_demonstrations as they are"
     require(set(SEEN) <= set(known), f"{shown.name}: observations", rule, known)
     seen = {key: value.float().unflatten(0, (-1, steps)) for key, value in shown.observations.items()}
-    frame = Frame.of(seen)
-    actions = frame.inside(shown.actions.float().unflatten(0, (-1, steps)))
-    observations = {key: value.flatten(0, 1) for key, value in frame.seen(seen, sight, discs).items()}
-    rows, space = actions.flatten(0, 1), space_of(observations)
+    moves, parts = shown.actions.float().unflatten(0, (-1, steps)), []
+    for rows in torch.arange(len(moves)).split(AT_ONCE):
+        own = {key: value[rows] for key, value in seen.items()}
+        frame = Frame.of(own)
+        parts.append((frame.seen(own, sight, discs), frame.inside(moves[rows])))
+    observations = {key: torch.cat([part[key] for part, _ in parts]).flatten(0, 1) for key in parts[0][0]}
+    rows, space = torch.cat([walked for _, walked in parts]).flatten(0, 1), space_of(observations)
     return Demonstrations.of(observations, rows, shown.ends, shown.name, noisy=(PLACE,), space=space)
 
 

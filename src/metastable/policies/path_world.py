@@ -194,9 +194,8 @@ def refine_snippets(worlds: PathWorlds, snippets: Tensor, seed: int = 0) -> Tens
     prior = PathPrior(snippets.shape[1], acceleration=PathPrior().acceleration * share**1.5)
     planner = Planner(prior, iterations=30, wide=0.1, narrow=0.03)
     wider, place = replace(worlds, radii=worlds.radii + MARGIN), worlds.start.device
-    rng, size = generator(derive(seed, "refine"), place), len(snippets) if place.type == "cpu" else GPU_BLOCK
-    found = torch.empty_like(snippets)
-    for rows in torch.arange(len(snippets), device=place).split(size):
+    rng, found = generator(derive(seed, "refine"), place), torch.empty_like(snippets)
+    for rows in torch.arange(len(snippets), device=place).split(GPU_BLOCK):
         first, cost = snippets[rows], wider.some(rows).obstacle_cost
         found[rows] = planner.plan(first[:, 0], first[:, -1], cost, rng, first=first)
     return found

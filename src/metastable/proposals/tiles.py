@@ -19,7 +19,7 @@ LIGHT = 64
 """So many kept states of a row are as much to remember as that row in one layer of a network."""
 FAST_MEMORY, DEVICE_MEMORY = 2**13, 2**22
 """Rows times dimensions at once, for layers of usual width: what a CPU's caches hold; else a gigabyte."""
-HOST_BYTES, SHARE = 2**30, 0.25
+HOST_BYTES, SHARE = 2**28, 0.25
 """What wider networks may take of a host's memory at once, and of a device's that is free."""
 
 

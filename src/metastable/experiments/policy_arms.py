@@ -261,6 +261,7 @@ def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None)
     """The training of an arm in a folder, from where it was left."""
     model, steps = model_of(bench, task, arm), updates(bench, arm)
     config = replace(task.config, **{"candidates": bench.candidates, **model.acting})
+    made = made_with(bench, arm, task)  # now, as it takes seconds, in which a finished training would lack it
     lines = {"log_every": max(1, steps // LINES), "checkpoint_every": max(1, steps // CHECKPOINTS), "keep": 1}
     clock = {"max_seconds": bench.seconds, "follows": "seconds" if bench.seconds else "steps"}
     budget = {
@@ -285,7 +286,7 @@ def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None)
         resume=True,
         **{**model.options, **budget},
     )
-    write_json(folder / MADE, made_with(bench, arm, task))
+    write_json(folder / MADE, made)
     return policy
 
 

@@ -1,9 +1,10 @@
 """Tables of README.md and docs/ from `results/NAME/SCALE/result.json`; numbers are never typed by hand.
 
 A table stands between two HTML comments, `table: NAME` and `end table`. NAME is `summary` (one line for each
-experiment, with the first numbers of its largest scale), `index` (one line for each experiment, with its title and
-its time), `gallery` (every picture) or an experiment (its pictures, each of the largest scale that has it, and
-every number at every scale).
+experiment, with the first numbers of its largest scale), `headlines` (the few numbers of `HEADLINES`, and every
+number that is not as required), `index` (one line for each experiment, with its title and its time), `gallery`
+(every picture) or an experiment (its pictures, each of the largest scale that has it, and every number at every
+scale).
 Words after an experiment say less: `table: NAME required figure-2` has the numbers with a requirement only, and one
 picture; `table: NAME coverage` has the numbers whose names begin with `coverage/`. `speed` is what
 `metastable bench --out results/bench` measured, `speed sampler`, `speed update` and `speed policy` one suite;
@@ -117,6 +118,8 @@ def rendered(text: str, path: Path, results: Iterable[Result]) -> str:
         match name:
             case "summary":
                 body = summary(results, path)
+            case "headlines":
+                body = headlines(results, path)
             case "index":
                 body = index(results, path)
             case "gallery":
@@ -175,6 +178,62 @@ def summary(results: list[Result], path: Path) -> str:
         scales, met = ("<br>".join(lines) for lines in ([r.scale for r in own], map(_met, own)))
         rows.append([_linked(name, path), scales, met, _first_numbers(own[-1])])
     return _markdown(["experiment", "scale", "as required", "first numbers"], rows)
+
+
+HEADLINES = {
+    ("right-by-default", "cpu", "log_z_error/scale=10000"): "log Z on data times 10,000: off by, in nats",
+    (
+        "log-partition-coverage",
+        "cpu",
+        "coverage/two-modes",
+    ): "95 % intervals of log Z that hold it, two modes",
+    ("jarzynski-gmm", "gpu", "first_mass/jarzynski"): "a mode of weight 0.25 in 50 dimensions, Jarzynski",
+    ("jarzynski-gmm", "gpu", "first_mass/pcd"): "the same, PCD",
+    (
+        "jarzynski-mnist",
+        "gpu",
+        "weight_error/jarzynski/noise=0.3",
+    ): "weights of three digits of MNIST: off by",
+    ("cifar10", "gpu", "fid/pcd-flip/minutes=20"): "FID on CIFAR-10, twenty minutes of half a GPU",
+    ("febm-1d", "cpu", "mu_error/js"): "f-EBM, Jensen–Shannon: the mean of the best fit is missed by",
+    ("robust-toy", "gpu", "kl_ratio/circles/beta=0.1 to beta=0"): "β = 0.1: KL over that of plain training",
+    (
+        "jem-stability",
+        "gpu",
+        "stopped/cifar10/scenario_2/beta_o=0",
+    ): "JEM on CIFAR-10, 5 steps: plain training diverges",
+    ("jem-stability", "gpu", "stopped/cifar10/scenario_2/beta_o=0.5"): "the same with β·o = 0.5",
+    ("nce-bias", "cpu", "trained/rnce/K=10"): "the scale 1 as R-NCE learns it, K = 10",
+    ("nce-bias", "cpu", "trained/ibc/K=10"): "the same as IBC learns it",
+    ("path-planning", "gpu", "collisions/r-nce/best"): "paths that collide, R-NCE, best of 48",
+    ("path-planning", "gpu", "collisions/flow/one"): "the same, one draw of a flow",
+    ("push-t", "gpu", "maximum/i-r-nce/best/200"): "Push-T, I-R-NCE, within 200 steps",
+    ("push-t", "gpu", "maximum/flow/best/200"): "the same, flow",
+    ("push-t", "cpu", "maximum/on-flow/best/200"): "Push-T on two cores, an energy on a flow",
+    ("push-t", "cpu", "maximum/flow/one/200"): "the same, that flow",
+}
+"""Numbers that a reader wants first: experiment, scale and metric, and what they are in words."""
+
+
+def headlines(results: list[Result], path: Path) -> str:
+    """A few numbers beside the paper's, and after them how many are as required, and which are not."""
+    known = {(r.name, r.scale, row["metric"]): row for r in results for row in r.rows}
+    rows = [
+        [
+            words,
+            _shown(known[key]["value"]),
+            _shown(known[key].get("paper")),
+            f"{_linked(key[0], path)}, {key[1]}",
+        ]
+        for key, words in HEADLINES.items()
+        if key in known
+    ]
+    judged = [(r, row) for r in results for row in r.rows if row.get("relation")]
+    missed = [(r, row) for r, row in judged if not row["ok"]]
+    said = f"{len(judged) - len(missed)} of {len(judged)} numbers are as required"
+    words = "; ".join(f"{_linked(r.name, path)}, {r.scale}, {_in_words(row)}" for r, row in missed)
+    table = _markdown(["what", "ours", "paper", "experiment"], rows)
+    return f"{table}\n\n{said}{f'. These are not: {words}' if words else ''}."
 
 
 def _met(result: Result) -> str:

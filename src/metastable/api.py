@@ -10,21 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from metastable._version import __version__
 from metastable.core import processes
 from metastable.core.errors import CheckpointError, DivergenceError, require
-from metastable.core.protocols import event_shape_of, output_scale_of
-from metastable.core.types import Energy, LogPartition, Proposal, as_shape
+from metastable.core.protocols import output_scale_of
+from metastable.core.types import Energy
 from metastable.data import Dataset, load_array
 from metastable.data.columns import dequantised
-from metastable.energies import check_energy, inside_walls
 from metastable.evaluation.diagnosis import Facts, diagnose
-from metastable.evaluation.log_partition import SPREAD
-from metastable.evaluation.log_partition import log_partition as estimate_log_partition
-from metastable.kernels import Kernel
+from metastable.evaluation.log_partition import log_partition
 from metastable.methods import Method
 from metastable.report import write_report
 from metastable.runs.averages import averaged_players
@@ -35,7 +31,7 @@ from metastable.runs.plan import Plan, make_plan, trainer_of
 from metastable.runs.resolve import check_options, power_of, resolve_method, trainer_config
 from metastable.runs.rows import as_seen
 from metastable.runs.run import Run
-from metastable.runs.sampling import continue_sampling, sample, starts_of
+from metastable.runs.sampling import continue_sampling, sample
 from metastable.summary import judge_training, keep_histograms, load_summary, step_check
 from metastable.training.config import TrainerConfig
 from metastable.training.progress import TrainingBar
@@ -295,85 +291,6 @@ class _shown:  # noqa: N801
     def __exit__(self, *details: Any) -> None:
         if self.bar is not None:
             self.bar.__exit__(*details)
-
-
-def log_partition(
-    energy: Energy,
-    dim: int | None = None,
-    *,
-    event_shape: int | tuple[int, ...] | None = None,
-    reference: Proposal | None = None,
-    data: Tensor | None = None,
-    samples: Tensor | None = None,
-    walkers: int = 512,
-    populations: int = 16,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    kernel: Kernel | None = None,
-    steps: int = 2,
-    conditional_ess: float = 0.95,
-    spread: float = SPREAD,
-    refinements: int = 1,
-) -> LogPartition:
-    """log Z = log ∫ exp(−E) with a standard error and an interval that covers.
-
-    Sequential Monte Carlo from a fitted reference, in independent populations
-    (`metastable.evaluation.log_partition` says how). The energy may be +inf outside a region, which is then the
-    region of the integral; one far from the origin needs `data` or a `reference`.
-
-    Args:
-        energy: any callable `(B, *event) → (B,)`.
-        dim: dimension of an event that is a vector, the same as an `event_shape` of one number.
-        event_shape: shape of one event, or its dimension; not needed where the energy or rows say it.
-        reference: a normalised density to begin from; without one, a Gaussian fitted to `data` or `samples`, the
-            energy's own reference, or what a search from N(0, `spread`²) finds.
-        data: rows that the model should find likely, `(n, *event)`: the surest way to reach every mode.
-        samples: independent draws of the model, `(n, *event)`, which also give the reverse estimate.
-        walkers: in each population.
-        populations: independent estimates of Z.
-        seed: of every random number.
-        dtype: of the walkers; by default that of the energy's parameters, else of the rows or the reference.
-        device: likewise.
-        kernel: by default short HMC trajectories, or Gibbs for a discrete energy.
-        steps: moves at each temperature.
-        conditional_ess: share of effective walkers that one change of temperature leaves.
-        spread: standard deviation that a search begins from, in the model's units.
-        refinements: how often the path may be made finer, at four times the cost, while populations disagree.
-
-    Returns:
-        The estimate; its `warnings` say in words what speaks against it.
-
-    >>> import metastable as ms
-    >>> z = ms.log_partition(ms.energies.Banana(), seed=0)
-    >>> z.interval(0.95)[0] < ms.energies.Banana().log_partition() < z.interval(0.95)[1]
-    tensor(True)
-    """
-    asked = None if event_shape is None else as_shape(event_shape)
-    shape = asked or ((dim,) if dim is not None else event_shape_of(energy))
-    if shape is not None:
-        x = starts_of(energy, 3, None, shape, seed)
-        inside = x[inside_walls(energy, x)]
-        if len(inside):  # else the search, or what is given, says where it is finite
-            check_energy(energy, inside, walls=True)
-    return estimate_log_partition(
-        energy,
-        dim,
-        event_shape=asked,
-        reference=reference,
-        data=data,
-        samples=samples,
-        walkers=walkers,
-        populations=populations,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        kernel=kernel,
-        steps=steps,
-        conditional_ess=conditional_ess,
-        spread=spread,
-        refinements=refinements,
-    )
 
 
 def load_run(

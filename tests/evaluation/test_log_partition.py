@@ -250,12 +250,12 @@ def test_too_few_samples_for_the_populations_are_refused():
 
 
 def test_an_energy_without_finite_values_raises():
-    with pytest.raises(EnergyError, match="not a number"):
+    with pytest.raises(EnergyError, match="must be finite on the data, got nan"):
         log_partition(lambda x: square(x) * math.nan, 2, **QUICK)
 
 
 def test_an_energy_of_the_wrong_shape_raises():
-    with pytest.raises(EnergyError, match=r"got \(2, 1\)"):
+    with pytest.raises(EnergyError, match=r"returned shape \(3, 1\) for 3 rows"):
         log_partition(nn.Linear(2, 1), 2, **QUICK)
 
 

@@ -5,12 +5,15 @@ import torch
 
 from metastable.core import InputError
 from metastable.policies.intervals import (
+    bounded_mean,
     clopper_pearson,
     difference_of,
     mean_over_starts,
     paired_difference,
     rate_difference,
     rate_over_starts,
+    score_difference,
+    score_over_starts,
     t_interval,
 )
 
@@ -119,3 +122,59 @@ def test_misses_count_as_hits_do(hits):
     few.view(-1)[: 4 * hits : 4] = 1  # one hit each of so many starts
     found, other = rate_over_starts(few), rate_over_starts(1 - few)
     assert (other.low, other.high) == pytest.approx((1 - found.high, 1 - found.low))
+
+
+@pytest.mark.parametrize(
+    ("hits", "trials"), [(0, 1), (0, 7), (1, 10), (7, 20), (20, 20), (1, 200), (90, 200)]
+)
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.9999])
+def test_gaffkes_interval_of_hits_and_misses_is_clopper_and_pearsons(hits, trials, level):
+    values = torch.zeros(trials)
+    values[:hits] = 1
+    assert bounded_mean(values, level) == pytest.approx(clopper_pearson(hits, trials, level), abs=1e-6)
+
+
+def test_gaffkes_interval_is_of_uniform_weights():
+    rng = torch.Generator().manual_seed(0)
+    for x in (torch.rand(8, generator=rng), torch.tensor([0.999] * 30 + [0.0, 0.1]), torch.full((20,), 0.5)):
+        w = -torch.log1p(-torch.rand(100_000, len(x) + 1, generator=rng))
+        w /= w.sum(1, keepdim=True)
+        found = bounded_mean(x)
+        low, high = w[:, :-1] @ x, w[:, :-1] @ x + w[:, -1]
+        error = 4 * (0.025 * 0.975 / len(w)) ** 0.5
+        assert float((low < found.low).double().mean()) == pytest.approx(0.025, abs=error)
+        assert float((high > found.high).double().mean()) == pytest.approx(0.025, abs=error)
+        other = bounded_mean(1 - x)
+        assert (other.low, other.high) == pytest.approx((1 - found.high, 1 - found.low), abs=1e-6)
+    for wrong in ([0.5, 1.1], [-0.1], [float("nan")]):
+        with pytest.raises(InputError, match="values: must be from 0 to 1"):
+            bounded_mean(wrong)
+
+
+def rare(n, share, rng, otherwise):
+    """n scores that are `otherwise`, but for a share that is anything."""
+    return torch.where(torch.rand(n, generator=rng) < share, torch.rand(n, generator=rng), otherwise).double()
+
+
+@pytest.mark.parametrize(
+    ("starts", "share", "otherwise"), [(8, 0.1, 0.0), (16, 0.05, 1.0), (64, 0.03, 0.0), (32, 0.1, 1.0)]
+)
+def test_intervals_of_scores_cover_where_few_are_unlike_the_rest(starts, share, otherwise):
+    rng, trials = torch.Generator().manual_seed(0), 300
+    draws = [rare(starts, share, rng, otherwise) for _ in range(trials)]
+    mean = (1 - share) * otherwise + share / 2
+    found = [score_over_starts(x[:, None].expand(-1, 2)) for x in draws]
+    assert sum(low <= mean <= high for _, low, high in found) >= 0.95 * trials
+    assert all(0 <= low < high <= 1 for _, low, high in found)
+    student = [mean_over_starts(x) for x in draws]
+    assert sum(low <= mean <= high for _, low, high in student) < 0.91 * trials  # which it was before
+    apart = [score_difference(x, torch.full_like(x, otherwise)) for x in draws]
+    assert sum(low <= mean - otherwise <= high for _, low, high in apart) >= 0.95 * trials
+
+
+def test_scores_of_many_unlike_starts_have_students_interval():
+    x = torch.rand(64, 2, generator=torch.Generator().manual_seed(0)).double()
+    assert score_over_starts(x) == mean_over_starts(x)
+    assert score_difference(x, x.flip(0)) == paired_difference(x, x.flip(0))
+    ones = torch.ones(5, 2)
+    assert score_over_starts(ones) == rate_over_starts(ones)

@@ -25,7 +25,7 @@ from metastable.policies import (
 )
 from metastable.policies import environments as environments_module
 from metastable.policies.environments import Environments, PushTEasel
-from metastable.policies.intervals import clopper_pearson, t_interval
+from metastable.policies.intervals import clopper_pearson, score_over_starts, t_interval
 from metastable.policies.models import Sizes, layout_of, policy_model
 from metastable.policies.rollouts import Rollouts
 
@@ -121,6 +121,8 @@ def test_scores_are_the_papers():
     scores = found.scores()
     assert list(scores) == ["maximum at 200", "final at 200", "maximum at 300", "final at 300", "full score"]
     assert scores["full score"].value == pytest.approx(2 / 3)
+    assert scores["maximum at 300"] == score_over_starts(found.best(300))
+    assert scores["maximum at 300"].high == 1
 
 
 def test_successes_are_a_rate_whose_interval_is_no_point():
@@ -143,6 +145,8 @@ def test_comparisons_are_paired_by_start():
     ahead = first.ahead_of(second)
     assert ahead.value == pytest.approx(0.1 / 0.95)
     assert ahead.high - ahead.low < 1e-9
+    few = covered(0.9, 0.5, 0.1).ahead_of(covered(0.8, 0.4, 0.1))
+    assert few.low < 0 < few.high < 1
     with pytest.raises(InputError, match="must be 3 starts of Push-T, got 2"):
         first.ahead_of(covered(0.1, 0.2))
 

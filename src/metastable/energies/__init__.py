@@ -1,9 +1,10 @@
 """Energies: analytic targets with exact log Z, networks, and the check that any callable goes through."""
 
+from metastable.core.check import check_conditional, check_energy, inside_walls
+
 from .analytic import Banana, DoubleWell, Funnel, Gaussian, GaussianMixture, two_modes
 from .boltzmann_hidden import HiddenBoltzmannMachine
 from .by_class import ClassEnergy
-from .check import check_conditional, check_energy, inside_walls
 from .conditional import ConditionalNet
 from .discrete import RBM, BoltzmannMachine, DiscreteEnergy, Hopfield
 from .image_nets import AdaNCENet, FEBMNet, ShortRunNet

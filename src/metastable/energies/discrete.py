@@ -22,10 +22,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from metastable.core.check import require_signs
 from metastable.core.errors import InputError, require, require_choice, require_count, require_positive
 from metastable.core.random import generator
 from metastable.core.types import as_shape
-from metastable.proposals.signs import MOST_UNITS, require_few, require_signs, signs
+from metastable.proposals.signs import MOST_UNITS, require_few, signs
 
 from .couplings import Couplings, Layers, draw_units, enumerated
 

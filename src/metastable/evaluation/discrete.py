@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from metastable.core.check import require_signs
 from metastable.core.errors import EnergyError
 from metastable.core.parts import home_of
 from metastable.core.protocols import Listed, provides
@@ -22,7 +23,7 @@ from metastable.core.random import derive, generator
 from metastable.core.types import Energy, LogPartition, Proposal, Walkers
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
-from metastable.proposals.signs import Signs, fit_signs, require_signs, state_chunks, states
+from metastable.proposals.signs import Signs, fit_signs, state_chunks, states
 from metastable.walkers.anneal import Annealed
 from metastable.walkers.path import Schedule
 from metastable.walkers.pilot import find_schedule

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core import processes
+from metastable.core.check import check_energy, inside_walls
 from metastable.core.errors import EnergyError, InputError, require, require_count, require_positive
 from metastable.core.memory import in_rows_that_fit, within_memory
 from metastable.core.protocols import event_shape_of
-from metastable.core.types import Energy, LogPartition, Proposal, Walkers
+from metastable.core.random import derive, generator
+from metastable.core.types import Energy, LogPartition, Proposal, Walkers, as_shape
 from metastable.core.weights import log_mean_exp, spread_of_log_mean
 from metastable.kernels import Kernel
 from metastable.walkers.anneal import STEP_JITTER, Annealed, of_all
@@ -40,7 +42,7 @@ def log_partition(
     energy: Energy,
     dim: int | None = None,
     *,
-    event_shape: Sequence[int] | None = None,
+    event_shape: int | Sequence[int] | None = None,
     reference: Proposal | None = None,
     data: Tensor | None = None,
     samples: Tensor | None = None,
@@ -70,7 +72,7 @@ def log_partition(
     Args:
         energy: E, `(B, *event)` to `(B,)`; low is likely.
         dim: dimension of an event that is a vector; not needed where the energy has an `event_shape`.
-        event_shape: shape of an event, where it is not a vector.
+        event_shape: shape of an event, or its dimension.
         reference: a normalised density to begin from; Z is then the integral over its support. Without one, a
             Gaussian is fitted to `data` or `samples`; else the energy's own `reference` is taken where it has
             one (`energies.Tilted`); else a search from N(0, `spread`²) finds where the model is.
@@ -107,6 +109,11 @@ def log_partition(
     )
     shape = _event_shape(energy, dim, event_shape, reference, data, samples)
     space = space_of(energy)
+    known = next((rows[:3] for rows in (data, samples) if rows is not None and len(rows)), None)
+    draws = space.starts(3, shape, generator(derive(_checked_seed(seed), "check"))).to(**place._asdict())
+    near = _inside(energy, draws) if known is None else known[inside_walls(energy, known)]
+    if len(near):  # else the search, or the reference, says where it is finite
+        check_energy(energy, near, walls=True)
     kernel = space.annealer if kernel is None else kernel
     if not space.has_volume:
         settings = Settings(
@@ -115,11 +122,6 @@ def log_partition(
         like = torch.empty(0, **place._asdict())
         return discrete_log_partition(energy, shape, like, settings, reference, data, samples)
     job = Job(energy, shape, place, kernel, steps, conditional_ess, _checked_seed(seed))
-    with torch.no_grad():
-        values = energy(torch.zeros(2, *shape, **place._asdict()))
-    if not isinstance(values, Tensor) or tuple(values.shape) != (2,):
-        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise EnergyError(f"energy: must return one value per row, shape (2,) for 2 rows, got {got}")
     every = torch.zeros((1, *shape), **place._asdict()).expand(populations * walkers, *shape)
     held = lambda: f"{populations} populations of {walkers} walkers of shape {shape} on {place.device}"  # noqa: E731
     sizes = {"walkers": walkers, "populations": populations}
@@ -134,6 +136,14 @@ def log_partition(
             back = reverse_ais(white.energy, white.reference, x, *main.schedule, kernel, rng, **options)
     words = [*start.words, *_reach_words(job, start, main, data, samples), *drift_words(walked)]
     return _summary(job, start, walked, back, words)
+
+
+def _inside(energy: Energy, draws: Tensor) -> Tensor:
+    """Those that have an energy, for what is +inf, or not a number on some, is where walkers do not go."""
+    near = draws[inside_walls(energy, draws)]
+    with torch.no_grad():
+        number = ~energy(near).isnan() if len(near) else torch.zeros(0, dtype=torch.bool)
+    return near[number] if bool(number.any()) else near
 
 
 def _walk(job: Job, start: Start, populations: int, walkers: int, refinements: int) -> Walked:
@@ -254,7 +264,7 @@ def _placement(sources: list, dtype: torch.dtype | None, device: torch.device | 
 def _event_shape(
     energy: Energy,
     dim: int | None,
-    event_shape: Sequence[int] | None,
+    event_shape: int | Sequence[int] | None,
     reference: Proposal | None,
     data: Tensor | None,
     samples: Tensor | None,
@@ -264,7 +274,7 @@ def _event_shape(
         require_count("dim", dim)
     known = {
         "dim": None if dim is None else (dim,),
-        "event_shape": event_shape,
+        "event_shape": None if event_shape is None else as_shape(event_shape),
         "energy.event_shape": event_shape_of(energy),
         "reference.event_shape": None if reference is None else reference.event_shape,
         "data": None if data is None else data.shape[1:],

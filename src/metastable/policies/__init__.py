@@ -6,7 +6,16 @@ from .actions import ActionModel, RunActions
 from .environments import Environments, PushT, gym_environments, pusht_pictures, pusht_starts
 from .films import Film, film, film_pusht, films_pusht
 from .fitting import fit_policy, policy_of
-from .intervals import Interval, clopper_pearson, mean_over_starts, paired_difference, t_interval
+from .intervals import (
+    Interval,
+    bounded_mean,
+    clopper_pearson,
+    mean_over_starts,
+    paired_difference,
+    score_difference,
+    score_over_starts,
+    t_interval,
+)
 from .models import MODELS, PATHS, PUSH_T, Layout, PolicyModel, Sizes, layout_of, policy_model
 from .path_frames import CentredPolicy, centred, roll_paths
 from .path_world import PathWorlds, path_demonstrations, plan_paths, rollout_paths
@@ -36,6 +45,7 @@ __all__ = [
     "RunActions",
     "Sizes",
     "best_of",
+    "bounded_mean",
     "centred",
     "clopper_pearson",
     "film",
@@ -57,5 +67,7 @@ __all__ = [
     "rollout",
     "rollout_paths",
     "rollout_pusht",
+    "score_difference",
+    "score_over_starts",
     "t_interval",
 ]

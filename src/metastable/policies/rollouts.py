@@ -18,7 +18,15 @@ from metastable.core.random import derive, whole_seed
 from metastable.runs.folder import write_arrays, write_json
 
 from .environments import FULL, Environments, PushT, vectors_of
-from .intervals import Interval, are_rates, difference_of, mean_over_starts, rate_over_starts
+from .intervals import (
+    Interval,
+    are_rates,
+    difference_of,
+    mean_over_starts,
+    rate_over_starts,
+    score_difference,
+    score_over_starts,
+)
 from .policy import Policy
 from .workers import Workers, spread
 
@@ -90,13 +98,15 @@ class Rollouts:
     def scores(self, level: float = 0.95) -> dict[str, Interval]:
         """Means over starts with their intervals, and the rate of full scores in Push-T, by name.
 
-        Scores that all are 0 or 1 are a rate, see `rate_over_starts`. Rollouts that are copies, as of a policy that
-        draws nothing, count once.
+        Scores that all are 0 or 1 are a rate, see `rate_over_starts`, those of Push-T lie between, see
+        `score_over_starts`, and returns have Student's interval, a point where all are the same. Rollouts that are
+        copies, as of a policy that draws nothing, count once.
         """
         found: dict[str, Interval] = {}
+        interval = score_over_starts if self.measure == "coverage" else _of_returns
         for h in self.horizons:
             for name, read in self.readings.items():
-                found[f"{name} at {h}"] = _interval(self._apart(read(h)), level)
+                found[f"{name} at {h}"] = interval(self._apart(read(h)), level)
         if self.measure == "coverage":
             found["full score"] = rate_over_starts(self._apart(self.best(self.horizons[-1]) >= 1), level)
         return found
@@ -118,8 +128,8 @@ class Rollouts:
     def ahead_of(self, other: Rollouts, steps: int | None = None, level: float = 0.95) -> Interval:
         """By how much its mean best score is above that of another policy from the same starts.
 
-        Where no start tells them apart the spread is not known: Push-T's scores, from 0 to 1, then are as far apart
-        as the rate of starts that do may be, see `rate_difference`, but for episodes that took the same course.
+        Where few starts tell them apart the spread is not known: of Push-T's scores it is `score_difference`, but
+        for episodes that took the same course.
         """
         if (self.name, len(self.progress)) != (other.name, len(other.progress)):
             raise InputError(
@@ -134,9 +144,9 @@ class Rollouts:
         require(steps <= made, "steps", f"at most what both have, {made}", steps)
         ours, theirs = self._apart(self.best(steps)), other._apart(other.best(steps))
         alike = torch.equal(self.progress[..., :steps], other.progress[..., :steps])
-        if self.measure == "coverage" and not alike and torch.equal(ours.mean(1), theirs.mean(1)):
-            ours = theirs = torch.ones(len(ours))  # no further apart than starts that may yet differ
         hits = self.measure != "coverage" or bool((ours + theirs).any())  # no coverage at all is no rate
+        if self.measure == "coverage" and not alike and not (hits and are_rates(ours, theirs)):
+            return score_difference(ours, theirs, level)
         return difference_of(ours, theirs, level, hits)
 
     def write(self, folder: str | Path, other: str = "", apart: Mapping[str, Interval] | None = None) -> Path:
@@ -156,7 +166,7 @@ class Rollouts:
         return folder / "rollouts.json"
 
 
-def _interval(values: Tensor, level: float) -> Interval:
+def _of_returns(values: Tensor, level: float) -> Interval:
     """That of a rate where all are 0 or 1, else Student's over starts."""
     return (rate_over_starts if len(values) > 1 and are_rates(values) else mean_over_starts)(values, level)
 

@@ -112,15 +112,3 @@ def require_few(units: int) -> None:
             f"units: 2^{units} states are too many to list, at most 2^{MOST_UNITS} are; estimate log Z with "
             "metastable.log_partition, which anneals where it cannot enumerate"
         )
-
-
-def require_signs(x: Tensor, field: str) -> None:
-    """Refuse values other than −1 and +1, and say how bits are recoded."""
-    wrong = x.abs() != 1
-    if bool(wrong.any()):
-        bits = bool(((x == 0) | (x == 1)).all())
-        advice = "recode bits with 2*x − 1" if bits else "threshold it first"
-        found = ", ".join(f"{v:g}" for v in x[wrong].unique()[:3].tolist())
-        raise InputError(
-            f"{field}: a discrete energy is over units coded −1 and +1, got values such as {found}; {advice}"
-        )

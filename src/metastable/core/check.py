@@ -12,7 +12,6 @@ from metastable.core.batch import Batch
 from metastable.core.errors import EnergyError, InputError
 from metastable.core.protocols import ClosedForm, has_time, provides
 from metastable.core.types import Bound, Energy, bind, is_discrete
-from metastable.proposals.signs import require_signs
 
 
 def check_energy(energy: Any, example: Tensor, *, walls: bool = False) -> Energy:
@@ -62,6 +61,18 @@ def _check(energy: Any, example: Tensor, walls: bool) -> None:
         if not discrete and not (walls and bool((values == values[0]).all())):
             _check_own_gradient(energy, x.detach(), values.detach(), _check_gradient(values, y))
     _check_rows(energy, x.detach(), values.detach())
+
+
+def require_signs(x: Tensor, field: str) -> None:
+    """Refuse values other than −1 and +1, and say how bits are recoded."""
+    wrong = x.abs() != 1
+    if bool(wrong.any()):
+        bits = bool(((x == 0) | (x == 1)).all())
+        advice = "recode bits with 2*x − 1" if bits else "threshold it first"
+        found = ", ".join(f"{v:g}" for v in x[wrong].unique()[:3].tolist())
+        raise InputError(
+            f"{field}: a discrete energy is over units coded −1 and +1, got values such as {found}; {advice}"
+        )
 
 
 def check_conditional(energy: Any, example: Batch, name: str = "") -> Any:

@@ -408,6 +408,9 @@ def test_the_longest_step_of_the_sde_follows_the_heaviest_number():
     mass = torch.tensor([4.0, 25.0])
     kernel = HMC(step_size=0.1, leapfrog=2, mass=mass)
     assert _langevin_step(kernel, None) == pytest.approx(0.5 * 0.1**2 / 25)
+    turned = ((17.44, -10.08), (-10.08, 11.56))
+    full = HMC(step_size=0.1, leapfrog=2, mass_matrix=turned)
+    assert _langevin_step(full, None) == pytest.approx(0.5 * 0.1**2 / 25)
 
 
 def test_step_sizes_that_were_found_are_counted_and_most_moves_are_accepted():

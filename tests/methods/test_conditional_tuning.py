@@ -13,7 +13,8 @@ from torch import nn
 from metastable.kernels import HMC, MALA, ULA
 from metastable.methods import conditional_tuning
 from metastable.methods.conditional_sampling import sample_from_proposal, sample_interpolating
-from metastable.methods.conditional_tuning import FULL, PILOTS, SHORT, forget_tuning
+from metastable.methods.conditional_starts import own_draws
+from metastable.methods.conditional_tuning import FULL, PILOTS, SHORT, first_guess, forget_tuning
 from metastable.proposals import Gaussian
 
 over = pytest.mark.parametrize
@@ -44,6 +45,14 @@ class Widths(nn.Module):
 def off_by(walkers) -> torch.Tensor:
     """Standard deviations over the true ones, `(B,)`, less one."""
     return walkers.x.square().mean((1, 2)).sqrt() / GIVEN[:, 0].exp() - 1
+
+
+def test_a_first_guess_is_that_of_the_lightest_direction():
+    starts = own_draws(2 * torch.randn(3, 500, 2, generator=rng()))
+    found = first_guess(HMC(1.0, mass=(4.0, 25.0)), starts)
+    turned = ((17.44, -10.08), (-10.08, 11.56))
+    torch.testing.assert_close(first_guess(HMC(1.0, mass_matrix=turned), starts), found)
+    assert found.tolist() == pytest.approx(3 * [4.0], rel=0.1)
 
 
 # ---- Algorithm 2

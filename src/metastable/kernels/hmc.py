@@ -66,6 +66,15 @@ class HMC(StepKernel):
         return mass
 
     @cached_property
+    def masses(self) -> tuple[float, float]:
+        """The least and the largest mass, of all directions."""
+        if self.mass_matrix is None:
+            each = _numbers("hmc.mass", self.mass)
+        else:
+            each = torch.linalg.eigvalsh(_numbers("hmc.mass_matrix", self.mass_matrix))
+        return float(each.min()), float(each.max())
+
+    @cached_property
     def _matrices(self) -> tuple[Tensor, Tensor]:
         """L with M = LLᵀ, and M⁻¹, float64."""
         factor = torch.linalg.cholesky(torch.as_tensor(self.mass_matrix, dtype=torch.float64))

@@ -360,5 +360,5 @@ def _langevin_step(kernel: Kernel | None, tuned: Tuned | None) -> Any:
     )
     step: Any = kernel.step_size if tuned is None else tuned.step_size  # pyright: ignore
     if isinstance(kernel, HMC):
-        return 0.5 * step**2 / float(torch.as_tensor(kernel.mass).max())
+        return 0.5 * step**2 / kernel.masses[1]
     return step

@@ -153,7 +153,7 @@ def first_guess(kernel: StepKernel, starts: Starts) -> Tensor:
     if isinstance(kernel, (MALA, ULA)):
         return h
     if isinstance(kernel, HMC):
-        return (2 * h).sqrt() * float(torch.as_tensor(kernel.mass).min()) ** 0.5
+        return (2 * h).sqrt() * kernel.masses[0] ** 0.5
     return torch.full_like(h, kernel.step_size)
 
 

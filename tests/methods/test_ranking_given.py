@@ -15,12 +15,16 @@ from torch import Tensor, nn
 import metastable as ms
 from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, InputError, UnsupportedError
+from metastable.core.units import Coordinates, Units
 from metastable.core.waiting import unwatched
 from metastable.energies import ConditionalNet
+from metastable.evaluation.conditional import log_partition_given
 from metastable.methods import ImplicitBC, InterpolatingNCE, RankingNCE
 from metastable.methods.base import Context, Nothing
 from metastable.proposals import Flow, Gaussian, InterpolantFlow, Uniform, proposal_for, require_support
 from metastable.proposals.encoders import Borrowed
+from metastable.proposals.generator import Generator
+from metastable.proposals.in_units import DensityInDataUnits
 from metastable.training import SGD, Schedule
 
 over = pytest.mark.parametrize
@@ -74,6 +78,21 @@ def fit(energy, method, rows: Batch | None = None, steps: int = 20, **options):
 
 
 # ---- proposals
+
+
+def test_a_proposal_in_the_datas_units_has_its_contexts_and_says_that_it_is_an_estimate():
+    x, given = 100 + 7 * pairs().x.double(), 5 * pairs().given.double() - 20
+    units = Coordinates(Units.fit(x, "scale"), Units.of_contexts(given))
+    p, scale = DensityInDataUnits(Line(2.0), units), float(x.std(correction=0))
+
+    def energy(y: Tensor, c: Tensor) -> Tensor:  # what p is, by hand
+        centre = 2 * (c - given.mean(0)) / given.std(0, correction=0)
+        return 0.5 * ((y - x.mean(0)) / scale - centre[:, None]).square().sum(-1)
+
+    z = log_partition_given(energy, p, given[:3], draws=64)
+    assert z.value.tolist() == pytest.approx(3 * [math.log(scale) + 0.5 * math.log(2 * math.pi)], abs=1e-5)
+    with pytest.raises(UnsupportedError, match="biased"):
+        log_partition_given(energy, DensityInDataUnits(Generator(1), units), given[:3])
 
 
 @over("kind", [RankingNCE, ImplicitBC])

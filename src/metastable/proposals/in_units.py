@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.parts import home_of
+from metastable.core.protocols import carry
 from metastable.core.units import Coordinates
 
 
@@ -23,6 +24,7 @@ class _InUnits(nn.Module):
         super().__init__()
         self.inner, self.coordinates = inner, coordinates
         self.event_shape = tuple(inner.event_shape)
+        carry(inner, self, ("context_shape", "biased"))
 
 
 class DensityInDataUnits(_InUnits):

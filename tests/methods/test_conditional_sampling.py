@@ -77,6 +77,24 @@ def test_the_sde_keeps_the_law_of_the_path(t_low):
     assert_within(off, torch.zeros(6), error)
 
 
+def test_a_step_of_the_sde_asks_flow_and_energy_at_its_beginning():
+    asked = []
+
+    class Watched(GaussianPath):
+        def velocity(self, y, t, given):
+            asked.append(("flow", float(t)))
+            return super().velocity(y, t, given)
+
+        def energy(self, y, given, t):
+            asked.append(("energy", float(t.flatten()[0])))
+            return super().energy(y, given, t)
+
+    path, start = Watched(), PATH.sample(2, rng(), GIVEN, until=0.2)
+    follow_sde(bind(path.energy, GIVEN, 0.2), path, start, rng(), t_low=0.2, steps=4, eta=0.1)
+    for who in ("flow", "energy"):
+        assert [t for name, t in asked if name == who] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+
+
 def mutant(monkeypatch, name):
     """The SDE with one thing wrong."""
     if name == "sign":

@@ -114,6 +114,7 @@ def test_an_exact_energy_beside_a_solved_flow_is_a_fair_guess(interpolant):
     loss, metrics = method.loss(context, Nothing(), "energy", rows, points)
     assert loss.item() == pytest.approx(math.log(K + 1), abs=2e-3)
     assert metrics["objective"].item() == pytest.approx(-math.log(K + 1), abs=2e-3)
+    assert metrics["ess_negatives"].item() == pytest.approx(1, abs=2e-3)
     swapped = points._replace(log_prob=points.log_prob.flip(1))  # densities of other times
     assert abs(method.loss(context, Nothing(), "energy", rows, swapped)[0].item() - math.log(K + 1)) > 0.05
 

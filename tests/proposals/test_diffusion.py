@@ -203,6 +203,19 @@ def test_another_denoiser_is_not_where_the_loss_is_least():
     assert float((mean / error).abs().max()) > z_limit(4)
 
 
+def test_noise_levels_of_the_loss_are_log_normal():
+    seen = []
+
+    def network(z, given, noise):
+        seen.append(4 * noise.flatten())
+        return torch.zeros_like(z)
+
+    Diffusion(1, network=network, log_sigma=(-0.7, 0.5)).loss(torch.zeros(4000, 1), rng=rng(3))
+    white = (seen[-1] + 0.7) / 0.5
+    mean, error = mean_and_error(torch.stack([white, white.square()], 1))
+    assert_within(mean, torch.tensor([0.0, 1.0]), error)
+
+
 def test_the_network_has_targets_of_unit_variance():
     """For data of standard deviation σ_data, whatever σ: F = 0 has the loss d, because λ = 1/c_out²."""
     law = gaussian(3, SIGMA_DATA)
@@ -307,6 +320,26 @@ def test_the_written_out_gradient_of_a_potential_is_its_gradient():
 
 
 # ---- the door
+
+
+def test_where_it_starts_is_what_is_left_of_the_data_in_the_largest_noise():
+    model = Diffusion(2, sigma_max=1.2, sigma_data=0.5, width=8, layers=3, steps=2, scored=2).double()
+    x = model.sample(4000, rng(4), until=0.0)
+    exact = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.3).log_prob(x).sum(1)
+    torch.testing.assert_close(model.log_prob(x, at=0.0), exact)
+    mean, error = mean_and_error(x.square())
+    assert_within(mean, 1.69, error)
+
+
+def test_every_context_may_have_a_noise_level_of_its_own():
+    model = Diffusion(2, 1, network=lambda z, given, noise: z.sin() + given + noise[..., None]).double()
+    x, given = (
+        torch.randn(3, 4, 2, generator=rng(5), dtype=torch.float64),
+        torch.arange(3.0).double()[:, None],
+    )
+    sigma = torch.tensor([0.01, 0.3, 2.0], dtype=torch.float64)
+    each = [model.denoise(x[i : i + 1], float(sigma[i]), given[i : i + 1]) for i in range(3)]
+    torch.testing.assert_close(model.denoise(x, sigma, given), torch.cat(each))
 
 
 def test_contexts_select_the_law():

@@ -104,6 +104,43 @@ def test_an_image_encoder_knows_where_things_are():
     )
 
 
+def test_a_transformer_energy_is_figure_6():
+    """By hand: tokens of the past at places 0 and 1, things, −log(1.1 − t), and steps from place 2 on."""
+    E, x, given = energy(time=True, reads="path"), normal(5, 8, seed=1), normal(5, 15, seed=2)
+    t = normal(5, seed=3).sigmoid()
+    past, goal, discs = (
+        given[:, a:b].unflatten(1, (-1, n)) for a, b, n in ((0, 4, 2), (4, 6, 2), (6, 15, 3))
+    )
+    lift, body = E.encoder.embed, E.body
+    past, event = lift[0](past) + places(0, 2, 16), body.embed(x.unflatten(1, (4, 2))) + places(2, 4, 16)
+    clock = E.from_time(-torch.log(1.1 - t)[:, None])[:, None]
+    h = torch.cat([past, lift[1](goal), lift[2](discs), clock, event], 1)
+    for block in body.blocks:
+        white = functional.layer_norm(h, (16,), block.first.weight, block.first.bias)
+        h = h + block.attention(white, white)
+        h = h + block.dense(functional.layer_norm(h, (16,), block.second.weight, block.second.bias))
+    end = body.norm(torch.cat([h[:, :2], h[:, -4:]], 1)).flatten(1)
+    expected = body.head(silu(body.dense(end))) + body.prior(torch.cat([past, event], 1))
+    torch.testing.assert_close(E(x, given, t), expected[:, 0])
+
+
+def test_a_film_field_is_figures_8_and_9():
+    """By hand: each query reads a γ and a β for a convolution of steps, whose places follow the past."""
+    field = bent(FilmField(8, (15,), step=2, width=16, layers=2, heads=2, log_time=True, **DISCS))
+    x, given, t = normal(5, 8, seed=1), normal(5, 15, seed=2), normal(5, seed=3).sigmoid()
+    tokens = field.narrow(field.encoder(given).unflatten(1, (6, 16)))
+    context = torch.cat([tokens, field.time(-torch.log(1.1 - t)[:, None])[:, None]], 1)
+    h = field.embed(x.unflatten(1, (4, 2))) + places(2, 4, 16)
+    for block in field.blocks:
+        gain, shift = block.film(block.read(block.queries.expand(5, -1, -1), context)).chunk(2, -1)
+        kernel = block.conv.dense.weight.unflatten(1, (3, 16)).transpose(1, 2)
+        seen = functional.conv1d(h.mT, kernel, block.conv.dense.bias, padding=1).mT
+        each = [(1 + gain[:, i, None]) * seen + shift[:, i, None] for i in range(2)]
+        h, context = h + silu(block.mix(torch.cat(each, -1))), block.block(context)
+    expected = field.head(silu(field.dense(h.flatten(1))))
+    torch.testing.assert_close(field(x, given, t), expected)
+
+
 # ---- what a network sees
 
 
@@ -150,6 +187,12 @@ def test_velocities_of_many_times_are_those_of_each(kind, shape):
         found = torch.stack([v(x) for v in field.velocities(code, times)])
         expected = torch.stack([field.velocity(x, code, field.clock(t)) for t in times])
         torch.testing.assert_close(found, expected)
+
+
+def test_steps_of_an_event_come_behind_the_longest_past():
+    for past, steps in (((0, 1, 2), 2), ((0, 3, 2), 3)):
+        made = Tokenizer((6 + 512,), 16, past=[past], pictures=(6, 2, 1, 16, 16))
+        assert (made.past, made.steps, made.count) == (past[1], steps, past[1] + 2)
 
 
 def test_pictures_and_numbers_of_a_context_are_both_seen():
@@ -295,6 +338,7 @@ def test_the_order_of_things_says_nothing_where_they_were_shown_in_order(kind):
 
 def test_numbers_that_mean_the_same_have_the_moments_of_all_their_rows():
     given = sorted_things()
+    given[:, 8::3] += torch.arange(3.0)  # of which every thing has a mean of its own
     inner = Standardise((15,), given)
     Tokenizer((15,), 8, inner=inner, **DISCS)
     things = given[:, 6:].reshape(-1, 3)

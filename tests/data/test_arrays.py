@@ -332,6 +332,16 @@ def test_split_is_a_partition(n, fraction, seed):
     assert torch.equal(data.split(fraction, seed)[1].x, held_out.x)
 
 
+def test_a_split_holds_out_whole_groups_whatever_their_numbers():
+    groups = torch.tensor([40, 7, 40, 900, 7, 7, 31, 31])
+    for seed in range(4):
+        train, held_out = Dataset.of(torch.arange(8.0)[:, None], "rows", groups=groups).split(0.5, seed)
+        sides = [set(part.groups.tolist()) for part in (train, held_out)]
+        assert (len(sides[0]), len(sides[1])) == (2, 2)
+        assert not sides[0] & sides[1]
+        assert sorted([*train.x[:, 0].tolist(), *held_out.x[:, 0].tolist()]) == list(range(8))
+
+
 def test_split_depends_on_the_seed_and_keeps_the_toy():
     data = load_array("toy:two-modes?n=100")
     train, held_out = data.split(0.5, seed=0)

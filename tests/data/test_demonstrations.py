@@ -189,6 +189,9 @@ def test_noise_on_contexts_has_its_own_numbers_in_the_units_of_the_data():
     noisy = Batches(rows, None, seed=0, coordinates=units, given_noise=(1.0, 0.0)).at(3, 0.1)
     assert noisy.given[:, 0].std().item() == pytest.approx(0.2, rel=0.05)
     assert not noisy.given[:, 1].any()
+    triple = Units("scale", (1,), *(torch.tensor([v]).double() for v in (0.0, 3.0, 1 / 3)))
+    events = Batches(rows, None, seed=0, coordinates=Coordinates(triple)).at(3, 0.1).x
+    assert events.std().item() == pytest.approx(0.3, rel=0.05)
     alone = Batches(rows, None, seed=0).at(3, 0.1)
     assert torch.equal(alone.x, noisy.x), "noise on contexts leaves that on events as it was"
     assert abs(torch.corrcoef(torch.stack([noisy.x[:, 0], noisy.given[:, 0]]))[0, 1]) < 0.06

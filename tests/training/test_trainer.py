@@ -319,6 +319,12 @@ def test_held_out_rows_tell_when_to_end_with_the_noise_of_the_end(noise, units):
     assert looks == [True] * 20 + [False]
 
 
+def test_a_score_is_that_of_the_density_with_its_power():
+    kept = Patience(DATA, 2.0, 50, 0.2)
+    kept.better(lambda x: x.sum(1), 0.5, 7)
+    assert kept.scores == [(7, pytest.approx(-2 * DATA.sum(1).mean().item() - 0.5, abs=1e-5))]
+
+
 def test_scores_of_rows_without_their_noise_are_not_compared_with_those_of_rows_with_it():
     kept = Patience(DATA, 1.0, 50, 0.2)
     assert kept.due(7)

@@ -420,6 +420,8 @@ def test_an_annealed_chain_takes_smaller_and_smaller_steps(monkeypatch):
     for h, square in seen:
         assert square == pytest.approx(2 * h, rel=5 * (2 / 40_000) ** 0.5)
     assert info["evaluations"] == ULA(0.1).evaluations(20)
+    with pytest.raises(ConfigError, match=r"anneal: must be 1 .* noise of its own"):
+        conditional_chains.run_chains(target, rows, ULA(0.1, noise=0.1), 20, rng, "eager", anneal=0.01)
 
 
 def test_the_longest_step_of_the_sde_follows_the_heaviest_number():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metastable.core.errors import InputError, require
 from metastable.core.types import Bound, Walkers
-from metastable.kernels import MALA, Kernel, StepKernel, run_chain
+from metastable.kernels import MALA, ULA, Kernel, StepKernel, run_chain
 from metastable.kernels.adaptation import require_adaptable, step_of_rows
 
 from .conditional_starts import Starts, too_few
@@ -56,9 +56,9 @@ def run_chains(
         return rows, info
     B, state, accepted = len(target.given), kernel.init(target, rows), 0.0
     h = None if tuned is None else step_of_rows(tuned.step_size, rows)
-    require(
-        anneal == 1 or isinstance(kernel, StepKernel), "anneal", "1 for a kernel without a step size", anneal
-    )
+    alone = isinstance(kernel, StepKernel) and not (isinstance(kernel, ULA) and kernel.noise is not None)
+    rule = "1 for a kernel without a step size, or with noise of its own, which would stay and heat the chain"
+    require(anneal == 1 or alone, "anneal", rule, anneal)
     for share, moves in step_levels(steps, anneal):
         now = h if anneal == 1 else share * (kernel.step_size if h is None else h)  # pyright: ignore
         result = run_chain(kernel, target, state, moves, rng, engine=engine, step_size=now)

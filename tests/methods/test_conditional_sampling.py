@@ -424,6 +424,25 @@ def test_an_annealed_chain_takes_smaller_and_smaller_steps(monkeypatch):
         conditional_chains.run_chains(target, rows, ULA(0.1, noise=0.1), 20, rng, "eager", anneal=0.01)
 
 
+def test_acceptance_of_an_annealed_chain_is_the_mean_over_its_moves(monkeypatch):
+    target, rows, seen = (
+        bind(lambda y, given: 50 * y.square().sum(-1), torch.zeros(1, 1)),
+        torch.ones(200, 1),
+        [],
+    )
+    chain = conditional_chains.run_chain
+
+    def watched(kernel, target, state, steps, rng, **options):
+        result = chain(kernel, target, state, steps, rng, **options)
+        seen.append((steps, result.info.acceptance.mean()))
+        return result
+
+    monkeypatch.setattr(conditional_chains, "run_chain", watched)
+    _, info = conditional_chains.run_chains(target, rows, MALA(0.05), 13, rng(), "eager", anneal=0.01)
+    exact = sum(steps * share for steps, share in seen) / 13
+    torch.testing.assert_close(info["acceptance"], exact[None], check_dtype=False)
+
+
 def test_the_longest_step_of_the_sde_follows_the_heaviest_number():
     mass = torch.tensor([4.0, 25.0])
     kernel = HMC(step_size=0.1, leapfrog=2, mass=mass)

@@ -109,7 +109,29 @@ def test_every_energy_is_counted(kernel, tune):
         assert info["evaluations"] == math.ceil(energy.rows / 240)
 
 
+def test_a_second_look_at_a_context_is_counted_too(monkeypatch):
+    monkeypatch.setattr(conditional_tuning, "AWAY", 0.0)
+    energy = Widths()
+    sample_from_proposal(energy, Q, 60, torch.zeros(1, 1), rng(), steps=1)
+    energy.rows = 0
+    info = sample_from_proposal(energy, Q, 60, torch.ones(1, 1), rng(), steps=1).info
+    assert info["energy_rows"] == energy.rows
+
+
 # ---- memory
+
+
+def test_a_context_has_a_step_for_each_time():
+    class Narrowing(Widths):
+        time = True
+
+        def forward(self, y, given, t):
+            return super().forward(y, given - 3 * t[:, :1])
+
+    energy, given = Narrowing(), torch.zeros(1, 1)
+    early, late = (sample_from_proposal(energy, Q, 20, given, rng(), steps=5, t=t) for t in (0.0, 1.0))
+    ratio = float(early.info["step_size"] / late.info["step_size"])
+    assert 50 < ratio < 3000  # e⁶ = 403
 
 
 def sampled(energy, given=GIVEN, seed=0, **options):

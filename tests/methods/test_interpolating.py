@@ -148,6 +148,10 @@ def test_the_flows_loss_has_as_many_times():
     table = InterpolatingNCE(proposal={"name": "interpolant", "steps": 9, "times": 2})
     flow = table.companions(nn.Identity(), pairs(20), Gaussian(torch.zeros(D)), 0)["proposal"]
     assert (flow.times, flow.steps, flow.scored) == (2, 9, 17)
+    seen = []
+    own = InterpolantFlow(D, times=3, field=lambda x, given, t: seen.append(t) or 0 * x)
+    own.loss(torch.zeros(20, D), rng=torch.Generator().manual_seed(0))
+    assert len(seen[-1].unique()) == 60
 
 
 # ---- runs

@@ -83,6 +83,8 @@ def test_the_score_of_a_flow_follows_from_its_velocity(kind, t):
     exact = torch.autograd.grad(log_density(flow, x, GIVEN, torch.tensor(t, dtype=F64)).sum(), x)[0]
     x = x.detach()
     torch.testing.assert_close(flow.score(x, flow.velocity(x, t, GIVEN), t), exact)
+    left = 1 - t if kind == "linear" else math.cos(0.5 * math.pi * t)
+    torch.testing.assert_close(flow.noise_variance(t), (left * flow.scale).square())
 
 
 def test_draws_of_trajectories_are_the_same_without_their_densities():

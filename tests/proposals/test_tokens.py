@@ -437,6 +437,16 @@ def test_things_are_trained_in_the_units_they_share():
         ms.fit(table, data, "density", steps=1, units="scale")
 
 
+def test_a_flow_that_is_fitted_anew_holds_events_against_things_in_their_new_units():
+    field = {"name": "transformer", "step": 2, "width": 8, "layers": 1, "near": (6, 3, 3), **DISCS}
+    flow = InterpolantFlow(8, 15, field=field)
+    flow.fit(Batch(3 + 2 * normal(40, 8).float(), given=sorted_things(40).float()), steps=1)
+    near = flow.field.body.near
+    assert torch.equal(near.mean, flow.mean)
+    assert torch.equal(near.scale, flow.scale)
+    assert float((near.mean - 3).abs().max()) < 1.5
+
+
 def test_what_encodes_pictures_has_derivatives_of_all_kinds():
     """As transforms of torch.func ask for them, and the same in another layout of memory."""
     eyes, x = PictureEncoder((3, 16, 16), width=8, layers=1).double(), torch.rand(5, 3, 16, 16).double()

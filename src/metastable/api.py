@@ -118,7 +118,7 @@ def fit(
     method = resolve_method(method)
     check_options(options, method)
     config = trainer_config(trainer, steps, learning_rate, options)
-    folder = None if out is None else Path(out)
+    folder = None if out is None else Path(out).expanduser()
     plan = make_plan(
         energy,
         dataset,

@@ -205,7 +205,7 @@ def compare_methods(
     for method in methods:  # what one of them needs is asked for before the first is trained
         needed_beside(data, method)
     trainer = trainer_for(TrainerConfig(), None, None) if trainer is None else trainer
-    folder, names = Path(out), [m.name for m in methods]
+    folder, names = Path(out).expanduser(), [m.name for m in methods]
     found = Comparison(folder, data.name, _budget_words(trainer), names)
     train = data.split(held_out, seed)[0] if held_out > 0 else data
     own: dict[int, dict[str, Any]] = {}

@@ -30,7 +30,7 @@ def compare_runs(
         overwrite: replace an earlier comparison.
     """
     notes = differences(runs)
-    folder, names = Path(out), _names([run.folder or Path("run") for run in runs])
+    folder, names = Path(out).expanduser(), _names([run.folder or Path("run") for run in runs])
     copies = [folder / f"run-{i + 1}" for i in range(len(runs))]
     runs_there = [run.folder for run in runs if run.folder is not None]
     inside = [path for path in runs_there if folder.resolve() in (path.resolve(), *path.resolve().parents)]

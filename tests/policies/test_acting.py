@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from metastable.cli.main import app
 from metastable.core import ConfigError, InputError
 from metastable.core.random import derive, generator
 from metastable.data import Demonstrations, Scaling
@@ -148,6 +149,22 @@ def test_an_exported_policy_acts_to_the_bit_and_holds_its_weights_alone(folder, 
     )
     with pytest.raises(ConfigError, match=r"policy\.averaged"):
         load_policy(twice, averaged=other)
+
+
+def test_folders_may_be_of_the_home(tmp_path, monkeypatch):
+    """A training made a folder that is called ~, and was not read from where it was said to be."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    policy = fit_policy(shown(), FLOW, "density", CHAIN, out="~/runs/mine", **HOW)
+    for at in ("~/runs/mine", policy.export("~/runs/lean"), tmp_path / "runs" / "lean"):
+        assert torch.equal(load_policy(at).predict_action_chunk(SEEN), policy.predict_action_chunk(SEEN))
+        policy.reset()
+    with pytest.raises(SystemExit):
+        app(["report", "~/runs/mine", "--out=~/page.html"])
+    assert (tmp_path / "page.html").is_file()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_what_was_exported_is_not_trained_on_and_takes_no_other_place(folder, tmp_path):

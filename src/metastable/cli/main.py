@@ -5,6 +5,8 @@ Only typer is imported here. Each command imports what it needs when it runs, so
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +35,9 @@ class Commands(TyperGroup):
         for word in args:
             if "\0" in word:
                 raise typer.BadParameter(f"a word must have no null character, got {word!r}")
-        return super().parse_args(ctx, args)
+        home = os.path.expanduser("~")  # which shells leave alone behind --out=
+        words = [re.sub(r"^(--[\w-]+=)?~(?=/|$)", lambda m: f"{m[1] or ''}{home}", word) for word in args]
+        return super().parse_args(ctx, words)
 
 
 app = typer.Typer(

@@ -35,7 +35,7 @@ class Film(NamedTuple):
     def write(self, path: str | Path, every: int = 1) -> Path:
         """A GIF of each of so many frames and the last one, at the speed of the episode."""
         require_count("every", every)
-        path = Path(path)
+        path = Path(path).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
         frames = self.frames[:-1:every] + self.frames[-1:]
         first, *others = [Image.fromarray(frame) for frame in frames]

@@ -269,7 +269,7 @@ def load_policy(
         device: where to put it.
         changed: settings of `PolicyConfig` to act by instead of those that were saved.
     """
-    path = Path(folder) / FILE
+    path = Path(folder).expanduser() / FILE
     if not path.is_file():
         load_run(folder, energy, device=device)  # what is no run at all says so itself
         raise InputError(
@@ -285,7 +285,7 @@ def load_policy(
         known = vars(saved)[name]
         require(changed[name] == known, f"policy.{name}", f"{known}, as trained", changed[name])
     config, proposal = saved.changed(changed), kept.get("proposal")
-    method = None if proposal is None else _method_with(Path(folder), proposal)
+    method = None if proposal is None else _method_with(path.parent, proposal)
     run = load_run(folder, energy, method=method, device=device)
     covariance = None if kept["covariance"] is None else torch.tensor(kept["covariance"], dtype=torch.float64)
     found = {"step_size": kept["step_size"], "sampler_step": kept.get("sampler_step")}

@@ -154,7 +154,7 @@ class Rollouts:
 
         `apart` is by how much it is ahead of the `other` policy, which is written, too.
         """
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         arrays = {"progress": self.progress.numpy(), "lengths": self.lengths.numpy()}
         write_arrays(folder / "rollouts.npz", **arrays)

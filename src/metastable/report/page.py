@@ -28,9 +28,9 @@ def write_report(folder: Path | str, out: Path | str | None = None) -> Path:
         InputError: `folder` is none of the three kinds, or one of its files cannot be read.
 
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     found = read_folder(folder)
-    target = folder if out is None else Path(out)
+    target = folder if out is None else Path(out).expanduser()
     target = target / _NAME if target.is_dir() else target
     target.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(found, Comparison):

@@ -156,7 +156,7 @@ def _alike(then: Any, now: Any) -> bool:
 
 def require_run_folder(folder: str | Path) -> Path:
     """The folder, if it is a run."""
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise InputError(f"run: no such folder: {folder}")
     if not (folder / "config.json").is_file() or not (folder / "checkpoints").is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -149,6 +150,13 @@ def test_an_exported_policy_acts_to_the_bit_and_holds_its_weights_alone(folder, 
     )
     with pytest.raises(ConfigError, match=r"policy\.averaged"):
         load_policy(twice, averaged=other)
+
+
+@pytest.mark.parametrize("name", ["flow", "standing"])
+def test_policies_are_sent_to_other_processes(folder, name):
+    policy = load_policy(folder / name)
+    sent = pickle.loads(pickle.dumps(policy))
+    assert torch.equal(sent.predict_action_chunk(SEEN), policy.predict_action_chunk(SEEN))
 
 
 def test_folders_may_be_of_the_home(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,11 @@ class Interpolant(NamedTuple):
     def speed(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
         """∂_t I_t(z, y)."""
         return _combine(self.derivatives(t), z, y)
+
+    def __reduce__(self) -> tuple[Callable[..., Interpolant], tuple[Any, ...]]:
+        """By the name of one of ours, whose functions have none by which they could be pickled."""
+        ours = INTERPOLANTS.get(self.name) is self
+        return (interpolant_named, (self.name,)) if ours else (Interpolant, tuple(self))
 
 
 def _combine(weights: tuple[Tensor, Tensor], z: Tensor, y: Tensor) -> Tensor:

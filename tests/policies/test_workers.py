@@ -93,6 +93,35 @@ def test_numbers_do_not_depend_on_workers(quickly):
     assert len(set(one.lengths.flatten().tolist())) > 1, "one ends before another"
 
 
+class Recorded(Walk):
+    """Writes what it holds when it is closed, as Gymnasium's videos are."""
+
+    def __init__(self, folder, fault):
+        super().__init__(fault)
+        self.folder = folder
+
+    def close(self):
+        (self.folder / str(self.seed)).write_text(str(self.at))
+
+
+def recorded(starts, folder, fault=""):
+    return Environments(partial(Recorded, folder, fault), starts, "recorded")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_environments_are_closed(quickly, tmp_path, count):
+    """A video of the last episode was never written."""
+    rollout(Drawing(), partial(recorded, folder=tmp_path), range(3), steps=2, workers=count)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+
+
+def test_environments_are_closed_when_one_goes_wrong(tmp_path):
+    make = partial(recorded, folder=tmp_path, fault="raises")
+    with pytest.raises(InputError, match="step of environment 2 raised AssertionError"):
+        rollout(Drawing(), make, range(3), steps=2)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 @pytest.mark.parametrize("pictures", [False, True])
 def test_push_t_does_not_depend_on_workers(quickly, pictures):
     pytest.importorskip("gym_pusht", reason="the simulator of Push-T is not installed")

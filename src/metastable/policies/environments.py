@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
@@ -121,6 +121,12 @@ class Environments:
             if not self.done[i]:  # what is seen after the end is for nobody, and may be anything
                 self.raw[i] = deepcopy(seen)  # it may write the next one into the same array
         return self.observations()
+
+    def close(self) -> None:
+        """Let go of what each holds, such as a window, or a video that is not written yet; some hold nothing."""
+        for i, env in enumerate(self.each):
+            with foreign(f"{self.name}: close of environment {self.first + i}"), suppress(AttributeError):
+                env.close()
 
     def observations(self) -> dict[str, Tensor]:
         """What is seen, by name, `(B, …)`; pictures are brought to `(B, C, H, W)`."""

@@ -192,7 +192,7 @@ def rollout(
 
     Args:
         policy: to act.
-        make: environments from starts, such as `PushT`.
+        make: environments from starts, such as `PushT`, which are closed in the end.
         starts: states of Push-T, or seeds.
         rollouts: episodes from each start, which differ in what the policy draws.
         steps: at most.

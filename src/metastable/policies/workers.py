@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from multiprocessing import get_context
 from typing import Any
 
@@ -38,13 +38,14 @@ def work(pipe: Any, given: bytes, first: int) -> None:
                 worlds = make(starts)
                 worlds.first = first
                 answer: Any = (worlds.name, worlds.measure, *(bound.numpy() for bound in worlds.box))
-            while True:
-                pipe.send(answer)
-                asked = pipe.recv()
-                with foreign(f"{worlds.name}: environments from {first} on"):
-                    seen = worlds.reset() if asked is None else stepped(worlds, *asked)
-                    rows = {key: value.numpy() for key, value in seen.items()}
-                    answer = (rows, worlds.done, worlds.progress.numpy())
+            with closing(worlds):
+                while True:
+                    pipe.send(answer)
+                    asked = pipe.recv()
+                    with foreign(f"{worlds.name}: environments from {first} on"):
+                        seen = worlds.reset() if asked is None else stepped(worlds, *asked)
+                        rows = {key: value.numpy() for key, value in seen.items()}
+                        answer = (rows, worlds.done, worlds.progress.numpy())
         except (MetastableError, MemoryError) as error:
             pipe.send(error)
 
@@ -149,7 +150,9 @@ def spread(make: Make, starts: Sequence[Any], workers: int = 1) -> Iterator[Envi
     require_count("workers", workers)
     workers = min(workers, len(starts))
     if workers < 2:
-        yield make(starts)
+        made = make(starts)
+        with closing(made) if isinstance(made, Environments) else nullcontext():
+            yield made
         return
     worlds = Workers()
     try:

@@ -1,5 +1,6 @@
 """A policy against Gaussians, whose conditionals are known, and its bookkeeping by hand."""
 
+import copy
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -239,13 +240,27 @@ def test_every_observation_is_of_as_many_environments():
         policy.predict_action_chunk({"place": np.zeros((1, 3, 1)), "goal": np.zeros((1, 3, 1))})
     with pytest.raises(InputError, match=r"observation\.place: must be of at least one, got 0"):
         policy.select_action({"place": np.zeros((0, 1)), "goal": np.zeros((0, 1))})
-    with pytest.raises(InputError, match=r"observation: must hold numbers: .*str"):
+    with pytest.raises(InputError, match=r"observation\.place: must hold numbers: .*str"):
         policy.select_action({"place": ["here"], "goal": np.zeros((1, 1))})
+    lost = np.ma.masked_array(np.full((1, 1), 1e9), [[True]])  # of a sensor that saw nothing
+    with pytest.raises(InputError, match=r"observation\.goal: must have no masked values"):
+        policy.select_action({"place": np.zeros((1, 1)), "goal": lost})
     assert not policy.seen  # what was refused is forgotten
     assert policy.select_action({"place": np.zeros(1), "goal": np.zeros(1)}).shape == (
         1,
         1,
     )  # one number of one
+
+
+def test_what_was_seen_holds_no_graph():
+    """Of a learned encoder it would grow, and the policy could be copied no more."""
+    policy = fit_policy(shown(), FLOW, "density", PolicyConfig(2, 4, 2, 1, 0, 0), steps=1)
+    place, goal = torch.zeros(3, 1, requires_grad=True), torch.ones(3, 1)
+    chosen = policy.select_action({"place": 2 * place, "goal": goal.to_sparse()})
+    again = copy.deepcopy(policy)
+    policy.reset()
+    assert torch.equal(policy.select_action({"place": place.detach(), "goal": goal}), chosen)
+    assert torch.equal(*(each.select_action({"place": place, "goal": goal}) for each in (again, policy)))
 
 
 def test_one_environment_is_told_how_to_be_one_of_several():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.errors import InputError, require
 from ..core.pixels import Frames
+from .checks import as_array
 
 if TYPE_CHECKING:
     from .demonstrations import Demonstrations
@@ -136,10 +137,14 @@ class Scaling:
                 f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
                 f"{', '.join(map(str, observations)) or 'nothing'}"
             )
-        try:
-            values = {key: tensor_of(observations[key]) for key in self.names}
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"observation: must hold numbers: {error}") from error
+        values: dict[str, Tensor] = {}
+        for key in self.names:
+            name, given = f"observation.{key}", observations[key]
+            given = given if isinstance(given, Tensor) else as_array(given, name)  # which refuses masks
+            try:
+                values[key] = tensor_of(given)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise InputError(f"{name}: must hold numbers: {error}") from error
         for key, value in values.items():
             shape = self.shape(key)
             require(not value.is_complex(), f"observation.{key}", "real numbers", value.dtype)
@@ -277,7 +282,7 @@ def _still(middle: Tensor) -> Tensor:
 def tensor_of(value: Any) -> Tensor:
     """As a tensor, lists in double precision; arrays that torch cannot lend from or write to are copied."""
     if isinstance(value, Tensor):
-        return value
+        return value.detach().to_dense()
     array = np.asarray(value)
     own = array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0
     return torch.as_tensor(array if own else array.astype(array.dtype.newbyteorder("="), order="C"))

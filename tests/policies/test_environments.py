@@ -97,6 +97,17 @@ def test_what_an_environment_raises_is_one_line_that_names_it(at, said):
         rollout(Aiming(), lambda starts: Environments(lambda: Faulty(at), starts, "mine"), [0], steps=1)
 
 
+def test_what_an_environment_shows_and_takes_is_told_in_one_line():
+    with pytest.raises(InputError, match=r"got \(array\(\[\[1") as refused:
+        Environments(lambda: Strict((np.eye(3), np.eye(4))), [0]).reset()
+    assert "\n" not in str(refused.value)
+    worlds = Environments(lambda: Strict(np.zeros(3)), [0])
+    worlds.each[0].action_space = SimpleNamespace(low=-np.eye(3), high=np.eye(3))
+    with pytest.raises(InputError, match=r"a Box of shape \(A,\), got .*low") as refused:
+        assert worlds.box
+    assert "\n" not in str(refused.value)
+
+
 def test_episodes_do_not_share_an_environment():
     """Each would go on where the other is, and nothing would say so."""
     one = Strict(np.zeros(3))

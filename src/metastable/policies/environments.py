@@ -26,6 +26,7 @@ from metastable.core.errors import (
     need,
     require,
     require_count,
+    short,
 )
 from metastable.core.pixels import CHANNELS
 from metastable.core.random import derive
@@ -87,16 +88,15 @@ class Environments:
     @property
     def box(self) -> tuple[Tensor, Tensor]:
         """The least and the greatest action, `(A,)` each."""
-        space: Any = "none"
+        space: Any = None
         try:
             space = self.each[0].action_space
             low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
         except AttributeError:
             low = high = torch.empty(0, 0)
         if low.dim() != 1:
-            raise InputError(
-                f"{self.name}: actions must be a vector of numbers, a Box of shape (A,), got {space}"
-            )
+            rule = "actions must be a vector of numbers, a Box of shape (A,)"
+            raise InputError(f"{self.name}: {rule}, got {short(space)}")
         return low, high
 
     def reset(self) -> dict[str, Tensor]:
@@ -139,9 +139,8 @@ class Environments:
             return {key: value for key, value in found.items() if value is not None}  # texts are none of ours
         rows = _stacked(self.raw)
         if rows is None:
-            raise InputError(
-                f"{self.name}: observations must be numbers, or numbers by name, got {self.raw[0]!r}"
-            )
+            got = short(self.raw[0])
+            raise InputError(f"{self.name}: observations must be numbers, or numbers by name, got {got}")
         return {STATE: rows}
 
     def given(self, action: Tensor, env: Any) -> np.ndarray:

@@ -518,6 +518,13 @@ def test_starts_are_several(starts):
         rollout_pusht(Pushing(), 32)
 
 
+@pytest.mark.parametrize("starts", [[3, 3], np.repeat(pusht_starts(1), 2, 0), torch.zeros(2)])
+def test_starts_that_are_the_same_do_not_count_as_several(starts):
+    """Intervals over starts of which 32 were one were those of 32."""
+    with pytest.raises(InputError, match=r"starts: must be all different; .* rollouts=…"):
+        rollout(Pushing(), on_a_line, starts, steps=2)
+
+
 def test_what_is_made_are_environments():
     with pytest.raises(InputError, match=r"make: must be a function from starts to Environments"):
         rollout(Pushing(), lambda starts: Line(), range(2), steps=2)

@@ -205,6 +205,8 @@ def rollout(
     require_count("steps", steps)
     rule = "several: states of Push-T, or seeds, such as range(32)"
     require(np.ndim(starts) > 0, "starts", rule, starts)
+    rule = "all different; several episodes of one are rollouts=…, and intervals know of them"
+    require(len({np.asarray(start).tobytes() for start in starts}) == len(starts), "starts", rule, starts)
     begun, thinking, clipped = perf_counter(), 0.0, 0
     rule = "a function from starts to Environments, such as partial(gym_environments, NAME)"
     require(callable(make), "make", rule, make)

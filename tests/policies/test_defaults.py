@@ -34,11 +34,8 @@ def flow(tmp_path_factory):
 
 def test_a_policy_of_demonstrations_alone_is_one_draw_of_a_flow_with_a_falling_rate(flow):
     config = flow.model.run.config
-    assert (config["energy"]["name"], config["energy"]["width"], config["units"]) == (
-        "interpolant",
-        256,
-        "none",
-    )
+    made = config["energy"]
+    assert (made["name"], made["width"], config["units"]) == ("interpolant", 256, "none")
     assert (flow.config.candidates, flow.config.steps, flow.config.warm) == (1, 0, 0)
     trainer = config["trainer"]
     assert (trainer["batch_size"], trainer["optimiser"]["learning_rate"]) == (256, 3e-3)
@@ -77,6 +74,8 @@ def test_what_is_said_goes_before_what_is_not(flow):
     assert (timed["follows"], timed["steps"]) == ("seconds", 4000)
     alone = fit_policy(shown(), config=short, trainer=TrainerConfig(steps=1, batch_size=8), noise=None)
     assert alone.model.run.config["trainer"]["batch_size"] == 8
+    same = fit_policy(shown(), config=short, steps=1, trainer=None).model.run.config["trainer"]
+    assert same["batch_size"] == 256
     settled = fit_policy(shown(), None, FEW, {"rank": "energy"}, on=flow, steps=1, batch_size=4)
     assert (settled.config.rank, settled.config.prediction) == ("energy", 2)
     known = fit_policy(shown(), {"name": "interpolant", "width": 8}, None, short, steps=1)
@@ -88,6 +87,20 @@ def test_what_is_said_goes_before_what_is_not(flow):
         fit_policy(shown(), config={"contxt": 2}, steps=1)
     with pytest.raises(ConfigError, match=r"policy: must be a table of settings, got 'fast'"):
         fit_policy(shown(), config="fast", steps=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"trainer": TrainerConfig(steps=1, data_noise=0.2)}, r"noise: must be None with a trainer that has"),
+        ({"trainer": {"steps": 1}}, r"trainer: must be a TrainerConfig; .*, got {'steps': 1}"),
+        ({"given": np.zeros((40, 1))}, r"options: must be of fit, but .*, got \['given'\]"),
+    ],
+)
+def test_options_of_fit_that_a_policy_would_not_heed_are_refused(options, said):
+    """The noise of a trainer was that of fit_policy, and contexts of one's own stood for what was seen."""
+    with pytest.raises(ConfigError, match=said):
+        fit_policy(shown(), config=WINDOWS, **options)
 
 
 def test_an_energy_of_all_times_on_a_flow_has_a_time(flow):

@@ -119,7 +119,7 @@ def training_for(
 
     With `max_seconds` alone schedules follow the clock, so that they are through when it is.
     """
-    if "trainer" in options or not (stands or isinstance(method, Density)):
+    if options.get("trainer") is not None or not (stands or isinstance(method, Density)):
         return dict(options)
     asked = options.get("steps")
     steps = updates_for(windows) // (2 if stands else 1) if asked is None else asked

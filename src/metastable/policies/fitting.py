@@ -17,6 +17,7 @@ from metastable.proposals.continuous import ContinuousFlow
 from metastable.runs.folder import NUMBER
 from metastable.runs.resolve import resolve_method
 from metastable.runs.run import Run
+from metastable.training.config import TrainerConfig
 
 from .beneath import coarser, flow_of
 from .config import PolicyConfig, actions_of
@@ -67,6 +68,8 @@ def fit_policy(
     rule = "Demonstrations, which Demonstrations.of(observations, actions, ends) and load_episodes(file) make"
     require(isinstance(demonstrations, Demonstrations), "demonstrations", rule, type(demonstrations).__name__)
     require(on is None or isinstance(on, Policy), "on", "a policy, which load_policy(folder) reads", on)
+    theirs = sorted({"data", "given", "labels", "before"} & set(options))
+    require(not theirs, "options", "of fit, but for those that a policy's training has of its own", theirs)
     method, own = resolve_method(method_for(on is not None) if method is None else method), energy is not None
     require(on is None or isinstance(method, Ranked), "method", "one that ranks, with on=…", method.name)
     config = acting_for(config, method, None if on is None else on.config, own)
@@ -78,6 +81,9 @@ def fit_policy(
     rate = rate_for(on is not None, bool(scaling.pictures), own)
     options = training_for(len(data), method, on is not None, rate, options)
     stays = on is not None or (isinstance(method, Ranked) and not method.train_proposal)
+    trainer = options.get("trainer")
+    twice = noise is not None and isinstance(trainer, TrainerConfig) and trainer.data_noise > 0
+    require(not twice, "noise", "None with a trainer that has its own data_noise", noise)
     assert data.given is not None
     options = {**_noised(noise, scaling.noised(config.context, data.given), stays), **options}
     if augment:

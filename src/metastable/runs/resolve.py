@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from metastable.core.batch import Batch, Beside
 from metastable.core.configure import build_tagged, describe
-from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest, require_choice
+from metastable.core.errors import ConfigError, InputError, UnsupportedError, nearest, require, require_choice
 from metastable.core.powered import without_rounding
 from metastable.core.protocols import (
     ByClass,
@@ -79,6 +79,8 @@ def trainer_config(
     trainer: TrainerConfig | None, steps: int | None, learning_rate: float | None, options: dict[str, Any]
 ) -> TrainerConfig:
     """All settings of the trainer: a whole set, or the defaults, changed by what was given apart."""
+    rule = "a TrainerConfig; single settings are arguments of their own, such as batch_size=64"
+    require(trainer is None or isinstance(trainer, TrainerConfig), "trainer", rule, trainer)
     if learning_rate is not None:
         if "optimiser" in options:
             raise ConfigError("learning_rate", "give either learning_rate or optimiser, not both")

@@ -145,9 +145,7 @@ def test_an_exported_policy_acts_to_the_bit_and_holds_its_weights_alone(folder, 
         with pytest.raises(ConfigError, match=rf"policy\.averaged: must be {not other}, as .* exported"):
             ask()
     twice = again.export(tmp_path / "twice")
-    assert torch.equal(
-        load_policy(twice).predict_action_chunk(SEEN), load_policy(at).predict_action_chunk(SEEN)
-    )
+    assert torch.equal(*(load_policy(each).predict_action_chunk(SEEN) for each in (twice, at)))
     with pytest.raises(ConfigError, match=r"policy\.averaged"):
         load_policy(twice, averaged=other)
 

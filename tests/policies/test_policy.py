@@ -246,10 +246,8 @@ def test_every_observation_is_of_as_many_environments():
     with pytest.raises(InputError, match=r"observation\.goal: must have no masked values"):
         policy.select_action({"place": np.zeros((1, 1)), "goal": lost})
     assert not policy.seen  # what was refused is forgotten
-    assert policy.select_action({"place": np.zeros(1), "goal": np.zeros(1)}).shape == (
-        1,
-        1,
-    )  # one number of one
+    one = policy.select_action({"place": np.zeros(1), "goal": np.zeros(1)})
+    assert one.shape == (1, 1)
 
 
 def test_what_was_seen_holds_no_graph():
@@ -856,9 +854,8 @@ def test_what_is_frozen_stays_though_positions_are_far_from_zero_or_their_array_
     assert shown.actions.dtype == torch.float64
     planned, kept = frozen_after(scaling, np.array([[[1e7]]]), np.array([[[1e7 + 0.37]]]))
     assert planned.item() == pytest.approx(kept.item(), abs=1e-4, rel=0)
-    policy = Policy(
-        Scripted(), replace(SCALING, relative="state"), PolicyConfig(1, 4, 2, 3, 1, warm=1, freeze=1)
-    )
+    joining = PolicyConfig(1, 4, 2, 3, 1, warm=1, freeze=1)
+    policy = Policy(Scripted(), replace(SCALING, relative="state"), joining)
     buffer = np.array([[[5.0]]], dtype=np.float32)
     policy.predict_action_chunk(buffer)
     buffer += 1

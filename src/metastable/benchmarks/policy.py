@@ -134,6 +134,5 @@ def milliseconds(policy: Policy, B: int, rounds: int, seed: int) -> float:
     """Of one chunk for each of B environments: the median of `rounds`, after some that prepare what is kept."""
     seen = observed(B, seed)
     policy.reset(seed)  # it may have seen another number of them
-    return median_ms(
-        lambda _: policy.predict_action_chunk(seen), rounds
-    )  # comes back to the CPU, so it is done
+    # a chunk comes back to the CPU, so it is done
+    return median_ms(lambda _: policy.predict_action_chunk(seen), rounds)

@@ -131,9 +131,7 @@ def load_pusht(
         seen = {"agent": seen["agent"], "picture": draw(states.numpy())}
     elif not centred:
         del seen["beside"]
-    return Demonstrations.of(
-        seen, arrays[actions], arrays[ends], path.name, noisy=("agent",), relative=relative
-    )
+    return Demonstrations.of(seen, arrays[actions], arrays[ends], path.name, noisy="agent", relative=relative)
 
 
 def pusht_states(states: Any, name: str = "states") -> Tensor:

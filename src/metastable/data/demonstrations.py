@@ -159,10 +159,8 @@ class Demonstrations:
         return {key: tuple(x.shape[1:]) for key, x in {**self.observations, ACTION: self.actions}.items()}
 
     def __repr__(self) -> str:
-        steps = f"{len(self)} episodes, {len(self.actions)} steps"
-        return (
-            f"Demonstrations({self.name}: {steps}, {', '.join(f'{k} {v}' for k, v in self.shapes.items())})"
-        )
+        shapes = ", ".join(f"{key} {shape}" for key, shape in self.shapes.items())
+        return f"Demonstrations({self.name}: {len(self)} episodes, {len(self.actions)} steps, {shapes})"
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -286,10 +284,9 @@ class Windows:
         first = scaling.pack(self.contexts(slice(0, 1)))
         if len(scaling.pictures) == 1:
             steps = self._steps(slice(None), torch.arange(1 - self.context, 1))
-            pictures = self.demonstrations.observations[next(iter(scaling.pictures))]
-            known = {
-                key: x[steps] for key, x in self.demonstrations.observations.items() if x is not pictures
-            }
+            seen = self.demonstrations.observations
+            pictures = seen[next(iter(scaling.pictures))]
+            known = {key: x[steps] for key, x in seen.items() if x is not pictures}
             beside = torch.cat([torch.empty(len(self), 0), *scaling.pack_numbers(known)], 1)
             return Frames(beside, pictures.clone(), steps, table_of(-1.0, 1.0))  # an array may be used again
         made, rows = first.new_empty(len(self), first.shape[1]), max(1, NUMBERS // first.numel())

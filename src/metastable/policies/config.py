@@ -72,9 +72,8 @@ class PolicyConfig:
         most = self.prediction - self.freeze
         rule = f"at most prediction − freeze = {most}"
         require(self.execute <= most, "policy.execute", rule, self.execute)
-        require(
-            (self.warm or 0) <= self.candidates, "policy.warm", "at most as many as candidates", self.warm
-        )
+        rule = "at most as many as candidates"
+        require((self.warm or 0) <= self.candidates, "policy.warm", rule, self.warm)
         require_choice("policy.rank", self.rank, RANKS)
         require(self.algorithm in (2, 4), "policy.algorithm", "2 or 4", self.algorithm)
         twice = self.rank == "weights" and self.algorithm == 4

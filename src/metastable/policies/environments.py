@@ -75,9 +75,8 @@ class Environments:
         self.name, self.starts = name, list(starts)
         self.each = [make() for _ in starts]
         several = len({id(env) for env in self.each}) == len(starts)
-        require(
-            several, f"{name}: make", "a function that makes a new environment every time", "the same one"
-        )
+        rule = "a function that makes a new environment every time"
+        require(several, f"{name}: make", rule, "the same one")
         self.raw: list[Any] = [None] * len(starts)
         self.done = np.zeros(len(starts), dtype=bool)
         self.progress = torch.zeros(len(starts), dtype=torch.float64)

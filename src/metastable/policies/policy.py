@@ -90,10 +90,8 @@ class Policy:
         own = {k: v for k, v in vars(config).items() if k in OF_RUNS and (k in changed or v != now[k])}
         if isinstance(model, RunActions):
             for name in ("context", "prediction"):
-                known = vars(self.config)[name]
-                require(
-                    vars(config)[name] == known, f"policy.{name}", f"{known}, as trained", vars(config)[name]
-                )
+                known, asked = vars(self.config)[name], vars(config)[name]
+                require(asked == known, f"policy.{name}", f"{known}, as trained", asked)
             run = weights_of(model.run, config.averaged)
             model = model.acting(run, **own) if own or run is not model.run else model
             model.refuse_idle(changed)
@@ -146,10 +144,8 @@ class Policy:
         given, seed = self.scaling.pack(seen), derive(self.seed, "chunk", self.calls)
         rest = self._rest(seen)
         try:
-            with (
-                unwatched(self.records),
-                unchanging(),
-            ):  # flows are recorded on a GPU; what comes out is looked at
+            # flows are recorded on a GPU; what comes out is looked at
+            with unwatched(self.records), unchanging():
                 chosen = self._chosen(given, seed, rest)
         except CaptureError as error:
             self.records = False

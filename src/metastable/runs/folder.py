@@ -116,9 +116,7 @@ def opened(folder: Path | None, settings: dict[str, Any], resume: bool) -> Itera
         try:
             yield
         except (InputError, UnsupportedError):
-            if (
-                is_new and not (folder / "checkpoints").exists()
-            ):  # refused before it began: the folder is free
+            if is_new and not (folder / "checkpoints").exists():  # refused before it began: it is free
                 for name in ("config.json", "metrics.jsonl", SEALS):
                     (folder / name).unlink(missing_ok=True)
             raise

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from metastable.core import InputError
+from metastable.core import ConfigError, InputError
 from metastable.policies import Environments, Film, film, rollout
 from metastable.policies.films import films
 
@@ -92,6 +92,14 @@ def test_a_film_refuses_actions_that_do_not_fit():
         film(Twice(), Environments(Shade, [0]))
     with pytest.raises(ValueError, match="steps"):
         film(Onwards(), Environments(Shade, [0]), steps=0)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.jpg", "a"])
+def test_a_film_is_a_gif(tmp_path, name):
+    shown = Film([np.zeros((4, 4, 3), np.uint8)] * 2, np.zeros((1, 2)), np.zeros(2))
+    with pytest.raises(ConfigError, match=r"path: must be a file that ends with \.gif, got '.*a"):
+        shown.write(tmp_path / name)
+    assert shown.write(tmp_path / "a.GIF").is_file()
 
 
 def test_a_film_of_nothing_every_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from metastable.core.errors import InputError, require_count
+from metastable.core.errors import InputError, require, require_count
 from metastable.core.random import derive
 
 from .environments import Environments, PushT
@@ -36,6 +36,7 @@ class Film(NamedTuple):
         """A GIF of each of so many frames and the last one, at the speed of the episode."""
         require_count("every", every)
         path = Path(path).expanduser()
+        require(path.suffix.lower() == ".gif", "path", "a file that ends with .gif", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         frames = self.frames[:-1:every] + self.frames[-1:]
         first, *others = [Image.fromarray(frame) for frame in frames]

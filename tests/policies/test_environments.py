@@ -145,6 +145,23 @@ def test_environments_may_show_the_same_array_at_every_step():
     assert Environments(lambda: InPlace(shared), [1, 3]).reset()["state"].flatten().tolist() == [1, 3]
 
 
+def test_environments_may_show_tensors_with_a_graph():
+    """A simulator in torch was a traceback: numpy takes no tensor with a graph, and none of bfloat16."""
+    place = torch.full((3,), 2.0, requires_grad=True)
+
+    class Differentiable(Strict):
+        def step(self, action):
+            return self.seen, 2 * place[:1], False, False, {}
+
+    worlds = Environments(lambda: Differentiable({"near": 2 * place, "far": place.bfloat16()}), [0, 1])
+    assert {key: value.tolist() for key, value in worlds.reset().items()} == {
+        "near": [[4.0] * 3] * 2,
+        "far": [[2.0] * 3] * 2,
+    }
+    worlds.step(torch.zeros(2, 2))
+    assert worlds.progress.tolist() == [4.0, 4.0]
+
+
 def test_seeds_that_are_no_whole_numbers_are_refused():
     """They were cut, so that several starts were one."""
     made = Environments(lambda: Strict(np.zeros(3)), [0.25, 0.75])

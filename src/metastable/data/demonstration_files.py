@@ -58,9 +58,7 @@ def _episodes(path: Path, observations: Sequence[str] | None, alone: bool = Fals
     actions = _first(arrays, ACTIONS, path)
     whole = alone and not any(name in arrays for name in ENDS)
     ends = None if whole else _first(arrays, ENDS, path)
-    named = [
-        key for key in KINDS if key in arrays and (arrays[key].dtype.kind in "SU" or not arrays[key].size)
-    ]
+    named = [k for k in KINDS if k in arrays and (arrays[k].dtype.kind in "SU" or not arrays[k].size)]
     for key in named:
         kind = arrays[key].dtype
         require(kind.kind != "S", f"{path.name}: {key}", "text, not bytes", kind)

@@ -91,9 +91,7 @@ class Demonstrations:
         named = observations if isinstance(observations, Mapping) else {STATE: observations}
         textual = all(isinstance(key, str) and key for key in named)
         require(textual, f"{name}: observations", "named by text", list(named))
-        seen = {
-            key: _observed(value, len(actions), f"{name}: observations.{key}") for key, value in named.items()
-        }
+        seen = {key: _observed(x, len(actions), f"{name}: observations.{key}") for key, x in named.items()}
         require(bool(seen), f"{name}: observations", "at least one array", named)
         rule = f"named anything but {ACTION!r}, as the actions are; call what was done before by another name"
         require(ACTION not in seen, f"{name}: observations", rule, list(seen))

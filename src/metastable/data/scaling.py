@@ -173,9 +173,7 @@ class Scaling:
         """1 for every number of a packed context that changes and that σ_pert may perturb, else 0."""
         each = {key: (half > 0).flatten().tolist() for key, half in self.half.items()}
         each |= {key: [False] * math.prod(shape) for key, shape in self.pictures.items()}
-        return tuple(
-            float(key in self.noisy and moves) for key in self.names for moves in context * each[key]
-        )
+        return tuple(float(k in self.noisy and moves) for k in self.names for moves in context * each[k])
 
     def noised(self, context: int, rows: Tensor | None) -> tuple[float, ...]:
         """What σ_pert is multiplied with on every number of packed contexts like `rows`, `(n, c)`.

@@ -99,9 +99,8 @@ def acting_for(
     asked = {} if config is None else config
     made = build(PolicyConfig, {**known, **asked} if isinstance(asked, Mapping) else asked, "policy")
     still = isinstance(method, Density) or (below is not None and not own)
-    require(
-        not (still and made.steps), "policy.steps", f"{IDLE}; updates are fit_policy(…, steps=…)", made.steps
-    )
+    rule = f"{IDLE}; updates are fit_policy(…, steps=…)"
+    require(not (still and made.steps), "policy.steps", rule, made.steps)
     return made
 
 

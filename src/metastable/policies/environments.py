@@ -102,7 +102,7 @@ class Environments:
         """Every environment at its start; what is seen there, by name, `(B, …)`."""
         for i, (env, start) in enumerate(zip(self.each, self.starts, strict=True)):
             with foreign(f"{self.name}: reset of environment {self.first + i}"):
-                self.raw[i] = deepcopy(self.begin(env, start))
+                self.raw[i] = _kept(self.begin(env, start))
         self.done[:], self.looked = False, True
         self.progress = self.first_progress()
         return self.observations()
@@ -118,7 +118,7 @@ class Environments:
             self.progress[i] = self.progress_of(float(self.progress[i]), earned, info)
             self.done[i] = bool(ended or cut)
             if not self.done[i]:  # what is seen after the end is for nobody, and may be anything
-                self.raw[i] = deepcopy(seen)  # it may write the next one into the same array
+                self.raw[i] = _kept(seen)
         return self.observations()
 
     def close(self) -> None:
@@ -328,10 +328,20 @@ def vectors_of(actions: Any, shape: Sequence[int], name: str) -> Tensor:
     return found
 
 
+def _kept(seen: Any) -> Any:
+    """A copy, as the next may be written into the same array; of tensors, which may have a graph, an array."""
+    if isinstance(seen, dict):
+        return {key: _kept(value) for key, value in seen.items()}
+    if not isinstance(seen, Tensor):
+        return deepcopy(seen)
+    plain = seen.detach().to("cpu", copy=True)
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
 def _number(reward: Any) -> float:
     """A reward, an array of one number too; NaN where it is none."""
     try:
-        return float(np.asarray(reward).item())
+        return float(_kept(reward).item() if isinstance(reward, Tensor) else np.asarray(reward).item())
     except (TypeError, ValueError):
         return float("nan")
 

@@ -108,6 +108,17 @@ def test_what_an_environment_shows_and_takes_is_told_in_one_line():
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("low", [(9.5, 0.0), (np.nan, 0.0), (1.0, 0.0)])
+def test_boxes_are_of_numbers_in_order_and_the_same_everywhere(low):
+    """Of one that holds nothing every action was its edge, or 0; of several the first was taken for all."""
+    worlds = Environments(lambda: Strict(np.zeros(3)), [0, 1])
+    worlds.each[1].action_space.low[:] = low
+    if low[0] != 1:
+        worlds.each[0].action_space.low[:] = low
+    with pytest.raises(ConfigError, match="actions: must be from low to high, the same in every environment"):
+        assert worlds.box
+
+
 def test_episodes_do_not_share_an_environment():
     """Each would go on where the other is, and nothing would say so."""
     one = Strict(np.zeros(3))

@@ -84,9 +84,8 @@ class Dataset:
         if labels is not None:
             labels = check_labels(labels, len(x), len(classes) or None).to(x.device)
         if given is not None:
-            given = check_given(given, len(x), dtype=None if x.dtype == torch.float32 else x.dtype).to(
-                x.device
-            )
+            kind = None if x.dtype == torch.float32 else x.dtype
+            given = check_given(given, len(x), dtype=kind).to(x.device)
         if groups is not None:
             groups = check_labels(groups, len(x), name="groups").to(x.device)
         digest = _digest(x, labels, given)

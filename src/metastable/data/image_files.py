@@ -179,9 +179,8 @@ def check_size(source: ImageSet, size: int | None) -> None:
     _, height, width = source.event_shape
     if size is None:
         return
-    require(
-        height == width, "size", f"left out for pictures of {height} × {width}: they are not square", size
-    )
+    rule = f"left out for pictures of {height} × {width}: they are not square"
+    require(height == width, "size", rule, size)
     ok = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= width
     require(ok, "size", f"an integer from 1 to {width}, the side of a picture in {source.name}", size)
 

@@ -248,9 +248,8 @@ _RULES = {
 def _class_numbers(source: ImageSet, classes: Sequence[int | str] | None) -> list[int]:
     if classes is None:
         return list(range(len(source.classes)))
-    require(
-        not isinstance(classes, str) and len(classes) > 0, "classes", "a list of labels or names", classes
-    )
+    several = not isinstance(classes, str) and len(classes) > 0
+    require(several, "classes", "a list of labels or names", classes)
     numbers = [_class_number(source, given) for given in classes]
     require(len(set(numbers)) == len(numbers), "classes", "all different", list(classes))
     return numbers

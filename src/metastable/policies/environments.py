@@ -91,11 +91,15 @@ class Environments:
         try:
             space = self.each[0].action_space
             low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+            own = [(env.action_space.low, env.action_space.high) for env in self.each]
         except AttributeError:
-            low = high = torch.empty(0, 0)
+            low, high, own = torch.empty(0, 0), torch.empty(0, 0), []
         if low.dim() != 1:
             rule = "actions must be a vector of numbers, a Box of shape (A,)"
             raise InputError(f"{self.name}: {rule}, got {short(space)}")
+        rule = "from low to high, the same in every environment"
+        right = all(np.less_equal(*own[0])) and all(np.array_equal(own[0], box) for box in own)
+        require(right, f"{self.name}: actions", rule, space)
         return low, high
 
     def reset(self) -> dict[str, Tensor]:
@@ -340,10 +344,9 @@ def _kept(seen: Any) -> Any:
 
 def _number(reward: Any) -> float:
     """A reward, an array of one number too; NaN where it is none."""
-    try:
+    with suppress(TypeError, ValueError):
         return float(_kept(reward).item() if isinstance(reward, Tensor) else np.asarray(reward).item())
-    except (TypeError, ValueError):
-        return float("nan")
+    return float("nan")
 
 
 def _stacked(values: list[Any]) -> Tensor | None:

@@ -266,6 +266,25 @@ def test_a_dead_process_ends_the_others_by_its_name(who):
         assert seconds < 30
 
 
+def outlives() -> str:
+    """The process that holds the store knows who died, says so and goes; returns whom the other names later."""
+    try:
+        with processes.together():
+            if processes.rank() == 0:
+                processes._store().set("dead", "7 it died without a word")
+                time.sleep(1.0)
+                os._exit(0)
+            time.sleep(2.5)  # as in a message that only waits for the first
+            processes.told("a word that nobody leaves")
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_who_died_is_known_when_the_store_has_gone_since():
+    assert "process 7 ended (it died without a word)" in on(2, outlives)[1]
+
+
 def differs() -> str:
     try:
         ms.fit("mlp", two_modes(60) + processes.rank(), M.PersistentCD(walkers=20), 2, evaluate=False)

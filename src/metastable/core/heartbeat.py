@@ -44,6 +44,7 @@ class Heartbeat:
 
     def __init__(self, store: Any, rank: int, count: int):
         self.store, self.rank, self.count = store, rank, count
+        self.heard: tuple[int, str] | None = None
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -78,6 +79,7 @@ class Heartbeat:
             except RuntimeError:  # the store is gone, and whoever held it
                 who = (0, GONE)
             if who is not None:
+                self.heard = who
                 self._end(*who)
                 return
 
@@ -107,8 +109,8 @@ def blamed(store: Any, rank: int | None = None, count: int = 0) -> tuple[int, st
         who = _silent(store, rank, count)
         store.set(f"heard {rank}", "")
         others = [f"heard {i}" for i in range(count) if who is None or i != who[0]]
-        end = time.monotonic() + GRACE
-        # the first may hold the store, in which others have yet to read who it was, on a busy machine late
+        end = time.monotonic() + LISTEN
+        # the first may hold the store, in which others have yet to read who it was
         while rank == 0 and time.monotonic() < end and not store.check(others):
             time.sleep(BEAT)
         return who

@@ -95,7 +95,11 @@ def together() -> Iterator[None]:
     with Heartbeat(_store(), dist.get_rank(), dist.get_world_size()) as beating:
         try:
             yield
-        except ProcessError:
+        except ProcessError as error:
+            if (
+                beating.heard is not None
+            ):  # it may be known here, and no longer in the store, which has gone since
+                raise ProcessError(*beating.heard) from error
             raise
         except BaseException as error:
             beating.leave(f"{type(error).__name__}: {error}")

@@ -1029,6 +1029,15 @@ def test_dense_proposals_are_solved_coarsely_in_training_and_flows_as_they_act(t
     assert [(each["steps"], each["scored"]) for each in (below, flow)] == [(8, 5), (16, 9)]
 
 
+def test_a_dense_proposal_has_turns_of_its_own_beside_the_updates_of_an_energy(tmp_path):
+    own = bench(path_planning, tmp_path, turns=(3, 1), energy_rate=1e-3, energy_rows=4)
+    method = dense_model(own, "r-nce").method
+    assert [method[key] for key in ("proposal_steps", "energy_steps", "energy_rows")] == [3, 1, 4]
+    assert method["proposal_rate"] == pytest.approx(3)
+    assert "proposal_steps" not in dense_model(own, "on-flow").method
+    assert [updates(own, ARMS[name]) for name in ("r-nce", "on-flow", "r-nce-pretrained")] == [8, 2, 4]
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_windows_reach_beyond_an_episode_where_the_task_says_so(tmp_path, asked_of_fit, padded):
     task = Task(line(), PolicyConfig(2, 4, 2), TINY, padded=padded)

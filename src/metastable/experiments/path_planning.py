@@ -7,7 +7,7 @@ world nor its weights: ratios between models can be compared with its numbers, a
 
 Deviations, which trainings of minutes gain from: demonstrations are seen from where one stands
 (`policies.path_frames`; `centred=false` is the paper's frame) and mirrored, too (`mirrored=false`). At scale cpu
-dense networks see distances in 24 directions (`sight=0`: discs), and two points of a chunk are walked (`execute`).
+dense networks see distances in 48 directions (`sight=0`: discs), and two points of a chunk are walked (`execute`).
 
 Every arm is trained in `training/` and judged in `pieces/`: a command makes what is missing and gathers all. Smoke
 asks for less than other scales: of one path in each of forty worlds one learns to walk in these worlds alone.
@@ -243,12 +243,10 @@ EXPERIMENT = Experiment(
     title="Policies that walk around discs: R-NCE beside flows, diffusions and IBC (Fig. 4, Tables 3-5)",
     paper="Singh, Tu, Sindhwani, TMLR 2024, Section 7.3 and Appendix B.3",
     scales=by_scale(
-        {
-            **{"most_parameters": 510_000, "warmup": 100, "options": {}},
-            **{"interpolant": "trigonometric", "alpha": 2.0, "acts": {}},
-        },
+        {"most_parameters": 510_000, "warmup": 100, "options": {}},
         sizes=({}, {}, FOR_MINUTES),
-        rate=(3e-3, 1e-3, 1e-3),
+        rate=(3e-3, 3e-3, 1e-3),
+        energy_rate=(None, 1e-3, None),
         precision=("32-true", "32-true", "tf32"),
         ema=(0.99, 0.999, 0.999),
         networks=("dense", "dense", "paper"),
@@ -268,9 +266,10 @@ EXPERIMENT = Experiment(
         halved=((), (), ("r-nce",)),
         behind=((), (), ("flow", "diffusion", "ibc")),
         worst=((), (), ("ibc",)),
+        acts=({}, {"on-flow": {"rank": "energy"}}, {}),
         most_collisions=({}, {}, {"r-nce": 0.05}),
-        train_worlds=(40, 1500, 4000),
-        planned=(1, 4, 8),
+        train_worlds=(40, 2500, 4000),
+        planned=(1, 2, 8),
         planned_test=(3, 8, 8),
         both_sides=(0.5, 0.5, 0.5),
         every=(1, 4, 5),
@@ -278,7 +277,7 @@ EXPERIMENT = Experiment(
         within=(WITHIN, WITHIN, WITHIN),
         mirrored=(False, True, True),
         centred=(True, True, True),
-        sight=(0, 24, 24),
+        sight=(0, 48, 24),
         near=(False, False, True),
         execute=(10, 2, 10),
         worlds=(40, 25, 25),
@@ -290,15 +289,20 @@ EXPERIMENT = Experiment(
         width=(128, 192, 0),
         layers=(4, 5, 0),
         ode=((8, 5), (16, 9), (64, 17)),
+        training_ode=(None, (8, 5), None),
+        energy_rows=(None, 64, None),
+        turns=(None, (3, 1), None),
+        interpolant=("trigonometric", "linear", "trigonometric"),
+        alpha=(2.0, 1.0, 2.0),
         units=("none", "none", "none"),
-        negatives=(7, 7, 63),
-        reuse=(20, 50, 1),
+        negatives=(7, 15, 63),
+        reuse=(20, 10, 1),
         pool=(1024, 8192, 4096),
-        chain=(0, 20, 0),
+        chain=(0, 0, 0),
         batch=(128, 256, 128),
         pretrain=(400, 6000, 10_000),
-        density_updates=(800, 12_000, 500_000),
-        energy_updates=(300, 3000, 1_000_000),
+        density_updates=(800, 8000, 500_000),
+        energy_updates=(300, 2000, 1_000_000),
         seconds=(None, None, 520.0),
     ),
     body=body,

@@ -49,11 +49,12 @@ LEARNS = (
     *("networks", "width", "layers", "ode", "negatives", "reuse", "pool", "batch", "rate", "warmup", "ema"),
     *("options", "sizes", "pretrain", "train_worlds", "planned", "every", "refine", "mirrored", "centred"),
     *("within", "sight", "near", "precision", "augment", "interpolant", "alpha"),
-    *("energy_rate", "training_ode"),
+    *("energy_rate", "training_ode", "energy_rows", "turns"),
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 OF_ENERGIES = (
     *("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates", "energy_rate", "training_ode"),
+    *("energy_rows", "turns"),
 )
 OF_FIELDS = (
     *("field_width", "field_layers", "heads", "reads", "interpolant", "alpha"),
@@ -61,7 +62,10 @@ OF_FIELDS = (
     *("ode", "rates", "weight_decay", "warmup", "batch_size"),
 )
 """Settings that densities do not know, and `sizes` that they do."""
-DENSE = ("width", "layers", "chain", "units", "interpolant", "alpha", "energy_rate", "training_ode")
+DENSE = (
+    *("width", "layers", "chain", "units", "interpolant", "alpha", "energy_rate", "training_ode"),
+    *("energy_rows", "turns"),
+)
 """Settings of dense networks alone."""
 SIZES = {
     "negatives": "negatives",
@@ -131,11 +135,17 @@ def units_of(bench: Bench) -> str:
     return "none" if any(ARMS[name].on for name in bench.arms if name in ARMS) else bench.units
 
 
+def turns_of(bench: Bench, model: str) -> tuple[int, int] | None:
+    """T_samp and T_rnce of a dense `r-nce`; None where the two players share every update."""
+    dense = model == "r-nce" and bench.networks == "dense"
+    return bench.settings.get("turns") if dense else None
+
+
 def dense_model(bench: Bench, name: str) -> PolicyModel:
     """A model of plain dense layers, at the sizes of the scale."""
     (steps, scored), size = bench.ode, {"width": bench.width, "layers": bench.layers}
     ode, along = {"steps": steps, "scored": scored}, {"interpolant": bench.interpolant, "alpha": bench.alpha}
-    rate = bench.settings.get("energy_rate", bench.rate) if name in RANKED else bench.rate
+    rate = (bench.settings.get("energy_rate") or bench.rate) if name in RANKED else bench.rate
     options = {"optimiser": Adam(rate), "schedule": Schedule("cosine", warmup=bench.warmup)}
     options |= {"batch_size": bench.batch, "units": units_of(bench), "ema": bench.ema}
     acting: dict[str, Any] = {"steps": 0, "warm": 0}
@@ -145,7 +155,7 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
         own = energy.get(name, {"name": name, **ode}) | size
         return PolicyModel(own, {"name": "density"}, acting, options)
     timed = name.startswith("i-")
-    coarse = dict(zip(ode, bench.settings.get("training_ode", bench.ode), strict=True))
+    coarse = dict(zip(ode, bench.settings.get("training_ode") or bench.ode, strict=True))
     proposal = {"name": "interpolant", "field": "residual", **along, **size, **coarse}
     method = {
         "name": {"ibc": "ibc"}.get(name, "interpolating-nce" if timed else "ranking-nce"),
@@ -159,8 +169,12 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
             acting |= {"algorithm": 4, "sampling": {"evaluations": max(bench.chain, LEAST_GRADIENTS)}}
     if name in STANDING or name == "r-nce":
         method |= {"reuse": bench.reuse, "pool": bench.pool}
+        rows = bench.settings.get("energy_rows")
+        method |= {} if rows is None else {"energy_rows": rows}
     if name in STANDING:
         return PolicyModel({**energy, "name": "on-proposal"}, method, {**acting, "rank": "network"}, options)
+    if turns := turns_of(bench, name):
+        method |= {"proposal_steps": turns[0], "energy_steps": turns[1], "proposal_rate": bench.rate / rate}
     return PolicyModel(energy, method, {**acting, "steps": 0 if timed else bench.chain}, options)
 
 
@@ -291,9 +305,13 @@ def learn(bench: Bench, task: Task, arm: Arm, folder: Path, flow: Policy | None)
 
 
 def updates(bench: Bench, arm: Arm) -> int:
-    """How many an arm has at most: those of energies cost more."""
-    early = bench.pretrain if arm.early else 0
-    return early + (bench.energy_updates if arm.model in RANKED else bench.density_updates)
+    """How many an arm has at most: those of energies cost more, and turns of a proposal come beside them."""
+    if arm.model not in RANKED:
+        return bench.density_updates
+    if arm.early:
+        return bench.pretrain + bench.energy_updates
+    turns = turns_of(bench, arm.model) or (0, 1)
+    return bench.energy_updates + turns[0] * bench.energy_updates // turns[1]
 
 
 def run_of(policy: Policy) -> Any:

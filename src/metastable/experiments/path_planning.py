@@ -260,7 +260,10 @@ EXPERIMENT = Experiment(
         ),
         required=(
             ("random/cloning", "straight/cloning"),
-            ("random/flow", "straight/flow", "straight/on-flow"),
+            (
+                *("random/flow", "random/on-flow", "random/r-nce"),
+                *("straight/flow", "straight/on-flow", "straight/diffusion", "straight/r-nce"),
+            ),
             ("random/r-nce", "straight/r-nce", "straight/flow", "straight/diffusion"),
         ),
         halved=((), (), ("r-nce",)),

@@ -260,10 +260,8 @@ EXPERIMENT = Experiment(
         ),
         required=(
             ("random/cloning", "straight/cloning"),
-            (
-                *("random/flow", "random/on-flow", "random/r-nce"),
-                *("straight/flow", "straight/on-flow", "straight/diffusion", "straight/r-nce"),
-            ),
+            tuple(f"random/{arm}" for arm in ("flow", "on-flow", "r-nce"))
+            + tuple(f"straight/{arm}" for arm in ("flow", "on-flow", "diffusion", "r-nce")),
             ("random/r-nce", "straight/r-nce", "straight/flow", "straight/diffusion"),
         ),
         halved=((), (), ("r-nce",)),

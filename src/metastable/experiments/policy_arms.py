@@ -53,8 +53,8 @@ LEARNS = (
 )
 """Settings that a training depends on, where an experiment has them; its seconds may grow."""
 OF_ENERGIES = (
-    *("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates", "energy_rate", "training_ode"),
-    *("energy_rows", "turns"),
+    *("negatives", "reuse", "pool", "chain", "pretrain", "energy_updates"),
+    *("energy_rate", "training_ode", "energy_rows", "turns"),
 )
 OF_FIELDS = (
     *("field_width", "field_layers", "heads", "reads", "interpolant", "alpha"),
@@ -137,8 +137,7 @@ def units_of(bench: Bench) -> str:
 
 def turns_of(bench: Bench, model: str) -> tuple[int, int] | None:
     """T_samp and T_rnce of a dense `r-nce`; None where the two players share every update."""
-    dense = model == "r-nce" and bench.networks == "dense"
-    return bench.settings.get("turns") if dense else None
+    return bench.settings.get("turns") if (model, bench.networks) == ("r-nce", "dense") else None
 
 
 def dense_model(bench: Bench, name: str) -> PolicyModel:
@@ -169,8 +168,7 @@ def dense_model(bench: Bench, name: str) -> PolicyModel:
             acting |= {"algorithm": 4, "sampling": {"evaluations": max(bench.chain, LEAST_GRADIENTS)}}
     if name in STANDING or name == "r-nce":
         method |= {"reuse": bench.reuse, "pool": bench.pool}
-        rows = bench.settings.get("energy_rows")
-        method |= {} if rows is None else {"energy_rows": rows}
+        method["energy_rows"] = bench.settings.get("energy_rows")
     if name in STANDING:
         return PolicyModel({**energy, "name": "on-proposal"}, method, {**acting, "rank": "network"}, options)
     if turns := turns_of(bench, name):

@@ -149,6 +149,11 @@ def test_gaffkes_interval_is_of_uniform_weights():
     for wrong in ([0.5, 1.1], [-0.1], [float("nan")]):
         with pytest.raises(InputError, match="values: must be from 0 to 1"):
             bounded_mean(wrong)
+        with pytest.raises(InputError, match="scores: must be from 0 to 1"):
+            score_over_starts(wrong * 20)
+        with pytest.raises(InputError, match="second: must be from 0 to 1"):
+            score_difference([0.5] * len(wrong), wrong)
+    assert score_over_starts([1 + 1e-9, 1.0]).high == 1, "a score of 1 that was rounded"
 
 
 def rare(n, share, rng, otherwise):

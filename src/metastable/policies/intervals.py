@@ -18,6 +18,8 @@ FEW = 10
 """Starts' worth of hits, or of misses, below which such starts may be too rare for Student's interval to know."""
 
 
+ROUNDING = 1e-6
+"""By which a score may lie outside of 0 to 1."""
 NODES = 512
 """Of the integral by which `bounded_mean` has its quantiles."""
 
@@ -86,9 +88,8 @@ def bounded_mean(values: Any, level: float = 0.95) -> Interval:
     >>> print(bounded_mean([1.0] * 9 + [0.9]))
     0.990 (0.684 … 1.000)
     """
-    x = _doubles(values, "values").flatten()
+    x = _scores(values, "values").flatten()
     require(len(x) > 0, "values", "at least one", 0)
-    require(bool(((x >= 0) & (x <= 1)).all()), "values", "from 0 to 1", x)
     require(0 < level < 1, "level", "between 0 and 1, such as 0.95", level)
     share = 0.5 + level / 2
     return Interval(float(x.mean()), 1 - _mixed_below(1 - x.numpy(), share), _mixed_below(x.numpy(), share))
@@ -129,7 +130,7 @@ def score_over_starts(scores: Any, level: float = 0.95) -> Interval:
     >>> print(score_over_starts([[0.9], [1.0], [1.0], [1.0]]))
     0.975 (0.387 … 1.000)
     """
-    x = _doubles(scores, "scores")
+    x = _scores(scores, "scores")
     if are_rates(x) and len(x) > 1:
         return rate_over_starts(x, level)
     each, student = _by_start(x), mean_over_starts(x, level)
@@ -144,7 +145,7 @@ def score_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     >>> print(score_difference([0.5] * 10, [0.5] * 10))
     0.000 (-0.308 … 0.308)
     """
-    a, b = _by_start(_doubles(first, "first")), _by_start(_doubles(second, "second"))
+    a, b = _by_start(_scores(first, "first")), _by_start(_scores(second, "second"))
     apart, found = paired_difference(a, b, level), []
     if int((a != b).sum()) < min(FEW, len(a)):
         value, low, high = bounded_mean((1 + a - b) / 2, level)
@@ -234,6 +235,13 @@ def are_rates(*values: Tensor) -> bool:
 
 def _doubles(values: Any, name: str) -> Tensor:
     return as_tensor(values, name).double()
+
+
+def _scores(values: Any, name: str) -> Tensor:
+    x = _doubles(values, name)
+    wrong = ~((x >= -ROUNDING) & (x <= 1 + ROUNDING))
+    require(not bool(wrong.any()), name, "from 0 to 1", float(x[wrong][:1].sum()))
+    return x.clamp(0, 1)
 
 
 def _by_start(values: Tensor) -> Tensor:

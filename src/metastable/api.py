@@ -101,7 +101,7 @@ def fit(
             refused then.
         options: any other field of `TrainerConfig`, e.g. `batch_size=None`, `optimiser=`, `ema=0.999`.
 
-    >>> import metastable as ms
+    >>> import metastable as ms, torch
     >>> x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
     >>> method = ms.methods.Jarzynski(walkers=256, step_size=0.05)
     >>> run = ms.fit(None, x, method, steps=20, evaluate=False)

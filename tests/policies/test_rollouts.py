@@ -548,6 +548,14 @@ def test_scores_that_no_start_tells_apart_are_not_known_to_be_the_same():
     assert same.ahead_of(same) == (0, 0, 0), "of the same course"
 
 
+def test_policies_of_other_numbers_of_rollouts_are_compared():
+    progress = torch.rand(12, 3, 5, generator=torch.Generator().manual_seed(0)).double()
+    some = Rollouts(progress, torch.full((12, 3), 5), "coverage", "Push-T")
+    few = Rollouts(0.9 * progress[:, :2], torch.full((12, 2), 5), "coverage", "Push-T")
+    ahead = some.ahead_of(few)
+    assert ahead.value == pytest.approx(float((some.best(5).mean(1) - few.best(5).mean(1)).mean()))
+
+
 def test_an_episode_that_is_cut_ends_as_one_that_ended():
     class Cut(Line):
         def step(self, action):

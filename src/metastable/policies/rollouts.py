@@ -144,7 +144,7 @@ class Rollouts:
         require(steps <= made, "steps", f"at most what both have, {made}", steps)
         ours, theirs = self._apart(self.best(steps)), other._apart(other.best(steps))
         alike = torch.equal(self.progress[..., :steps], other.progress[..., :steps])
-        hits = self.measure != "coverage" or bool((ours + theirs).any())  # no coverage at all is no rate
+        hits = self.measure != "coverage" or bool(ours.any() or theirs.any())  # no coverage at all is no rate
         if self.measure == "coverage" and not alike and not (hits and are_rates(ours, theirs)):
             return score_difference(ours, theirs, level)
         return difference_of(ours, theirs, level, hits)

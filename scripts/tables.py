@@ -71,6 +71,11 @@ class Result:
         return list(self.content["rows"])
 
     @property
+    def judged(self) -> list[dict[str, Any]]:
+        """Those of them that have a requirement."""
+        return [row for row in self.rows if row.get("relation")]
+
+    @property
     def pictures(self) -> list[Path]:
         """PNG files beside the numbers."""
         return sorted(self.folder.glob("*.png"))
@@ -228,23 +233,23 @@ def headlines(results: list[Result], path: Path) -> str:
         for key, words in HEADLINES.items()
         if key in known
     ]
-    judged = [(r, row) for r in results for row in r.rows if row.get("relation")]
-    missed = [(r, row) for r, row in judged if not row["ok"]]
-    said = f"{len(judged) - len(missed)} of {len(judged)} numbers are as required"
+    every, missed = (
+        sum(len(r.judged) for r in results),
+        [(r, x) for r in results for x in r.judged if not x["ok"]],
+    )
+    said = f"{every - len(missed)} of {every} numbers are as required"
     words = "; ".join(f"{_linked(r.name, path)}, {r.scale}, {_in_words(row)}" for r, row in missed)
     table = _markdown(["what", "ours", "paper", "experiment"], rows)
     return f"{table}\n\n{said}{f'. These are not: {words}' if words else ''}."
 
 
 def _met(result: Result) -> str:
-    judged = [row for row in result.rows if row.get("relation")]
-    return f"{sum(row['ok'] for row in judged)} of {len(judged)}"
+    return f"{sum(row['ok'] for row in result.judged)} of {len(result.judged)}"
 
 
 def _first_numbers(result: Result) -> str:
     """The first judged numbers, and those that are not as required wherever they stand."""
-    judged = [row for row in result.rows if row.get("relation")]
-    shown = [row for i, row in enumerate(judged) if i < FIRST or not row["ok"]]
+    shown = [row for i, row in enumerate(result.judged) if i < FIRST or not row["ok"]]
     return "<br>".join(_in_words(row) for row in shown)
 
 

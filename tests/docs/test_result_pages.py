@@ -92,6 +92,23 @@ def test_summary_has_a_line_for_each_experiment_with_every_scale_and_the_largest
     assert text.endswith("<!-- end table -->\n\nafter\n")
 
 
+def test_headlines_are_of_numbers_that_are_stored(tables):
+    stored = {(r.name, r.scale, row["metric"]) for r in tables.read_results() for row in r.rows}
+    assert tables.HEADLINES.keys() <= stored, "a headline of a number that is none is left out"
+
+
+def test_headlines_name_every_number_that_is_not_as_required(tables, copy):
+    readme = copy / "README.md"
+    readme.write_text(PAGE.format(name="headlines"))
+    tables.write(copy)
+    text = readme.read_text()
+    assert (
+        "2 of 4 numbers are as required. These are not: [some-paper](docs/results/some-paper.md), smoke"
+        in text
+    )
+    assert text.count("`error/b` 0.5 (≥ 0.6, paper 0.7) **not met**") == 2
+
+
 def test_the_index_has_a_line_for_each_experiment_run_or_not(tables, copy):
     folder = copy / "results" / "nce-bias" / "cpu"
     folder.mkdir(parents=True)

@@ -96,9 +96,8 @@ def together() -> Iterator[None]:
         try:
             yield
         except ProcessError as error:
-            if (
-                beating.heard is not None
-            ):  # it may be known here, and no longer in the store, which has gone since
+            # it may be known here, and no longer in the store, which has gone since
+            if beating.heard is not None:
                 raise ProcessError(*beating.heard) from error
             raise
         except BaseException as error:

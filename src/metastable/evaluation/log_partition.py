@@ -110,8 +110,11 @@ def log_partition(
     shape = _event_shape(energy, dim, event_shape, reference, data, samples)
     space = space_of(energy)
     known = next((rows[:3] for rows in (data, samples) if rows is not None and len(rows)), None)
-    draws = space.starts(3, shape, generator(derive(_checked_seed(seed), "check"))).to(**place._asdict())
-    near = _inside(energy, draws) if known is None else known[inside_walls(energy, known)]
+    if known is None:
+        draws = space.starts(3, shape, generator(derive(_checked_seed(seed), "check")))
+        near = _inside(energy, draws.to(**place._asdict()))
+    else:
+        near = known[inside_walls(energy, known)]
     if len(near):  # else the search, or the reference, says where it is finite
         check_energy(energy, near, walls=True)
     kernel = space.annealer if kernel is None else kernel

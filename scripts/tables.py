@@ -378,7 +378,8 @@ def speed(folder: Path, suites: Sequence[str] = ()) -> str:
                     kernel = next((part for part in case if part in ("ula", "mala", "hmc")), "")
                     column = " ".join(part for part in case if part != kernel)
                     cells.setdefault((problem, kernel or "ula"), {})[column] = value
-            columns = list(dict.fromkeys(column for line in cells.values() for column in line))
+            columns = dict.fromkeys(column for line in cells.values() for column in line)
+            columns = sorted(columns, key=lambda column: column.startswith("evaluations"))  # of one model
             moves = suite == "sampler"
             rows = [
                 [PROBLEMS.get(problem, problem), *([kernel.upper()] if moves else [])]

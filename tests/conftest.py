@@ -17,6 +17,7 @@ from rough import rough_log_partition, rough_log_z
 from torch import Tensor
 
 from metastable.proposals import fitted
+from metastable.training import engine
 
 __all__ = ["rough_log_partition", "rough_log_z"]
 
@@ -69,6 +70,15 @@ def sketched() -> Iterator[None]:
     """Pictures are put together but not rendered: that is most of what a tiny run costs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", sketch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    """`auto` is the CPU where there is a GPU, too: tests hold trainings against what they compute themselves."""
+    found = engine._accelerator
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_accelerator", lambda device: found("cpu" if device == "auto" else device))
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import traceback
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def _child(
     rank: int, count: int, ports: Any, answer: Connection, work: Callable[..., Any], args: Any, named: Any
 ) -> None:
     torch.set_num_threads(1)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # several of them share no GPU
     if count > 1:
         met, most = _meeting(rank, count, ports), timedelta(seconds=60)
         dist.init_process_group("gloo", store=met, rank=rank, world_size=count, timeout=most)

@@ -391,3 +391,26 @@ def test_what_an_energy_stands_on_is_a_policy_and_no_folder(folder):
     for other in (folder / "flow", str(folder / "flow"), load_policy(folder / "flow").model.run):
         with pytest.raises(ConfigError, match=r"on: must be a policy, which load_policy\(folder\) reads"):
             fit_policy(shown(), on, STANDING, on=other, **HOW)
+
+
+@pytest.mark.parametrize("units", ["none", "scale"])
+@pytest.mark.parametrize(
+    "energy", [FLOW | {"steps": 64, "scored": 65}, {"name": "diffusion", "steps": 64, "scored": 65}]
+)
+def test_draws_of_a_density_come_with_their_energies(energy, units):
+    """Ranked by the ODE backwards they cost as many steps once more."""
+    how = HOW | {"units": units, "steps": 200, "batch_size": 32}
+    policy = fit_policy(shown(), energy, "density", PolicyConfig(1, 2, 1, 8, 0, 0), **how)
+    given = policy.scaling.pack({"state": SEEN})
+    x, E = policy.model.draw_with_energy(given, 8, 3)
+    assert torch.equal(x, policy.model.draw(given, 8, 3)), "the draws are the same to the bit"
+    backwards = policy.model.energy(x, given)
+    off = (E - backwards) - (E - backwards).mean(1, keepdim=True)
+    assert off.abs().max() < 0.01 * backwards.std()
+    chosen = policy._chosen(given, 3, None)
+    rows = torch.arange(2)
+    assert torch.equal(chosen, x[rows, backwards.argmin(1)])
+    asked = []
+    policy.model.energy = lambda *_: asked.append(1)  # nobody solves the ODE once more
+    assert torch.equal(policy._chosen(given, 3, None), chosen)
+    assert not asked

@@ -77,7 +77,7 @@ def test_one_event_whose_kernels_read_their_weights_first(name):
     require_as_autograd(body, x, beside)
 
 
-@over("width, step, fits", [(128, 8, True), (128, 9, False), (64, 16, True), (64, 17, False)])
+@over("width, step, fits", [(128, 8, True), (128, 9, False), (64, 8, True), (64, 9, False)])
 def test_tokens_of_more_numbers_than_the_way_back_can_hold_are_not_fused(width, step, fits):
     body = TokenBody(2 * step, step, 1, width, 1, 4)
     refused = fused_body._why_not_sizes(body.to(HOME), normal(1, 2 * step), normal(1, 3, width, seed=1))
@@ -86,7 +86,7 @@ def test_tokens_of_more_numbers_than_the_way_back_can_hold_are_not_fused(width, 
 
 
 @needs_triton
-@over("width, step", [(128, 8), (64, 16)])
+@over("width, step", [(128, 8), (64, 8), (32, 7)])
 def test_long_tokens_of_one_event_have_their_gradients(width, step):
     body = scattered(TokenBody(2 * step, step, 1, width, 1, 4))
     require_as_autograd(body, normal(1, 2 * step), normal(1, 3, width, seed=1))

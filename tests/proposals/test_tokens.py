@@ -232,6 +232,36 @@ def test_a_potential_is_what_its_field_is_the_gradient_of():
     assert bool((second != 0).all())  # what is trained is a derivative
 
 
+@pytest.mark.parametrize("kind", ["transformer", "plain"])
+def test_the_field_of_a_potential_is_one_whoever_asks(kind):
+    """Drawing asks for a gradient and no more, which fused layers and kernels have; training asks for its own."""
+    choice = kind if kind == "transformer" else lambda y, given, t: (y.sin().sum(-1) + given.sum(-1)) * t
+    own = {"width": 16, "layers": 2, "heads": 2, "step": 2} if kind == "transformer" else {}
+    potential = {"name": choice, **own} if own else choice
+    model = DiffusionEnergy(6, (3,), potential=potential, seed=0).double()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.4)
+    x, t = torch.randn(2, 5, 6).double(), torch.tensor(0.3).double()
+    code = model.encode(torch.randn(2, 3).double()).detach()
+    field, clock = model.field.network, model.field.network.clock(t).detach()
+    with_graph = field.velocity(x.requires_grad_(), code, clock)
+    with torch.no_grad():
+        alone = field.velocity(x, code, clock)
+        assert not alone.requires_grad
+        assert torch.allclose(alone, with_graph, atol=1e-12)
+        changes = torch.func.jvp(lambda y: field.velocity(y, code, clock), (x,), (torch.ones_like(x),))[1]
+    (back,) = torch.autograd.grad(with_graph.sum(), x)  # H 1, as H is symmetric
+    assert torch.allclose(changes, back, atol=1e-12)
+    with torch.inference_mode():
+        assert torch.allclose(field.velocity(x, code, clock), alone, atol=1e-12)
+
+
+def test_a_potential_of_nothing_has_no_field():
+    model = DiffusionEnergy(2, potential=lambda y, given, t: torch.zeros(y.shape[:-1]))
+    with torch.no_grad():
+        assert model.field.network.velocity(torch.ones(3, 2), None, torch.ones(())).eq(0).all()
+
+
 @over("owner", ["energy", "proposal"])
 def test_a_tokenizer_is_shared_and_moved_by_its_owner_alone(owner):
     rows = Batch(normal(40, 8).float(), normal(40, 15, seed=1).float())

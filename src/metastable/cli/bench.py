@@ -42,10 +42,11 @@ def bench(
     require(not only or chosen in (["sampler"], ["policy"]), "only", rule, only)
     ok = True
     for name in chosen:
-        rows = run_suite(name, **({"only": only} if only else {}))
-        ok = ok and all(row.ok for row in rows)
-        console().print(rows_table(rows, name))
-        if out is not None:
-            say(f"written to {write_rows(out, {name: rows}, partly=bool(only))}")
+        for part in only or [""]:  # each is written when it is done
+            rows = run_suite(name, **({"only": [part]} if part else {}))
+            ok = ok and all(row.ok for row in rows)
+            console().print(rows_table(rows, f"{name} {part}".strip()))
+            if out is not None:
+                say(f"written to {write_rows(out, {name: rows}, partly=bool(part))}")
     if not ok:
         raise typer.Exit(FAILED)

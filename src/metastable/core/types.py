@@ -190,11 +190,17 @@ def energy_and_grad(energy: Energy, x: Tensor) -> EnergyGrad:
     if torch.is_inference_mode_enabled():  # in which nothing has a gradient
         with torch.inference_mode(False), torch.no_grad():
             return energy_and_grad(energy, x.clone())
+    values, grad = values_and_grad(energy, x)
+    return EnergyGrad(precise(values), grad)
+
+
+def values_and_grad(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values `(…)` of a scalar function of events `(…, *event)` and their gradient, detached, of nothing else."""
     with torch.enable_grad(), _events_alone():
         y = x.detach().requires_grad_(True)
-        values = energy(y)
+        values = function(y)
         grad = torch.autograd.grad(values.sum(), y)[0] if values.requires_grad else torch.zeros_like(x)
-    return EnergyGrad(precise(values.detach()), grad)
+    return values.detach(), grad
 
 
 _alone: ContextVar[bool] = ContextVar("events alone", default=False)

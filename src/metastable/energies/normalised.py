@@ -14,6 +14,7 @@ from metastable.core.types import Proposal
 from metastable.proposals.cnf import InterpolantFlow
 from metastable.proposals.continuous import ContinuousFlow
 from metastable.proposals.encoders import require_contexts
+from metastable.proposals.given import sample_and_log_prob_given
 
 
 class AsEnergy(nn.Module):
@@ -62,6 +63,12 @@ class AsEnergy(nn.Module):
     def sample(self, n: int, rng: torch.Generator, given: Tensor | None = None) -> Tensor:
         """The proposal's."""
         return self.proposal.sample(n, rng, *_if_given(given))
+
+    def sample_and_log_prob(
+        self, n: int, rng: torch.Generator, given: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The proposal's; of a flow both are from one solution of its ODE."""
+        return sample_and_log_prob_given(self.proposal, n, rng, given)
 
     def loss(self, x: Tensor, given: Tensor | None = None, *, rng: torch.Generator) -> Tensor:
         """What the proposal is trained with: its own `loss`, or −log p averaged where it has none."""

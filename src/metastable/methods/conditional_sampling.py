@@ -253,7 +253,11 @@ def best_of(energy: Any, x: Tensor, given: Tensor, *, t: float | None = None) ->
     require(several, "x", rule, tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__)
     if len(x) != len(given):
         raise InputError(f"given: must be one for each of the {len(x)} sets of candidates, got {len(given)}")
-    E = bind(energy, given, t)(x.flatten(0, 1)).view(x.shape[:2])
+    return lowest_of(x, bind(energy, given, t)(x.flatten(0, 1)).view(x.shape[:2]))
+
+
+def lowest_of(x: Tensor, E: Tensor) -> Best:
+    """Of candidates `(B, ℓ, *event)` with energies `(B, ℓ)` the one of lowest energy."""
     lowest, place = E.min(1)
     if bool(E.isnan().any()):
         raise InputError(

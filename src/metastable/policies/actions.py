@@ -76,6 +76,15 @@ class ActionModel(Protocol):
         ...
 
 
+@runtime_checkable
+class DrawsWithEnergy(Protocol):
+    """What a model may offer beside: chunks that come with their energies, where no chain moves them."""
+
+    def draw_with_energy(self, contexts: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor] | None:
+        """`n` chunks for each context, `(B, n, D)`, and E of each; None where these are not to be had at once."""
+        ...
+
+
 class RunActions:
     """The model of a conditional run: ranking and interpolating energies, implicit cloning, flows and diffusions.
 
@@ -164,6 +173,13 @@ class RunActions:
         rng = generator(derive(seed, "draw actions"), given.device)
         u = sample_given(self.model.players["proposal"], n, rng, given)
         return (u if self.units is None else self.units.inverse(u)).to(self.model.home)
+
+    def draw_with_energy(self, contexts: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor] | None:
+        """The chunks of `draw` and their energies, `(B, n)`, of a flow or diffusion: its ODE is solved once."""
+        if not self.density:
+            return None
+        made = self.model.given(contexts).sample_and_log_prob(n, seed=seed)
+        return None if made is None else (made[0].to(self.model.home), -made[1])
 
     def _sampled(self, contexts: Tensor, n: int, seed: int) -> Walkers:
         """By the run's own sampler."""

@@ -24,12 +24,12 @@ from metastable.data.demonstrations import STATE, Scaling
 from metastable.kernels.watch import unchanging
 from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
-from metastable.methods.conditional_sampling import best_of
+from metastable.methods.conditional_sampling import best_of, lowest_of
 from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, write_json
 from metastable.runs.load import export_run
 from metastable.runs.resolve import resolve_method
 
-from .actions import ActionModel, RunActions
+from .actions import ActionModel, DrawsWithEnergy, RunActions
 from .config import OF_RUNS, PolicyConfig, actions_of, refuse_others, weights_of
 
 FILE = "policy.json"
@@ -163,7 +163,12 @@ class Policy:
 
     def _chosen(self, given: Tensor, seed: int, rest: Tensor | None) -> Tensor:
         """The chunk for each context, `(B, D)`, where `rest` is left of the last."""
-        config = self.config
+        config, free = self.config, rest is None or not self.config.freeze
+        ranked = free and config.rank == "energy" and config.candidates > 1
+        if ranked and isinstance(self.model, DrawsWithEnergy):
+            made = self.model.draw_with_energy(given, config.candidates, seed)
+            if made is not None:
+                return lowest_of(*made).x
         x = self.model.draw(given, config.candidates, seed)
         weighted = config.rank == "weights"  # of the proposal's draws: nothing moves them
         if rest is not None and config.warmed and self.model.has_chains and not weighted:

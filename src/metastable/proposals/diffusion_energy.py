@@ -11,6 +11,7 @@ from torch.nn.functional import linear, silu
 
 from metastable.core.errors import InputError, require
 from metastable.core.plain import plain_layers
+from metastable.core.types import transforms_are_active, values_and_grad
 
 from .diffusion import Diffusion, coefficients
 from .encoders import Encoder
@@ -28,6 +29,14 @@ class Potential(VectorField):
 
     def velocity(self, x: Tensor, code: Tensor | None, clock: Tensor) -> Tensor:
         """∇φ, `(…, d)`."""
+        if torch.is_inference_mode_enabled():  # in which nothing has a gradient
+            with torch.inference_mode(False), torch.no_grad():
+                return self.velocity(x.clone(), None if code is None else code.clone(), clock.clone())
+        again = torch.is_grad_enabled() or transforms_are_active()  # it may be differentiated once more
+        if not (again or torch.compiler.is_compiling()):
+            return values_and_grad(lambda y: self.potential(y, code, clock), x)[
+                1
+            ]  # by fused layers and kernels
         with plain_layers():  # what is trained is a derivative: fused ones have no second one
             return torch.func.grad(lambda y: self.potential(y, code, clock).sum())(x)
 

@@ -28,9 +28,9 @@ WIDTHS, CHUNK, WARPS, MOST = (32, 64, 128), 32, 4, 8
 """Of tokens; columns of a product; of a program; programs that share hidden units or heads of an event."""
 WARPS_OF_FEW = 8
 """Warps of a program of a layer where events are few."""
-HELD = 1024
-"""Width times numbers of a token, in powers of two, that a program can hold on the way back to the event. Of twice
-as many Hopper's compiler puts 19 KB of each thread in local memory; in parts the gradient was not torch's."""
+HELD = 8
+"""Numbers of a token that a program can hold on the way back to the event. Of twice as many, at width 128, Hopper's
+compiler puts 19 KB of each thread in local memory, and in parts, or at width 64, the gradient was not torch's."""
 EVENTS = 512
 """From here on torch's kernels are as fast, and take less memory."""
 Tables = dict[tuple[int, ...], tuple[Tensor, bool]]
@@ -82,12 +82,10 @@ def _why_not_sizes(body: Any, x: Tensor, beside: Tensor) -> str | None:
         return "a weight does not lie in one piece"
     rows, heads, outputs = beside.shape[1] + x.shape[1] // body.step, body.heads, body.head.out_features
     sizes = body.width in WIDTHS and body.width // heads >= SMALLEST and heads <= MOST and rows <= LARGEST
-    held = body.step <= SMALLEST and body.width * _power(body.step) <= HELD
-    if not sizes or outputs != 1 or not held:
+    if not sizes or outputs != 1 or body.step > HELD:
         return (
-            f"widths of {WIDTHS} in up to {MOST} heads of {SMALLEST} or more, {LARGEST} tokens of {SMALLEST} "
-            f"numbers ({HELD // WIDTHS[-1]} at width {WIDTHS[-1]}) and one output are fused, not {body.width} in "
-            f"{heads} heads, {rows} of {body.step} and {outputs}"
+            f"widths of {WIDTHS} in up to {MOST} heads of {SMALLEST} or more, {LARGEST} tokens of {HELD} numbers "
+            f"and one output are fused, not {body.width} in {heads} heads, {rows} of {body.step} and {outputs}"
         )
     return None if _made_of_weights(beside) else "tokens beside an event are made of what is differentiated"
 

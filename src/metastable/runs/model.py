@@ -15,7 +15,7 @@ from metastable.core.memory import within_memory
 from metastable.core.method import draws_given
 from metastable.core.parts import home_of, in_parts
 from metastable.core.powered import powered
-from metastable.core.protocols import Classifier, FineDrawing, is_normalised, provides
+from metastable.core.protocols import Classifier, FineDrawing, JointlyScored, is_normalised, provides
 from metastable.core.random import derive, generator
 from metastable.core.types import LogPartition, Proposal, Walkers
 from metastable.core.units import Coordinates, Units
@@ -161,6 +161,21 @@ class Model:
             walkers = self._sample(n, 100 if steps is None else steps, step_size, seed, label)
         return walkers if self.coordinates is None else in_units(walkers, self.coordinates.events)
 
+    @torch.no_grad()
+    def sample_and_log_prob(self, n: int, *, seed: int = 0) -> tuple[Tensor, Tensor] | None:
+        """The draws of `sample` for each context with their log-densities, `(B, n)`, where one solution has both.
+
+        None of what draws otherwise: of energies that are no density, or whose draws are another's.
+        """
+        if not (self.normalised and provides(self.energy, JointlyScored)):
+            return None
+        given = self._bound()
+        x, log_prob = self.energy.sample_and_log_prob(n, self._rng_given(seed, given), given)
+        if self.coordinates is None:
+            return x, log_prob
+        units = self.coordinates.events
+        return units.inverse(x), log_prob + units.log_det
+
     def _sample(self, n: int, steps: int, step_size: float | None, seed: int, label: int | None) -> Walkers:
         own = None if self.method is None else self.method.sample
         if own is not None and label is None:  # a density draws for itself
@@ -177,7 +192,7 @@ class Model:
         return replace(walkers, labels=of_class)
 
     def _sample_given(self, n: int, given: Tensor, seed: int, options: dict[str, Any]) -> Walkers:
-        rng = generator(derive(seed, "sample given"), given.device)
+        rng = self._rng_given(seed, given)
         players: dict[str, Any] = {"energy": self.energy} | dict(self.players)
         method = self.method
         drawn = None if method is None else method.sample_given(players, n, given, rng, **options)
@@ -185,6 +200,9 @@ class Model:
             return drawn
         self.refuse_options(options)
         return sample_conditional(players, n, given, rng, **options)
+
+    def _rng_given(self, seed: int, given: Tensor) -> torch.Generator:
+        return generator(derive(seed, "sample given"), given.device)
 
     def refuse_options(self, options: Iterable[str]) -> None:
         """Refuse options that samples given contexts do not take, by name, without drawing any."""

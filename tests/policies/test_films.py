@@ -54,6 +54,17 @@ def test_a_film_has_every_step_and_ends_with_its_episode(tmp_path):
         assert gif.convert("RGB").getpixel((0, 0)) == (150, 150, 150)
 
 
+@pytest.mark.parametrize(("fps", "ms", "count"), [(25, 40, 4), (100, 20, 3), (None, 100, 4), (-1, 100, 4)])
+def test_a_film_is_shown_at_the_speed_of_its_environment(tmp_path, fps, ms, count):
+    """Browsers show a GIF of more than fifty frames a second at ten."""
+
+    class Timed(Shade):
+        metadata = {"render_fps": fps}  # noqa: RUF012
+
+    with Image.open(film(Onwards(), Environments(Timed, [0])).write(tmp_path / "a.gif")) as gif:
+        assert (gif.info["duration"], gif.n_frames) == (ms, count)
+
+
 def test_a_film_is_of_one_environment_that_draws():
     with pytest.raises(InputError, match="a film is of one environment, got 2"):
         film(Onwards(), Environments(Shade, [0, 1]))

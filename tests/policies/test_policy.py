@@ -12,13 +12,13 @@ from torch import nn
 
 import metastable as ms
 from metastable.core import ConfigError, InputError
-from metastable.core.random import normal_like
+from metastable.core.random import generator, normal_like
 from metastable.core.units import Coordinates, Units
 from metastable.data import Demonstrations, Scaling
 from metastable.kernels import ULA
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.policies import Policy, PolicyConfig, RunActions, actions, fit_policy, load_policy
-from metastable.policies.actions import free_root, joined, pooled_covariance
+from metastable.policies.actions import free_root, joined, nearest, pooled_covariance
 from metastable.policies.scenes import first_chunks
 from metastable.proposals import InterpolantFlow
 from metastable.runs.run import Run
@@ -96,6 +96,18 @@ def test_joined_draws_are_those_of_the_conditional():
     assert torch.equal(x[:, :2], frozen.expand(len(x), 2))
     torch.testing.assert_close(x[:, 2:].mean(0).double(), mean, atol=0.02, rtol=0)
     torch.testing.assert_close(x[:, 2:].T.cov().double(), C, atol=0.02, rtol=0)
+
+
+def test_draws_that_begin_near_the_frozen_prefix_are_those_of_the_conditional_too():
+    rng, frozen = torch.Generator().manual_seed(0), torch.tensor([[0.5, 0.8]])
+    x = Smooth().sample(16 * 4_000, rng, torch.ones(1, 1)).view(4_000, 16, D)
+    near = nearest(x, frozen.expand(4_000, 2), 2)
+    off = (x[..., :2] - frozen).square().sum(-1).sort(1).values
+    torch.testing.assert_close((near[..., :2] - frozen).square().sum(-1).sort(1).values, off[:, :2])
+    made = joined(near, frozen.expand(4_000, 2), COVARIANCE).flatten(0, 1)
+    mean, C = conditional(2, frozen[0].double(), 1.0)
+    torch.testing.assert_close(made[:, 2:].mean(0).double(), mean, atol=0.05, rtol=0)
+    torch.testing.assert_close(made[:, 2:].T.cov().double(), C, atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("kind", [Smooth, Encoded])
@@ -309,6 +321,29 @@ def test_a_frozen_prefix_is_kept_to_the_bit():
     second = policy.predict_action_chunk(torch.zeros(5, 1, 1))
     assert torch.equal(second[:, :3], first[:, 2:5])
     assert not torch.equal(second[:, 3:], first[:, 5:].expand(-1, 3, -1))
+
+
+class Ways(Scripted):
+    """Three ways, −1 to −1, 0 to 2 and 1 to −1: for a Gaussian the beginning says nothing of the end."""
+
+    has_chains = False
+
+    def draw(self, contexts, n, seed):
+        b = torch.randint(-1, 2, (len(contexts), n, 1), generator=generator(seed)).float()
+        return torch.cat([b, 2 - 3 * b.abs()] * 2, -1)
+
+    def move(self, x, contexts, steps, seed, frozen=None):
+        return x if frozen is None else joined(x, frozen, pooled_covariance(self.draw(contexts, 500, 0)))
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_a_chunk_goes_on_along_the_way_that_was_begun(candidates):
+    """A draw of another way was moved onto this one, and went on as that."""
+    policy = Policy(Ways(), SCALING, PolicyConfig(1, 4, 2, candidates, 0, 0, freeze=1))
+    first = policy.predict_action_chunk(torch.zeros(300, 1, 1))
+    second = policy.predict_action_chunk(torch.zeros(300, 1, 1))
+    assert torch.equal(second[:, 0], first[:, 2])
+    assert torch.isclose(second[:, 1], first[:, 1], atol=0.1).float().mean() > 0.97
 
 
 def test_chains_take_no_step_that_nobody_found():

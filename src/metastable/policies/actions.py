@@ -355,6 +355,17 @@ def free_root(C: Tensor, frozen: int) -> Tensor:
     return torch.linalg.cholesky(C_rr - C_rp @ torch.linalg.solve(C[:frozen, :frozen], C_rp.T))
 
 
+def nearest(x: Tensor, frozen: Tensor, n: int) -> Tensor:
+    """Those `n` of the chunks `(B, N, D)` that begin nearest to `frozen`, `(B, p)`: `joined` moves them little.
+
+    One of another way around an obstacle would be moved onto this one, and go through it. Of a Gaussian draws that
+    are chosen so and joined are still those of its conditional.
+    """
+    off = (x[..., : frozen.shape[1]] - frozen[:, None]).square().sum(-1)
+    place = off.topk(n, dim=1, largest=False).indices.sort(1).values
+    return x.take_along_dim(place[..., None], 1)
+
+
 def joined(x: Tensor, frozen: Tensor, C: Tensor) -> Tensor:
     """Chunks `(B, n, D)` moved so that they begin with `frozen`, `(B, p)`: for a Gaussian, its conditional."""
     p = frozen.shape[1]

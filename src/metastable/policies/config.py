@@ -37,7 +37,8 @@ class PolicyConfig:
             `MOVES` where these know nothing of what is seen (`uniform`), or where a `kernel` is given.
         warm: how many of the chains start from what is left of the last chunk. None is 1 for proposals that know
             nothing of what is seen, else 0: what is left is no draw, either, and its energy may be anything.
-        freeze: actions of the last chunk that the next one begins with, so that the two join.
+        freeze: actions of the last chunk that the next one begins with, so that the two join. Of 16 draws at least
+            those are taken that begin nearest to them.
         rank: by what candidates are ranked: `energy`, or `network`, see `RunActions`; or `weights`: one is drawn by
             how much likelier it is than the proposal says, so that for many candidates it is a draw of the energy,
             at the cost of no density; no chain moves them then. With algorithm 2 alone: those of 4 are weighed.

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
 
 from metastable.core.errors import InputError, require, require_count
+from metastable.core.protocols import provides
 from metastable.core.random import derive
 
 from .environments import Environments, PushT
 from .rollouts import Acting, boxed_actions
 
-FRAME_MS = 100
-"""Push-T is controlled ten times a second."""
+FRAME_MS, LEAST_MS = 100, 20
+"""Push-T is controlled ten times a second; GIFs of more than fifty frames a second are shown slowly."""
+
+
+class Filmed(Protocol):
+    """An environment that says how many frames make a second."""
+
+    metadata: Mapping[str, Any]
+    """`render_fps`, as Gymnasium has it."""
 
 
 class Film(NamedTuple):
@@ -26,21 +35,27 @@ class Film(NamedTuple):
         frames: uint8 `(H, W, 3)` each, the first before any action.
         actions: that were carried out, `(T, A)`.
         progress: before the first step and after each, `(T + 1,)`.
+        frame_ms: how long a step lasts, in milliseconds.
     """
 
     frames: list[np.ndarray]
     actions: np.ndarray
     progress: np.ndarray
+    frame_ms: float = FRAME_MS
 
     def write(self, path: str | Path, every: int = 1) -> Path:
-        """A GIF of each of so many frames and the last one, at the speed of the episode."""
+        """A GIF of each of so many frames, or of fewer where these are many, and the last one.
+
+        It is shown at the speed of the episode.
+        """
         require_count("every", every)
+        every *= math.ceil(LEAST_MS / (self.frame_ms * every))
         path = Path(path).expanduser()
         require(path.suffix.lower() == ".gif", "path", "a file that ends with .gif", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         frames = self.frames[:-1:every] + self.frames[-1:]
         first, *others = [Image.fromarray(frame) for frame in frames]
-        first.save(path, save_all=True, append_images=others, duration=FRAME_MS * every, loop=0)
+        first.save(path, save_all=True, append_images=others, duration=round(self.frame_ms * every), loop=0)
         return path
 
 
@@ -69,7 +84,15 @@ def films(policy: Acting, worlds: Environments, steps: int = 300, seed: int = 0)
             progress[i].append(float(worlds.progress[i]))
         if worlds.done.all():
             break
-    return [Film(frames[i], np.stack(actions[i]), np.array(progress[i])) for i in each]
+    ms = frame_ms_of(worlds)
+    return [Film(frames[i], np.stack(actions[i]), np.array(progress[i]), ms) for i in each]
+
+
+def frame_ms_of(worlds: Any) -> float:
+    """How long a step lasts, where environments say it."""
+    one = None if isinstance(worlds, PushT) else worlds.each[0]
+    fps = (one.metadata or {}).get("render_fps") if provides(one, Filmed) else None
+    return 1e3 / fps if isinstance(fps, (int, float)) and fps > 0 else FRAME_MS
 
 
 def film_pusht(

@@ -29,10 +29,12 @@ from metastable.runs.folder import NUMBER, TABLE, WHOLE, read_table, reading, wr
 from metastable.runs.load import export_run
 from metastable.runs.resolve import resolve_method
 
-from .actions import ActionModel, DrawsWithEnergy, RunActions
+from .actions import ActionModel, DrawsWithEnergy, RunActions, nearest
 from .config import OF_RUNS, PolicyConfig, actions_of, refuse_others, weights_of
 
 FILE = "policy.json"
+JOINED = 16
+"""Draws at least, of which those are taken that begin as the last chunk goes on, where a beginning is frozen."""
 
 _SIZE = ("a number above 0", lambda v: v is None or (NUMBER[1](v) and v > 0))
 KEPT = {
@@ -163,17 +165,20 @@ class Policy:
 
     def _chosen(self, given: Tensor, seed: int, rest: Tensor | None) -> Tensor:
         """The chunk for each context, `(B, D)`, where `rest` is left of the last."""
-        config, free = self.config, rest is None or not self.config.freeze
-        ranked = free and config.rank == "energy" and config.candidates > 1
-        if ranked and isinstance(self.model, DrawsWithEnergy):
+        config = self.config
+        frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
+        plainly = frozen is None and config.rank == "energy" and config.candidates > 1
+        if plainly and isinstance(self.model, DrawsWithEnergy):
             made = self.model.draw_with_energy(given, config.candidates, seed)
             if made is not None:
                 return lowest_of(*made).x
-        x = self.model.draw(given, config.candidates, seed)
+        x = self.model.draw(
+            given, config.candidates if frozen is None else max(config.candidates, JOINED), seed
+        )
+        x = x if frozen is None else nearest(x, frozen.to(x), config.candidates)
         weighted = config.rank == "weights"  # of the proposal's draws: nothing moves them
         if rest is not None and config.warmed and self.model.has_chains and not weighted:
             x = torch.cat([rest[:, None].expand(-1, config.warmed, -1).to(x), x[:, config.warmed :]], 1)
-        frozen = None if rest is None or not config.freeze else rest[:, : config.freeze * self.actions]
         x = self.model.move(x, given, 0 if weighted else config.steps or 0, seed, frozen)
         if config.candidates == 1:
             return x[:, 0]

@@ -16,6 +16,7 @@ from metastable.data import Demonstrations, Scaling
 from metastable.kernels import ULA
 from metastable.policies import Policy, PolicyConfig, RunActions, fit_policy, load_policy
 from metastable.policies.config import MOVES
+from metastable.report import write_report
 from metastable.training.checkpoints import CheckpointStore
 
 FLOW = {"name": "interpolant", "field": "residual", "width": 8, "layers": 3, "steps": 4, "scored": 3}
@@ -414,3 +415,18 @@ def test_draws_of_a_density_come_with_their_energies(energy, units):
     policy.model.energy = lambda *_: asked.append(1)  # nobody solves the ODE once more
     assert torch.equal(policy._chosen(given, 3, None), chosen)
     assert not asked
+
+
+def test_the_page_of_a_policys_training_names_what_was_demonstrated(tmp_path):
+    """It called scaled numbers `column 1` and said that they were in their own units."""
+    x = torch.randn(40, 2, generator=generator(0)).double().numpy()
+    demonstrations = Demonstrations.of({"arm": x}, 500 + 500 * x[:, :1].clip(-1, 1), [20, 40])
+    fit_policy(demonstrations, FLOW, "density", PolicyConfig(1, 2, 1), out=tmp_path / "run", **HOW)
+    page = write_report(tmp_path / "run").read_text()
+    assert "own units" not in page
+    for name in ("arm[0]", "arm[1]", "action"):
+        assert f"<td>{name}</td>" in page
+    row = page[page.index("<td>action</td>") :]
+    low, high = (float(part.split('"')[0]) for part in row.split('title="')[1:3])
+    assert (low, high) == pytest.approx((0, 1000), abs=1)
+    assert "metastable rollout" in page

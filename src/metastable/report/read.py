@@ -37,6 +37,7 @@ class Run:
         broken_tail: whether the last line of the log was cut short.
         evaluation: what `metastable evaluate` wrote to `evaluation.json`; empty where nobody asked.
         evaluation_arrays: the arrays behind its pictures, from `evaluation/figures.npz`.
+        policy: what `policy.json` says of a policy that acts by it, such as how its actions were scaled.
 
     """
 
@@ -48,6 +49,7 @@ class Run:
     broken_tail: bool = False
     evaluation: dict[str, Any] = field(default_factory=dict)
     evaluation_arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    policy: dict[str, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -206,6 +208,7 @@ def read_run(folder: Path) -> Run:
         broken_tail=broken_tail,
         evaluation=read_object(folder / "evaluation.json"),
         evaluation_arrays=_numeric(folder / "evaluation" / "figures.npz"),
+        policy=read_object(folder / "policy.json"),
     )
 
 

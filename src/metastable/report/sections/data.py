@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..formatting import number
 from ..markup import Html, join, number_cell, table, tag
-from ..read import Run, mapping, sequence
+from ..read import Run, mapping, numbers_of, sequence
 
 _UNITS = {
     "common": "Training saw all numbers less one mean, in one standard deviation.",
@@ -22,6 +24,8 @@ _MOST = 60
 
 def data(run: Run) -> Html:
     """The columns of a table, and the units that training measured them in; nothing for events of other shapes."""
+    if run.policy:
+        return demonstrated(mapping(run.policy.get("scaling")))
     columns = [mapping(column) for column in sequence(run.config.get("columns"))]
     if not columns:
         return Html()
@@ -42,3 +46,20 @@ def data(run: Run) -> Html:
     more = len(columns) - len(rows)
     rest = tag("p", f"And {number(more)} more columns.", class_="note") if more else None
     return join([said, table(head, rows, class_="numbers"), rest])
+
+
+def demonstrated(scaling: dict[str, Any]) -> Html:
+    """The numbers of observations and actions in the demonstrations' own units, which a policy sees scaled."""
+    middle, half = mapping(scaling.get("middle")), mapping(scaling.get("half"))
+    ends = [
+        (f"{name}[{i}]" if len(values) > 1 else name, centre - width, centre + width)
+        for name in middle
+        for values in [numbers_of(middle[name])]
+        for i, (centre, width) in enumerate(zip(values, numbers_of(half.get(name)), strict=False))
+    ]
+    rows = [[tag("td", name), number_cell(low), number_cell(high)] for name, low, high in ends[:_MOST]]
+    more = f" And {number(len(ends) - len(rows))} more." if len(ends) > len(rows) else ""
+    words = f"What was demonstrated reaches from −1 to 1 in training, and on the rest of this page.{more}"
+    return join(
+        [tag("p", words, class_="note"), table(("", "least", "greatest"), rows, class_="numbers narrow")]
+    )

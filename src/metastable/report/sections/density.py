@@ -21,7 +21,9 @@ def model(run: Run) -> Html:
     """Data beside samples in the way that suits the shape of one data point."""
     shape = run.event_shape
     if shape is None or not ({"data", "samples", "log_density"} & set(run.arrays)):
-        return empty("No pictures of the model: neither figures.npz nor samples.npy holds any.")
+        other = " Chunks of a policy are on the page of its rollouts: metastable rollout RUN --env …"
+        words = "No pictures of the model: neither figures.npz nor samples.npy holds any."
+        return empty(words + other if run.policy else words)
     dims = math.prod(shape)
     if plots.image_side(shape) is not None:
         drawn = _images(run, shape)

@@ -446,7 +446,7 @@ def test_result_sets_numbers_side_by_side(result_page):
     assert "2 of 3" in text
     assert "mode_weight_error/jarzynski0.008123≤ 0.02–holds" in text
     assert "log_z_error/jarzynski0.09≤ 0.050.02fails" in text
-    assert "seconds_per_step_ratio1.04––not judged" in text
+    assert "seconds_per_step_ratio1.04–––" in text
     assert "settings.walkers" in text
     assert result_page.tags.count("img") == 1
 
@@ -459,9 +459,13 @@ def test_result_with_an_exact_answer_shows_it(tmp_path):
 
 def test_result_that_holds(tmp_path):
     row = {"metric": "m", "value": 1.0, "relation": "<=", "target": 2.0, "paper": None, "ok": True}
-    write_json(tmp_path / "result.json", {"experiment": "e", "rows": [row]})
+    more = {"metric": "n", "value": 3.0, "relation": None, "target": None, "paper": None, "ok": True}
+    write_json(tmp_path / "result.json", {"experiment": "e", "rows": [more, row]})
     text = read(write_report(tmp_path)).text
     assert "does not hold" not in text
+    assert "1 of 1" in text, "nothing is asked of the other"
+    assert "n3–––" in text
+    assert text.index("m1≤ 2–holds") < text.index("n3–––"), "what is required stands first"
     assert "No pictures were written" in text
 
 

@@ -11,16 +11,18 @@ from .parts import contents, frame, masthead, pictures, settings
 from .read import Reproduction
 
 _SIGNS = {"<=": "≤", ">=": "≥", "==": "=", "!=": "≠", "~": "≈", "~=": "≈"}
-_VERDICTS = {True: ("good", "holds"), False: ("bad", "fails"), None: ("calm", "not judged")}
+_VERDICTS = {True: ("good", "holds"), False: ("bad", "fails"), None: ("calm", ABSENT)}
 _SHOWN = {"rows", "experiment", "scale", "seed", "version", "device", "seconds"}
 
 
 def result_page(reproduction: Reproduction) -> str:
     """The whole page."""
     result = reproduction.result
+    asked = judged(reproduction.rows)
     sections = [
-        section("numbers", "Numbers", rows_table(reproduction.rows)),
+        *([section("required", "What is required", rows_table(asked))] if asked else []),
         section("pictures", "Pictures", all_pictures(reproduction.pictures)),
+        section("numbers", "All numbers", rows_table(reproduction.rows)),
         settings(
             {k: v for k, v in result.items() if k not in _SHOWN}, "Details", "Nothing else was recorded."
         ),
@@ -36,24 +38,25 @@ def result_page(reproduction: Reproduction) -> str:
     return document(f"{title} · metastable", top, contents(sections), cards(reproduction), *sections)
 
 
+def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of which something is required: others are `ok` whatever their number is."""
+    return [r for r in rows if isinstance(r.get("ok"), bool) and (r.get("relation") or not r["ok"])]
+
+
 def verdict(rows: list[dict[str, Any]]) -> Html:
     """One word on the whole."""
-    judged = [row["ok"] for row in rows if isinstance(row.get("ok"), bool)]
-    if not judged:
+    asked = judged(rows)
+    if not asked:
         return badge("not judged", "calm")
-    return badge("holds", "good") if all(judged) else badge("does not hold", "bad")
+    return badge("holds", "good") if all(r["ok"] for r in asked) else badge("does not hold", "bad")
 
 
 def cards(reproduction: Reproduction) -> Html:
-    """How many rows hold, and what it cost."""
-    judged = [row["ok"] for row in reproduction.rows if isinstance(row.get("ok"), bool)]
-    result = reproduction.result
+    """How many of the rows that are judged hold, and what it cost."""
+    held = [row["ok"] for row in judged(reproduction.rows)]
+    result, tone = reproduction.result, "good" if held and all(held) else "bad"
     found = [
-        card(
-            "Rows that hold",
-            f"{sum(judged)} of {len(judged)}",
-            tone="good" if judged and all(judged) else "bad",
-        ),
+        card("Requirements that hold", f"{sum(held)} of {len(held)}", tone=tone) if held else None,
         card("Time", clock(result.get("seconds"))) if "seconds" in result else None,
         card("Scale", result["scale"]) if "scale" in result else None,
         card("Seed", value_text(result["seed"])) if "seed" in result else None,
@@ -67,8 +70,8 @@ def rows_table(rows: list[dict[str, Any]]) -> Html:
         return empty("result.json has no rows.")
     lines, exact = [], any("oracle" in row for row in rows)
     for row in rows:
-        ok, value, paper = row.get("ok"), row.get("value"), row.get("paper")
-        tone, word = _VERDICTS[ok if isinstance(ok, bool) else None]
+        value, paper = row.get("value"), row.get("paper")
+        tone, word = _VERDICTS[row["ok"] if judged([row]) else None]
         ours = plus_minus(value, row.get("std_error")) if is_number(value) else value_text(value)
         relation = str(row.get("relation") or "")
         required = f"{_SIGNS.get(relation, relation)} {value_text(row.get('target'))}".strip()
@@ -79,7 +82,7 @@ def rows_table(rows: list[dict[str, Any]]) -> Html:
                 *([number_cell(row.get("oracle"), value_text(row.get("oracle")))] if exact else []),
                 number_cell(row.get("target"), ABSENT if row.get("target") is None else required),
                 number_cell(paper, value_text(paper)),
-                tag("td", badge(word, tone)),
+                tag("td", word if word == ABSENT else badge(word, tone)),
             ]
         )
     head = ["metric", "ours", *(["exact"] if exact else []), "required", "paper", "verdict"]

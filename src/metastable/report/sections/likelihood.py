@@ -13,6 +13,8 @@ def log_z_card(run: Run) -> Html | None:
     z = run.log_partition
     if z is None:
         return _no_log_z_card(run)
+    if (z["value"], z.get("std_error")) == (0, 0):
+        return card("log Z", "0", "Exactly: what was learned is a density.", tone="quiet")
     interval = sequence(z.get("interval"))
     warnings = [str(w) for w in sequence(z.get("warnings"))]
     span = f"95 %: {number(interval[0])} … {number(interval[1])}" if len(interval) == 2 else None

@@ -90,7 +90,7 @@ def films(policy: Acting, worlds: Environments, steps: int = 300, seed: int = 0)
 
 def frame_ms_of(worlds: Any) -> float:
     """How long a step lasts, where environments say it."""
-    one = None if isinstance(worlds, PushT) else worlds.each[0]
+    one: Any = None if isinstance(worlds, PushT) else worlds.each[0]
     fps = (one.metadata or {}).get("render_fps") if provides(one, Filmed) else None
     return 1e3 / fps if isinstance(fps, (int, float)) and fps > 0 else FRAME_MS
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import metastable as ms
 from metastable.core.batch import Batch
 from metastable.core.errors import ConfigError, InputError, UnsupportedError
+from metastable.core.random import generator
 from metastable.core.units import Coordinates, Units
 from metastable.core.waiting import unwatched
 from metastable.energies import ConditionalNet
@@ -24,7 +25,7 @@ from metastable.methods.base import Context, Nothing
 from metastable.proposals import Flow, Gaussian, InterpolantFlow, Uniform, proposal_for, require_support
 from metastable.proposals.encoders import Borrowed
 from metastable.proposals.generator import Generator
-from metastable.proposals.in_units import DensityInDataUnits
+from metastable.proposals.in_units import DensityInDataUnits, density_in_data_units
 from metastable.training import SGD, Schedule
 
 over = pytest.mark.parametrize
@@ -93,6 +94,34 @@ def test_a_proposal_in_the_datas_units_has_its_contexts_and_says_that_it_is_an_e
     assert z.value.tolist() == pytest.approx(3 * [math.log(scale) + 0.5 * math.log(2 * math.pi)], abs=1e-5)
     with pytest.raises(UnsupportedError, match="biased"):
         log_partition_given(energy, DensityInDataUnits(Generator(1), units), given[:3])
+
+
+def test_a_flow_in_the_datas_units_tells_what_its_ode_leaves_in_log_z():
+    """It hid it: its error was that of the draws alone, and the advice named a `with_steps` that it had not."""
+    given = torch.zeros(3, 1, dtype=torch.float64)
+    units = Coordinates(Units.fit(100 + 7 * pairs().x.double(), "scale"), None)
+    flow = InterpolantFlow(1, 1, width=16, layers=3, steps=4, scored=3, seed=0).double()
+    for p in flow.parameters():  # a field that bends
+        torch.nn.init.normal_(p, std=0.9, generator=torch.Generator().manual_seed(p.numel()))
+    p = density_in_data_units(flow, units)
+
+    def inside(q):
+        return log_partition_given(lambda u, c: -fine.log_prob(u, c), q, given, draws=256, rng=generator(0))
+
+    def outside(q):
+        energy = lambda x, c: -density_in_data_units(fine, units).log_prob(x, c)  # noqa: E731
+        return log_partition_given(energy, q, given, draws=256, rng=generator(0))
+
+    fine = flow.with_steps(256, 257)
+    rough, there = inside(flow), outside(p)
+    assert rough.coarse.any()
+    for name in ("value", "std_error", "coarse"):
+        torch.testing.assert_close(vars(there)[name], vars(rough)[name], rtol=1e-6, atol=1e-9)
+    exact = outside(p.with_steps(256, 257))
+    assert exact.value.abs().max() < 1e-6
+    assert exact.std_error.max() < 1e-3 < there.std_error.max()
+    assert p.finely().inner.steps == flow.finely().steps
+    assert type(density_in_data_units(Line(2.0), units)) is DensityInDataUnits
 
 
 @over("kind", [RankingNCE, ImplicitBC])

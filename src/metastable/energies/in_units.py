@@ -28,7 +28,7 @@ from metastable.core.protocols import (
 )
 from metastable.core.types import EnergyGrad, Proposal, bind, energy_and_grad
 from metastable.core.units import Coordinates
-from metastable.proposals.in_units import DensityInDataUnits, DensityInTrainingUnits
+from metastable.proposals.in_units import DensityInTrainingUnits, density_in_data_units
 
 CARRIED = ("context_shape", "time", "costly", "normalised", "output_scale", "classes")
 """What is known of an energy and does not depend on units."""
@@ -80,7 +80,7 @@ class InDataUnits(nn.Module):
         own = reference_of(self.inner)
         if not isinstance(own, Proposal):
             raise AttributeError("reference")
-        return DensityInDataUnits(own, self.coordinates)
+        return density_in_data_units(own, self.coordinates)
 
 
 class EncodedInDataUnits(InDataUnits):

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from metastable.core.parts import home_of
-from metastable.core.protocols import carry
+from metastable.core.protocols import StepwiseSolved, carry, provides
 from metastable.core.units import Coordinates
+
+from .given import finely
 
 
 class _InUnits(nn.Module):
@@ -51,6 +53,34 @@ class DensityInDataUnits(_InUnits):
     def _contexts(self, given: Tensor) -> Tensor:
         units = self.coordinates.given
         return (given if units is None else units.forward(given)).to(home_of(self.inner))
+
+
+class SolvedInDataUnits(DensityInDataUnits):
+    """The same for a flow or diffusion, whose ODE can be solved in other numbers of steps."""
+
+    def __init__(self, inner: Any, coordinates: Coordinates):
+        super().__init__(inner, coordinates)
+        carry(inner, self, ("steps", "scored"))
+
+    def with_steps(self, steps: int, scored: int | None = None) -> SolvedInDataUnits:
+        """As that of the density inside."""
+        return SolvedInDataUnits(self.inner.with_steps(steps, scored), self.coordinates)
+
+    def sample_and_log_prob(
+        self, n: int, rng: torch.Generator, *given: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Draws with their log-densities, from one solution of the ODE."""
+        u, log_prob = self.inner.sample_and_log_prob(n, rng, *map(self._contexts, given), **options)
+        return self.coordinates.events.inverse(u), log_prob + self.coordinates.events.log_det
+
+    def finely(self) -> SolvedInDataUnits:
+        """As that of the density inside."""
+        return SolvedInDataUnits(finely(self.inner), self.coordinates)
+
+
+def density_in_data_units(inner: Any, coordinates: Coordinates) -> DensityInDataUnits:
+    """A density that was trained in these units, in the data's own."""
+    return (SolvedInDataUnits if provides(inner, StepwiseSolved) else DensityInDataUnits)(inner, coordinates)
 
 
 class DensityInTrainingUnits(_InUnits):

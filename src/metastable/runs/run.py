@@ -19,7 +19,7 @@ from metastable.energies.in_units import in_data_units
 from metastable.evaluation.conditional import LogPartitions
 from metastable.evaluation.diagnosis import Finding, format_findings
 from metastable.evaluation.restoration import Restored, tweedie
-from metastable.proposals.in_units import DensityInDataUnits
+from metastable.proposals.in_units import density_in_data_units
 from metastable.report import write_report
 from metastable.training.records import Row
 from metastable.walkers.space import space_of
@@ -102,7 +102,7 @@ class Run:
             return self
         energy = in_data_units(self.energy, coordinates, self.power)
         densities = {
-            name: DensityInDataUnits(player, coordinates)
+            name: density_in_data_units(player, coordinates)
             for name, player in self.players.items()
             if name != "energy" and isinstance(player, Proposal)
         }
@@ -317,7 +317,7 @@ class Run:
     def importance_density(self) -> Any:
         """A density to draw from for log Z, in the data's units; see `Model.importance_density`."""
         density = self.model.importance_density()
-        return density if self.coordinates is None else DensityInDataUnits(density, self.coordinates)
+        return density if self.coordinates is None else density_in_data_units(density, self.coordinates)
 
     def log_ratio(self, x: Any, labels: Any = None) -> Tensor:
         """The learned log-density ratio log p(x)/q(x) of data to model, `(B,)`, where the method trains one.

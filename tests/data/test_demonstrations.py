@@ -377,6 +377,70 @@ def test_places_far_from_zero_in_the_space_of_the_actions_are_a_warning():
         Scaling.fit(Demonstrations.of({"place": place}, np.ones(40), space="place"))
 
 
+def of_one_column(kind: str) -> np.ndarray:
+    rng, n = np.random.default_rng(0), 2000
+    return {
+        "plain": lambda: rng.uniform(-1, 1, n),
+        "heavy tails": lambda: rng.standard_t(2, n),
+        "lognormal": lambda: rng.lognormal(0, 2, n),
+        "a rare one": lambda: 1.0 * (np.arange(n) % 200 == 0),
+        "a rare one, measured": lambda: (np.arange(n) % 200 == 0) + 1e-4 * rng.normal(size=n),
+        "constant": lambda: np.full(n, 0.3),
+        "rounding": lambda: 0.3 + 1e-8 * rng.normal(size=n) + (np.arange(n) == 7),
+        "not seen, often": lambda: np.where(np.arange(n) % 20 == 0, -9999, rng.normal(size=n)),
+        "dead zone": lambda: np.where(rng.random(n) < 0.8, 0, rng.normal(size=n)),
+        "choices": lambda: 1.0 * (rng.integers(0, 7, n) == 0),
+        "two rows": lambda: np.array([0.0, 1e6]),
+        "one row": lambda: np.array([1e6]),
+    }[kind]()
+
+
+def warnings_of(shown: Demonstrations) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        Scaling.fit(shown, 4)
+    return [str(each.message) for each in found]
+
+
+@pytest.mark.parametrize("glitch", [1e3, 1e6, -9999.0])
+@pytest.mark.parametrize("kind", ["plain", "dead zone"])
+def test_one_glitch_that_leaves_nothing_to_learn_is_a_warning(kind, glitch):
+    """A policy's error was some 200 times that without it, and nothing was said."""
+    column, action = of_one_column(kind), np.stack(2 * [of_one_column("plain")], 1)
+    seen = np.stack([of_one_column("plain"), column], 1)
+    seen[777, 1] = glitch
+    (said,) = warnings_of(Demonstrations.of({"arm": seen}, action, name="mine"))
+    told = f"mine: observations.arm: column 1: row 777 is {glitch:.6g}, where nearly all lie from -"
+    assert said.startswith(told), said
+    action[[5, 9]] = glitch
+    (said,) = warnings_of(Demonstrations.of({"arm": seen[:, :1]}, action))
+    assert "actions: column 0 (the first of 2 such): row 5 is" in said
+    assert "(and 1 more so far off)" in said
+
+
+@pytest.mark.parametrize("where", ["action", "place"])
+def test_a_glitch_of_what_is_counted_from_an_observation_is_told_by_its_row(where):
+    place = np.random.default_rng(0).normal(size=(2000, 2)).cumsum(0)
+    found = {"action": place + 0.1 + 0.01 * place, "place": place}
+    assert not warnings_of(Demonstrations.of(found["place"], found["action"], relative="state"))
+    found[where][777, 1] = 1e6
+    told = warnings_of(Demonstrations.of(found["place"], found["action"], relative="state"))
+    assert re.search(r"actions: column 1: row 777 is -?\S+ from state, where", told[-1])
+    assert len(told) == (2 if where == "place" else 1)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("plain", "heavy tails", "lognormal", "a rare one", "a rare one, measured", "constant", "rounding"),
+        *("not seen, often", "dead zone", "choices", "two rows", "one row"),
+    ],
+)
+def test_what_is_rare_or_far_without_being_a_glitch_is_no_warning(kind):
+    column = of_one_column(kind)
+    assert not warnings_of(Demonstrations.of(column, column))
+
+
 class Choosing:
     """An environment whose goal is one of three, a number of no dimensions, seen together with a place."""
 
@@ -573,6 +637,8 @@ def test_the_published_demonstrations():
     found = load_pusht(os.environ["METASTABLE_PUSHT"])
     assert (len(found), len(found.actions)) == (206, 25_650)
     assert (int(found.lengths.min()), int(found.lengths.max())) == (49, 246)
+    for shown in (found, load_pusht(os.environ["METASTABLE_PUSHT"], centred=False)):
+        assert not warnings_of(shown)
 
 
 def test_lasa_motions_say_the_next_position(tmp_path):

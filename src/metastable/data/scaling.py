@@ -29,6 +29,8 @@ ROUNDED = 8
 """Last digits by which what never changes may still differ, as what is reckoned by several additions does."""
 NOISE = 0.005
 """σ_pert at the end of a training: what is spread by less is lost in it."""
+RARE = 200
+"""One row of so many may lie anywhere, above the others and below, before a number's spread is taken."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,7 @@ class Scaling:
         middle = {key: (high[key] + low[key]) / 2 for key in numbers}
         half = {key: (high[key] - low[key]) / 2 for key in numbers}
         half = {key: torch.where(x > rounding[key], x, 0.0) for key, x in half.items()}
+        _warn_of_glitches(demonstrations, numbers, half, prediction)
         moves, known = half[ACTION] > 0, middle[ACTION].abs() > rounding[ACTION]
         middle[ACTION] = torch.where(moves | known, middle[ACTION], 0.0)
         half[ACTION] = torch.where(moves, half[ACTION], _still(middle[ACTION]))
@@ -259,6 +262,43 @@ class Scaling:
 def _rounding(*values: Tensor) -> Tensor:
     """Half the range that rounding alone gives each number of `(T, …)`, or the difference of two of these."""
     return ROUNDED * torch.stack([_last_digit(x) * x.abs().amax(0).double() for x in values]).amax(0)
+
+
+def _warn_of_glitches(
+    demonstrations: Demonstrations, numbers: Mapping[str, Tensor], half: Mapping[str, Tensor], prediction: int
+) -> None:
+    """Say where a few rows lie so far off that what the others differ by is less than σ_pert."""
+    for key, values in numbers.items():
+        origin = demonstrations.relative if key == ACTION else ""
+        rows, reach = values.flatten(1), half[key].flatten()
+        low, high = _usual(rows)
+        lost = (high > low) & ((high - low) / 4 < NOISE * reach)  # a quarter is about a standard deviation
+        if not lost.any():
+            continue
+        column, many = int(lost.nonzero()[0]), int(lost.sum())
+        shown = rows[:, column][:: prediction if origin else 1]  # of a chunk its first step: that row's own
+        away = (shown - (low + high)[column] / 2).abs()
+        row, alike = int(away.argmax()), int((away > reach[column] / 2).sum()) - 1
+        field = "actions" if key == ACTION else f"observations.{key}"
+        place = ", ".join(map(str, np.unravel_index(column, values.shape[1:])))
+        which = f"column {place}" + f" (the first of {many} such)" * (many > 1)
+        what = f"{shown[row]:.6g}" + f" from {origin}" * bool(origin)
+        what += f" (and {alike} more so far off)" * (alike > 0)
+        warnings.warn(
+            f"{demonstrations.name}: {field}: {which}: row {row} is {what}, where nearly all lie from "
+            f"{low[column]:.4g} to {high[column]:.4g}, and σ_pert of {NOISE} of half the whole range leaves "
+            "nothing of it to learn; drop or mend such rows: with less noise or none the range stays theirs",
+            stacklevel=4,
+        )
+
+
+def _usual(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Ends of each column of `(n, c)` but for one row in `RARE` at either; equal where rounding differs."""
+    most = min(max(1, (len(rows) - 1) // RARE) + 1, len(rows))
+    high = rows.topk(most, 0, sorted=False).values.amin(0)
+    low = rows.topk(most, 0, largest=False, sorted=False).values.amax(0)
+    rounding = ROUNDED * torch.finfo(rows.dtype).eps * torch.maximum(low.abs(), high.abs())
+    return low, torch.where(high - low > rounding, high, low)
 
 
 def _last_digit(values: Tensor) -> Tensor:

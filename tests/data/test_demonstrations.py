@@ -671,14 +671,14 @@ def test_lasa_motions_say_the_next_position(tmp_path):
             load_lasa("Angle", tmp_path)
 
 
-def lerobot(folder: Path, version: str = "v3.0") -> Path:
+def lerobot(folder: Path, version: str = "v3.0", video: bool = False) -> Path:
     """Two files of one data set, rows out of order across episodes 0 and 1."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets are read by pyarrow")
     import pyarrow as pa
 
     (folder / "meta").mkdir()
     features = {key: {"dtype": "float32"} for key in ("observation.state", "action")}
-    features["observation.images.top"] = {"dtype": "video"}
+    features |= {"observation.images.top": {"dtype": "video"}} if video else {}
     (folder / "meta" / "info.json").write_text(
         json.dumps({"codebase_version": version, "features": features})
     )
@@ -695,13 +695,27 @@ def lerobot(folder: Path, version: str = "v3.0") -> Path:
 
 
 def test_a_lerobot_folder(tmp_path):
-    found = load_lerobot(lerobot(tmp_path))
+    said = r"left out: images\.top \(video, which is not read\); decode .*; observations=\['state'\] takes the rest"
+    with pytest.warns(UserWarning, match=said):
+        found = load_lerobot(lerobot(tmp_path, video=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # what was asked for is all there
+        for name in ("state", "observation.state", ["observation.state", "state"]):
+            assert list(load_lerobot(tmp_path, name).observations) == ["state"]
     assert list(found.observations) == ["state"]
     assert found.actions.flatten().tolist() == [0, 1, 2, 3, 4]
     assert found.ends.tolist() == [2, 5]
-    with pytest.raises(InputError, match="is a video"):
-        load_lerobot(tmp_path, ["images.top"])
+    for name in ("images.top", "observation.images.top"):
+        with pytest.raises(InputError, match=r"observation\.images\.top is a video, .*; decode its frames"):
+            load_lerobot(tmp_path, [name])
     info = tmp_path / "meta" / "info.json"
+    held = info.read_text()
+    info.write_text(held.replace("observation.state", "state"))
+    with pytest.raises(
+        InputError, match=r"has no observations but images\.top \(video, which is not read\); "
+    ):
+        load_lerobot(tmp_path)
+    info.write_text(held)
     info.write_text(
         info.read_text().replace("observation.images.top", "observation.action").replace("video", "float32")
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ ACTIONS, ENDS = ("actions", "action"), ("episode_ends", "ends")
 """What the arrays of actions and of ends are called, the first that is there."""
 KINDS = ("noisy", "space", "relative")
 """Arrays of text that name observations, see `Demonstrations`; of numbers, they are observations themselves."""
+PICTURES = "decode its frames for Demonstrations.of, uint8 (T, C, H, W), or record with use_videos=False"
+"""What to do about videos of LeRobot, which then are pictures that lie in its tables."""
 TEE = ((-60, 30), (60, 30), (60, 0), (-60, 0), (-15, 30), (-15, 120), (15, 120), (15, 30))
 """Corners of Push-T's block: of its bar, then of its stem, in pixels from the point that its position names."""
 
@@ -218,12 +221,18 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
 
     Args:
         folder: of the data set, on this machine.
-        observations: names to take; by default every one but videos, which are not read.
+        observations: names to take, with or without `observation.`; by default every one but videos, which are not
+            read, and of which a warning tells.
     """
     folder = Path(folder).expanduser()
     features, frames = _lerobot_features(folder)
     named = {key.removeprefix("observation."): key for key in features if key.startswith("observation.")}
-    chosen = names_of(observations, [n for n, key in named.items() if features[key]["dtype"] != "video"])
+    videos = [name for name, key in named.items() if features[key]["dtype"] == "video"]
+    asked = names_of(observations, [name for name in named if name not in videos])
+    full = {key: name for name, key in named.items() if key not in named}
+    chosen = list(dict.fromkeys(full.get(name, name) for name in asked))
+    if videos and observations is None:
+        _tell_of_videos(folder, videos, chosen)
     for name in chosen:
         if name not in named:
             raise InputError(f"{folder}: no feature observation.{name}{nearest(name, named)}")
@@ -232,8 +241,8 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
             raise InputError(
                 f"{folder}: observation.{name} has the actions' name; take others, observations={rest}"
             )
-        if features[named[name]]["dtype"] == "video":
-            raise InputError(f"{folder}: observation.{name} is a video, which is not read; leave it out")
+        if name in videos:
+            raise InputError(f"{folder}: observation.{name} is a video, which is not read; {PICTURES}")
     columns = [named[name] for name in chosen]
     table = _lerobot_table(folder, [*columns, "action", "episode_index", "index"])
     order, ends = _lerobot_order(folder, *(table[key] for key in ("index", "episode_index")))
@@ -243,6 +252,14 @@ def load_lerobot(folder: str | Path, observations: Sequence[str] | None = None) 
     held = {key: _lerobot_array(table[key], order, kind, f"{folder}: {key}") for key, kind in kinds.items()}
     seen, actions = {n: held[named[n]] for n in chosen}, held["action"]
     return Demonstrations.of(seen, actions, ends, folder.name)
+
+
+def _tell_of_videos(folder: Path, videos: list[str], rest: list[str]) -> None:
+    """Warn of observations that are left out; refuse where there are no others."""
+    left = f"{', '.join(videos)} (video, which is not read)"
+    if not rest:
+        raise InputError(f"{folder}: has no observations but {left}; {PICTURES}")
+    warnings.warn(f"{folder}: left out: {left}; {PICTURES}; observations={rest} takes the rest", stacklevel=3)
 
 
 def _lerobot_order(folder: Path, index: list[Any], episode: list[Any]) -> tuple[np.ndarray, np.ndarray]:

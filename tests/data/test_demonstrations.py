@@ -715,10 +715,7 @@ def test_a_lerobot_folder(tmp_path):
         InputError, match=r"has no observations but images\.top \(video, which is not read\); "
     ):
         load_lerobot(tmp_path)
-    info.write_text(held)
-    info.write_text(
-        info.read_text().replace("observation.images.top", "observation.action").replace("video", "float32")
-    )
+    info.write_text(held.replace("observation.images.top", "observation.action").replace("video", "float32"))
     with pytest.raises(
         InputError, match=r"observation\.action has the actions' name; .* observations=\['state'\]"
     ):
@@ -751,7 +748,7 @@ def test_pictures_of_lerobot_are_of_eight_bits_and_opaque(tmp_path, mode, words)
         column = pa.array([{"bytes": held.getvalue(), "path": None}] * len(table))
         parquet.write_table(table.append_column("observation.depth", column), path)
     if words:
-        with pytest.raises(InputError, match=r"observation\.depth: " + words):
+        with pytest.raises(InputError, match=r"observation\.depth: row 0: " + words):
             load_lerobot(tmp_path)
         return
     assert load_lerobot(tmp_path).observations["depth"].unique().tolist() == [0]
@@ -964,18 +961,44 @@ def test_one_name_of_an_observation_is_no_row_of_letters(tmp_path):
     assert list(load_lerobot(lerobot(tmp_path / "robot"), "state").observations) == ["state"]
 
 
-@pytest.mark.parametrize("column", ["index", "action"])
-def test_what_is_wrong_with_a_lerobot_folder_is_one_line_that_names_it(tmp_path, column):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda table, held: held[:-9],
+            r"file-001\.parquet: is no parquet file, or not a whole one; .* \(Parquet",
+        ),
+        (lambda table, held: b"", r"file-001\.parquet: is no parquet file, or not a whole one"),
+        (
+            lambda table, held: table.drop_columns(["observation.state"]),
+            r"file-001\.parquet: must be a table that has observation\.state, too, got \['action', 'epis",
+        ),
+        (lambda table, held: table.drop_columns(["index"]), r"must be a table that has index, too"),
+        (
+            lambda table, held: [[1.0], []],
+            r"action: must be .*: row 4 \(by index\) has \(0,\), and most \(1,\)$",
+        ),
+        (
+            lambda table, held: [[1.0, 2.0], [1.0]],
+            r"action: .* row 3 \(by index\) has \(2,\), and most \(1,\)$",
+        ),
+        (lambda table, held: [None, [1.0]], r"action: .* row 3 \(by index\) has \(\), and most \(1,\)$"),
+    ],
+)
+def test_what_is_wrong_with_a_lerobot_folder_is_one_line_that_names_it(tmp_path, change, words):
     parquet = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets are read by pyarrow")
-    path = lerobot(tmp_path) / "data" / "chunk-000" / "file-000.parquet"
+    path = lerobot(tmp_path) / "data" / "chunk-000" / "file-001.parquet"
     table = parquet.read_table(path)
-    kept = table.drop_columns([column])
-    if column == "action":  # of several lengths
-        kept = kept.append_column("action", [[[1.0], [1.0, 2.0], [3.0]]])
-    parquet.write_table(kept, path)
-    with pytest.raises(InputError, match=re.escape(str(tmp_path))) as refused:
+    made = change(table, path.read_bytes())
+    if isinstance(made, bytes):
+        path.write_bytes(made)
+    else:
+        rows = isinstance(made, list)
+        column = table.column_names.index("action")
+        parquet.write_table(table.set_column(column, "action", [made]) if rows else made, path)
+    with pytest.raises(InputError, match=words) as refused:
         load_lerobot(tmp_path)
-    assert column in str(refused.value)
+    assert str(tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -10,6 +10,7 @@ import io
 import json
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -310,12 +311,21 @@ def _lerobot_table(folder: Path, columns: list[str]) -> dict[str, list[Any]]:
     files = sorted((folder / "data").glob("chunk-*/file-*.parquet"))
     if not files:
         raise InputError(f"{folder}: holds no data/chunk-000/file-000.parquet")
+    tables = [_parquet(file, columns, parquet) for file in files]
+    return {column: [value for table in tables for value in table[column]] for column in columns}
+
+
+def _parquet(file: Path, columns: list[str], parquet: Any) -> dict[str, list[Any]]:
+    """Columns of one file, all of which it has."""
     try:
-        tables = [parquet.read_table(file, columns=columns).to_pydict() for file in files]
-        return {column: [value for table in tables for value in table[column]] for column in columns}
+        there = parquet.read_schema(file).names
+        held = parquet.read_table(file, columns=[c for c in columns if c in there]).to_pydict()
     except (OSError, ValueError, KeyError) as error:
-        why = str(error).splitlines()[0]  # the rest is a table of what is there
-        raise InputError(f"{folder}: its files must have the columns {', '.join(columns)}: {why}") from error
+        why = str(error).splitlines()[0]
+        raise InputError(f"{file}: is no parquet file, or not a whole one; copy it again ({why})") from error
+    missing = [column for column in columns if column not in there]
+    require(not missing, str(file), f"a table that has {', '.join(missing)}, too", there)
+    return held
 
 
 def _lerobot_array(values: list[Any], order: np.ndarray, dtype: str, name: str) -> np.ndarray:
@@ -324,14 +334,24 @@ def _lerobot_array(values: list[Any], order: np.ndarray, dtype: str, name: str) 
     require(all(held), name, "pictures that lie in the table itself, with their bytes", "paths or nothing")
     try:
         if dtype == "image":  # {"bytes": …, "path": …}
-            return np.stack([_picture(row["bytes"], name) for row in rows]).transpose(0, 3, 1, 2)
+            rows = [_picture(row["bytes"], f"{name}: row {i}") for i, row in enumerate(rows)]
+            return np.stack(rows).transpose(0, 3, 1, 2)
         return np.asarray(rows, dtype=np.float64)  # what float32 would blur stays so
     except InputError:
         raise
     except (TypeError, *BROKEN) as error:
         raise InputError(
-            f"{name}: must be numbers of one shape, or pictures, in every row: {error}"
+            f"{name}: must be numbers of one shape, or pictures, in every row: {_odd(rows) or error}"
         ) from error
+
+
+def _odd(rows: list[Any]) -> str:
+    """The first row of another shape than most; nothing where there is none."""
+    shapes = [np.asarray(row, dtype=object).shape for row in rows]
+    usual = Counter(shapes).most_common(1)[0][0]
+    return next(
+        (f"row {i} (by index) has {x}, and most {usual}" for i, x in enumerate(shapes) if x != usual), ""
+    )
 
 
 def _picture(held: bytes, name: str) -> np.ndarray:

@@ -289,6 +289,23 @@ def test_what_the_demonstrations_had_not_is_left_alone():
     assert torch.equal(policy.select_action(more), first)
 
 
+def test_names_of_lerobot_will_do():
+    """`load_lerobot` took their prefix off."""
+    policy = fit_policy(shown(), FLOW, "density", PolicyConfig(2, 4, 2, 1, 0, 0), steps=1)
+    place, goal = np.zeros((3, 1)), np.ones((3, 1))
+    first = policy.select_action({"place": place, "goal": goal})
+    theirs = {"observation.place": place, "observation.goal": goal, "task": ["push"] * 3}
+    for seen in (theirs, {"place": place, "observation.place": goal, "observation.goal": goal}):
+        policy.reset()
+        assert torch.equal(policy.select_action(seen), first)
+    windows = {key: np.repeat(x[:, None], 2, 1) for key, x in list(theirs.items())[:2]}
+    policy.reset()
+    assert torch.equal(policy.predict_action_chunk(windows)[:, 0], first)
+    both = Scaling.fit(Demonstrations.of({"a": goal, "observation.a": goal}, goal))
+    with pytest.raises(InputError, match=r"must have a, observation\.a, .* got observation\.a$"):
+        both.known({"observation.a": goal})  # which is another
+
+
 def test_a_policy_is_fitted_with_tables_and_one_noise_and_refuses_bare_arrays():
     table = {"context": 2, "prediction": 4, "execute": 2, "candidates": 1}
     one = fit_policy(shown(), FLOW, "density", table, noise=0.01, steps=1)

@@ -133,16 +133,18 @@ class Scaling:
     def known(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
         """Those of the observations that the demonstrations had, as tensors of several; others are left alone.
 
-        Of one number each, `(B,)` will do for `(B, 1)`.
+        Of one number each, `(B,)` will do for `(B, 1)`, and LeRobot's `observation.NAME` for a missing NAME.
         """
-        if any(key not in observations for key in self.names):
+        full = {key: f"observation.{key}" for key in self.names}
+        own = {key: key if key in observations or full[key] in full else full[key] for key in full}
+        if any(place not in observations for place in own.values()):
             raise InputError(
                 f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
                 f"{', '.join(map(str, observations)) or 'nothing'}"
             )
         values: dict[str, Tensor] = {}
         for key in self.names:
-            name, given = f"observation.{key}", observations[key]
+            name, given = full[key], observations[own[key]]
             given = given if isinstance(given, Tensor) else as_array(given, name)  # which refuses masks
             try:
                 values[key] = tensor_of(given)

@@ -276,7 +276,7 @@ def test_what_was_seen_holds_no_graph():
 def test_one_environment_is_told_how_to_be_one_of_several():
     rows = {"far": np.random.default_rng(0).normal(size=(8, 3)), "near": np.arange(8.0)}
     policy = Policy(RunActions(run_of(Smooth())), Scaling.fit(Demonstrations.of(rows, np.arange(8.0), [8])))
-    with pytest.raises(InputError, match=r"observation\.far: must be of B environments, \(B, 3,\); one is"):
+    with pytest.raises(InputError, match=r"observation\.far: must be of B environments, \(B, 3\); one is"):
         policy.select_action({"near": np.zeros(1), "far": np.zeros(3)})
 
 
@@ -315,7 +315,7 @@ def test_a_policy_is_fitted_with_tables_and_one_noise_and_refuses_bare_arrays():
         fit_policy(shown(), FLOW, "density", {"contxt": 2}, steps=1)
     with pytest.raises(InputError, match=r"demonstrations: must be Demonstrations, which .* got 'tuple'"):
         fit_policy((np.zeros(8), np.zeros(8)), FLOW, "density", steps=1)  # pyright: ignore
-    with pytest.raises(InputError, match=r"goal: must be windows of .* \(B, 2, 1,\), got 1"):
+    with pytest.raises(InputError, match=r"goal: must be windows of .* \(B, 2, 1\), got 1"):
         one.predict_action_chunk({"place": np.zeros((3, 2, 1)), "goal": np.zeros((3, 1))})
 
 

@@ -156,7 +156,7 @@ class Scaling:
             if shape == (1,) and value.dim() == ahead:
                 values[key] = value[..., None]
             elif tuple(value.shape) == shape:
-                rule = f"be of B environments, (B, {str(shape)[1:]}; one is observation[None]"
+                rule = f"be of B environments, (B, {', '.join(map(str, shape))}); one is observation[None]"
                 raise InputError(f"observation.{key}: must {rule}, got {shape}")
         return values
 

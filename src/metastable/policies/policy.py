@@ -214,7 +214,8 @@ class Policy:
         named = self._named(contexts)
         for key, value in self.scaling.known(named).items():
             n, steps = self.config.context, value.shape[1] if value.dim() > 1 else 0
-            rule = f"windows of policy.context = {n} steps, (B, {n}, {str(self.scaling.shape(key))[1:]}"
+            shape = ", ".join(map(str, (n, *self.scaling.shape(key))))
+            rule = f"windows of policy.context = {n} steps, (B, {shape})"
             require(steps == n, f"observation.{key}", rule, steps)
         found = self.scaling.fitting(named, 2)
         self._check_number(found)

@@ -952,6 +952,12 @@ def test_numbers_of_lerobot_are_kept_as_fine_as_they_are(tmp_path):
     assert sorted((found - 1.7e9).tolist()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("padded", ["no", 0, None])
+def test_windows_are_padded_or_not(padded):
+    with pytest.raises(ConfigError, match="padded: must be true or false, got "):
+        counted(6).windows(2, 2, padded=padded)
+
+
 def test_one_name_of_an_observation_is_no_row_of_letters(tmp_path):
     np.savez(
         tmp_path / "mine.npz", place=np.arange(4.0), goal=np.arange(4.0), actions=np.arange(4.0), ends=[4]

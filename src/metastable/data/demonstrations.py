@@ -222,6 +222,7 @@ class Demonstrations:
         """
         require_count("context", context)
         require_count("prediction", prediction)
+        require(isinstance(padded, bool), "padded", "true or false", padded)
         starts, ends = self.starts.tolist(), self.ends.tolist()
         before, after = (0, 0) if padded else (context - 1, prediction - 1)
         for episode, length in enumerate(self.lengths.tolist()):

@@ -952,6 +952,30 @@ def test_numbers_of_lerobot_are_kept_as_fine_as_they_are(tmp_path):
     assert sorted((found - 1.7e9).tolist()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", [int, np.uint8, bool, list, torch.tensor])
+def test_discrete_choices_are_learned_as_numbers_and_that_is_said(kind, tmp_path):
+    rows = np.arange(80) % (2 if kind is bool else 4)
+    actions = kind(rows) if kind in (list, torch.tensor) else rows.astype(kind)
+    with pytest.warns(
+        UserWarning, match=r"actions: .* discrete choices are learned as numbers, .*numpy\.eye"
+    ):
+        Demonstrations.of(np.zeros(80), actions)
+    for k in range(3):
+        np.savez(tmp_path / f"{k}.npz", state=np.zeros(80), actions=rows)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        load_episodes(tmp_path)
+    assert len(found) == 1
+
+
+def test_whole_numbers_that_are_amounts_are_no_choices():
+    ticks = np.arange(80)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for actions in (ticks, ticks[:5], ticks % 4 * 1.0, ticks * 0, np.eye(4, dtype=int)[ticks % 4]):
+            Demonstrations.of(np.zeros(len(actions)), actions)
+
+
 @pytest.mark.parametrize("padded", ["no", 0, None])
 def test_windows_are_padded_or_not(padded):
     with pytest.raises(ConfigError, match="padded: must be true or false, got "):

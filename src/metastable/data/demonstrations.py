@@ -15,6 +15,7 @@ Sections 7.3 and 7.4.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,12 @@ from .scaling import ACTION, Scaling, tensor_of
 
 STATE = "state"
 """Name of observations that are one array."""
+CHOICES = 32
+"""Of at most so many kinds, whole numbers that each stand for several steps are taken for choices."""
+CHOSEN = (
+    "actions: are a few whole numbers; discrete choices are learned as numbers, so a policy may act between two: "
+    "give one column for each, numpy.eye(n)[actions], and take the largest, or floating numbers if they are amounts"
+)
 BLUR = 1e-4
 """Of the range of a number, far below the noise that trainings put on it."""
 
@@ -84,7 +91,8 @@ class Demonstrations:
         Numbers become float32 unless that blurs them, which only all episodes together say: parts that are to be
         `joined` are made with `wide`.
         """
-        steps = _numbers(actions, f"{name}: actions")
+        given = actions if isinstance(actions, Tensor) else as_array(actions, f"{name}: actions")
+        steps = _numbers(given, f"{name}: actions")
         rule = "(T, A) without ends; of (E, T, A) give all by flatten(0, 1), and where each episode ends"
         require(steps.dim() < 3 or ends is not None, f"{name}: actions", rule, tuple(steps.shape))
         actions = steps.flatten(1)
@@ -106,6 +114,8 @@ class Demonstrations:
             shape = seen[relative].shape
             require(shape == actions.shape, f"{name}: relative", rule, tuple(shape[1:]))
         stops = _ends([len(actions)] if ends is None else ends, len(actions), name)
+        if _are_choices(given.dtype, actions):
+            warnings.warn(CHOSEN, stacklevel=2)  # without its name, so that a folder of files says it once
         found = cls(seen, actions, stops, name, noisy, space, relative)
         return found if wide else found._narrowed()
 
@@ -330,6 +340,13 @@ def _numbers(value: Any, name: str) -> Tensor:
     values = as_tensor(value, name)
     kind = torch.float64 if values.dtype == torch.float64 else torch.float32
     return check_data(values, name, dtype=kind, least=1)
+
+
+def _are_choices(dtype: Any, actions: Tensor) -> bool:
+    """Whether actions `(T, A)`, given as `dtype`, are one whole number each, of a few kinds that come again."""
+    whole = str(dtype).removeprefix("torch.").startswith(("int", "uint", "bool"))
+    kinds = len(actions.unique()) if whole and actions.shape[1] == 1 else 0
+    return 1 < kinds <= min(CHOICES, len(actions) // 2)
 
 
 def _fine(values: Tensor, name: str, origin: Tensor | None) -> Tensor:

@@ -503,9 +503,9 @@ def test_an_npz_file(tmp_path):
             load_episodes(file)
 
 
-def test_tables_within_tables_are_refused_in_one_line():
+def test_what_is_no_array_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"observations\.arm: must be one for each of the 4") as refused:
-        Demonstrations.of({"arm": {"pose": np.ones((4, 2))}}, np.ones(4))
+        Demonstrations.of({"arm": [{"pose": np.ones((4, 2))}]}, np.ones(4))
     assert "\n" not in str(refused.value)
 
 
@@ -1117,3 +1117,12 @@ def test_push_t_is_seen_from_the_agent_or_from_the_window(tmp_path, centred):
     if centred:
         there = found.observations["beside"].unflatten(1, (8, 2)) + found.observations["agent"][:, None]
         torch.testing.assert_close(there, corners)
+
+
+def test_observations_within_observations_have_dotted_names():
+    """They were refused as an observation that is not one for each action."""
+    top = np.zeros((4, 3, 8, 6), np.uint8)
+    found = Demonstrations.of({"pixels": {"top": top, "hand": {"left": top}}, "at": np.eye(4)}, np.eye(4))
+    assert list(found.observations) == ["pixels.top", "pixels.hand.left", "at"]
+    with pytest.raises(ConfigError, match=r"observations: must be of names that differ.*, got \['a\.b'\]"):
+        Demonstrations.of({"a.b": np.eye(4), "a": {"b": np.eye(4)}}, np.eye(4))

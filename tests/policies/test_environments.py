@@ -1,6 +1,7 @@
 """Environments that are not there are named."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from metastable.core.errors import ConfigError, InputError, MissingDependencyError
-from metastable.policies import gym_environments, rollout
+from metastable.data import Demonstrations
+from metastable.policies import PolicyConfig, fit_policy, gym_environments, rollout
 from metastable.policies.environments import Environments
 
 
@@ -179,3 +181,50 @@ def test_seeds_that_are_no_whole_numbers_are_refused():
     with pytest.raises(ConfigError, match=r"starts: must be whole numbers, the seed of each, got 0\.25"):
         made.reset()
     assert len(Environments(lambda: Strict(np.zeros(3)), np.arange(2.0)).reset()["state"]) == 2
+
+
+TOP = np.zeros((8, 6, 3), np.uint8)
+NESTED = {"pixels": {"top": TOP}, "at": np.zeros(3), "task": "go", "near": [[1.0], [1.0, 2.0]], "none": {}}
+
+
+def test_what_lies_within_what_is_shown_has_dotted_names_and_the_rest_is_told():
+    """Of pixels within observations nothing was left, and nothing said so."""
+    seen = Environments(lambda: Strict(NESTED), [0, 1]).reset()
+    assert {key: tuple(value.shape) for key, value in seen.items()} == {
+        "pixels.top": (2, 3, 8, 6),
+        "at": (2, 3),
+    }
+    twice = {"a": {"b": TOP}, "a.b": TOP}
+    with pytest.raises(ConfigError, match=r"environment 0: must be of names that differ.*, got \['a\.b'\]"):
+        Environments(lambda: Strict(twice), [0]).reset()
+
+
+@pytest.fixture(scope="module")
+def sees_places():
+    seen = {"pixels": {"top": np.zeros((8, 2))}, "task": np.zeros((8, 2))}
+    flow = {"name": "flow", "layers": 1, "hidden": (8,)}
+    return fit_policy(Demonstrations.of(seen, np.eye(8)), flow, "density", PolicyConfig(1, 2, 2, 1), steps=1)
+
+
+def shown_to_two(starts):
+    return Environments(partial(Strict, NESTED, np.float32), starts)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_policy_says_what_was_left_out_of_what_it_needs(sees_places, workers):
+    left = r"task \(not an array of numbers\), near \(of several shapes\), none \(not an array of numbers\)"
+    with pytest.raises(
+        InputError, match=rf"must have pixels\.top, task, .* got pixels\.top, at; left out: {left}"
+    ):
+        rollout(sees_places, shown_to_two, [0, 1], steps=1, workers=workers)
+
+
+def test_a_policy_takes_observations_within_observations(sees_places):
+    found = [{"pixels": {"top": torch.zeros(3, 2)}}, {"pixels.top": torch.zeros(3, 2)}]
+    actions = []
+    for seen in found:
+        sees_places.reset(0)
+        actions.append(sees_places.select_action({**seen, "task": torch.zeros(3, 2)}))
+    assert torch.equal(*actions)
+    windows = {"pixels": {"top": torch.zeros(3, 1, 2)}, "task": torch.zeros(3, 1, 2)}
+    assert sees_places.predict_action_chunk(windows).shape == (3, 2, 8)

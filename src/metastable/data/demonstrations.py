@@ -87,16 +87,16 @@ class Demonstrations:
     ) -> Demonstrations:
         """Demonstrations that are checked: one observation for each action, finite numbers, ends in order.
 
-        `observations` that are no mapping are one array, by the name `state`. Without `ends` all is one episode.
-        Numbers become float32 unless that blurs them, which only all episodes together say: parts that are to be
-        `joined` are made with `wide`.
+        `observations` that are no mapping are one array, by the name `state`, and what lies in mappings within
+        them has dotted names, `pixels.top`. Without `ends` all is one episode. Numbers become float32 unless that
+        blurs them, which only all episodes together say: parts that are to be `joined` are made with `wide`.
         """
         given = actions if isinstance(actions, Tensor) else as_array(actions, f"{name}: actions")
         steps = _numbers(given, f"{name}: actions")
         rule = "(T, A) without ends; of (E, T, A) give all by flatten(0, 1), and where each episode ends"
         require(steps.dim() < 3 or ends is not None, f"{name}: actions", rule, tuple(steps.shape))
         actions = steps.flatten(1)
-        named = observations if isinstance(observations, Mapping) else {STATE: observations}
+        named = flattened(observations, f"{name}: observations")
         textual = all(isinstance(key, str) and key for key in named)
         require(textual, f"{name}: observations", "named by text", list(named))
         seen = {key: _observed(x, len(actions), f"{name}: observations.{key}") for key, x in named.items()}
@@ -328,6 +328,18 @@ def _observed(value: Any, steps: int, name: str) -> Tensor:
     pictures = tensor_of(array)
     check_shape(pictures, name, least=1)
     return pictures
+
+
+def flattened(observations: Any, name: str) -> dict[str, Any]:
+    """Observations by name, dotted where they lie in mappings within; what is no mapping is the `state`."""
+    found: dict[str, Any] = {}
+    for key, value in observations.items() if isinstance(observations, Mapping) else [(STATE, observations)]:
+        inside = flattened(value, name) if isinstance(value, Mapping) and value else {}
+        own = {f"{key}.{k}": v for k, v in inside.items()} or {key: value}
+        twice = list(own.keys() & found.keys())
+        require(not twice, name, "of names that differ, where {'a': {'b': …}} is 'a.b'", twice)
+        found |= own
+    return found
 
 
 def names_of(asked: str | Sequence[str] | None, there: Sequence[str]) -> list[str]:

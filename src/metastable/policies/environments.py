@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from importlib.metadata import PackageNotFoundError, version
@@ -31,7 +31,7 @@ from metastable.core.errors import (
 from metastable.core.pixels import CHANNELS
 from metastable.core.random import derive
 from metastable.data.demonstration_files import pusht_observation, pusht_states
-from metastable.data.demonstrations import STATE
+from metastable.data.demonstrations import flattened
 
 PUSHT, LEAST = "gym_pusht/PushT-v0", (0, 1, 8)
 FULL = 0.95
@@ -41,6 +41,7 @@ DIGITS = 9
 EXTRA = "policies"
 PICTURE, SIDE = "picture", 96
 """What a policy that sees Push-T calls its pictures, and their side in pixels."""
+SEVERAL = "of several shapes"
 
 
 @contextmanager
@@ -52,6 +53,14 @@ def foreign(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise InputError(f"{what} raised {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+class Seen(dict[str, Tensor]):
+    """What is seen, by name; `left_out` says of what else is shown why it is none of it."""
+
+    def __init__(self, shown: Mapping[str, Tensor | str]):
+        super().__init__({key: value for key, value in shown.items() if isinstance(value, Tensor)})
+        self.left_out = {key: why for key, why in shown.items() if isinstance(why, str)}
 
 
 class Environments:
@@ -132,19 +141,17 @@ class Environments:
                 env.close()
 
     def observations(self) -> dict[str, Tensor]:
-        """What is seen, by name, `(B, …)`; pictures are brought to `(B, C, H, W)`."""
-        if isinstance(self.raw[0], dict):
-            for i, raw in enumerate(self.raw):
-                same = isinstance(raw, dict) and raw.keys() == self.raw[0].keys()
-                what = f"{self.name}: observation of environment {self.first + i}"
-                require(same, what, f"by the names of all, {', '.join(map(str, self.raw[0]))}", raw)
-            found = {key: _stacked([raw[key] for raw in self.raw]) for key in self.raw[0]}
-            return {key: value for key, value in found.items() if value is not None}  # texts are none of ours
-        rows = _stacked(self.raw)
-        if rows is None:
+        """What is seen, by name, dotted within mappings, `(B, …)`; pictures are brought to `(B, C, H, W)`."""
+        what = f"{self.name}: observation of environment"
+        shown = [flattened(raw, f"{what} {self.first + i}") for i, raw in enumerate(self.raw)]
+        for i, each in enumerate(shown):
+            rule = f"by the names of all, {', '.join(map(str, shown[0]))}"
+            require(each.keys() == shown[0].keys(), f"{what} {self.first + i}", rule, self.raw[i])
+        found = Seen({key: _stacked([each[key] for each in shown]) for key in shown[0]})
+        if not found and not isinstance(self.raw[0], Mapping):
             got = short(self.raw[0])
             raise InputError(f"{self.name}: observations must be numbers, or numbers by name, got {got}")
-        return {STATE: rows}
+        return found
 
     def given(self, action: Tensor, env: Any) -> np.ndarray:
         """An action as an environment takes it, in the kind of number of its box."""
@@ -334,7 +341,7 @@ def vectors_of(actions: Any, shape: Sequence[int], name: str) -> Tensor:
 
 def _kept(seen: Any) -> Any:
     """A copy, as the next may be written into the same array; of tensors, which may have a graph, an array."""
-    if isinstance(seen, dict):
+    if isinstance(seen, Mapping):
         return {key: _kept(value) for key, value in seen.items()}
     if not isinstance(seen, Tensor):
         return deepcopy(seen)
@@ -349,11 +356,13 @@ def _number(reward: Any) -> float:
     return float("nan")
 
 
-def _stacked(values: list[Any]) -> Tensor | None:
-    """Observations of several as one tensor, channels of pictures first; None of what is no array of numbers."""
+def _stacked(values: list[Any]) -> Tensor | str:
+    """Observations of several as one tensor, channels of pictures first; of what is no such thing, why."""
     try:
         rows = np.stack([np.asarray(value) for value in values])
-    except ValueError:  # of several shapes
-        return None
+    except ValueError:
+        return SEVERAL
+    if rows.dtype.kind not in "biuf":
+        return "not an array of numbers"
     last = rows.dtype == np.uint8 and rows.ndim == 4 and rows.shape[3] in CHANNELS
-    return torch.as_tensor(np.moveaxis(rows, -1, 1) if last else rows) if rows.dtype.kind in "biuf" else None
+    return torch.as_tensor(np.moveaxis(rows, -1, 1) if last else rows)

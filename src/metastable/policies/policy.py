@@ -20,7 +20,7 @@ from metastable.core.configure import build
 from metastable.core.errors import InputError, require
 from metastable.core.random import derive, generator, whole_seed
 from metastable.core.waiting import unwatched
-from metastable.data.demonstrations import STATE, Scaling
+from metastable.data.demonstrations import STATE, Scaling, flattened
 from metastable.kernels.watch import unchanging
 from metastable.methods import Method
 from metastable.methods.conditional_chains import require_finite
@@ -31,6 +31,7 @@ from metastable.runs.resolve import resolve_method
 
 from .actions import ActionModel, DrawsWithEnergy, RunActions, nearest
 from .config import OF_RUNS, PolicyConfig, actions_of, refuse_others, weights_of
+from .environments import Seen
 
 FILE = "policy.json"
 JOINED = 16
@@ -116,7 +117,7 @@ class Policy:
         """The next action of each of B environments, `(B, A)`.
 
         Args:
-            observation: by name, `(B, …)` each; one array where the demonstrations had one.
+            observation: by name, `(B, …)` each, `a.b` for b in a; one array where the demonstrations had one.
         """
         now = self.scaling.known(self._named(observation))
         self._check_number(now)
@@ -205,9 +206,14 @@ class Policy:
 
     def _named(self, observation: Any) -> Mapping[str, Any]:
         """By the demonstrations' names: one array, also where an environment calls it `state`, has the only one."""
-        names = self.scaling.names
-        named = observation if isinstance(observation, Mapping) else {STATE: observation}
-        return {names[0]: named[STATE]} if len(names) == 1 and list(named) == [STATE] else named
+        names, named = self.scaling.names, flattened(observation, "observation")
+        named = {names[0]: named[STATE]} if len(names) == 1 and list(named) == [STATE] else named
+        left = observation.left_out if isinstance(observation, Seen) else {}
+        if left and not named.keys() >= set(names):
+            more, got = ", ".join(f"{k} ({why})" for k, why in left.items()), ", ".join(map(str, named))
+            said = f"must have {', '.join(names)}, as the demonstrations had; got {got or 'nothing'}"
+            raise InputError(f"observation: {said}; left out: {more}")
+        return named
 
     def _windows(self, contexts: Any) -> Mapping[str, Tensor]:
         """Contexts by name, each of as many steps as the policy sees."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from metastable.core.errors import InputError, MetastableError, ProcessError, require_count, short
 
-from .environments import Environments, foreign
+from .environments import SEVERAL, Environments, Seen, foreign
 
 GRACE = 5.0
 """Seconds in which a process may end by itself once nothing more is asked of it."""
@@ -45,7 +45,8 @@ def work(pipe: Any, given: bytes, first: int) -> None:
                     with foreign(f"{worlds.name}: environments from {first} on"):
                         seen = worlds.reset() if asked is None else stepped(worlds, *asked)
                         rows = {key: value.numpy() for key, value in seen.items()}
-                        answer = (rows, worlds.done, worlds.progress.numpy())
+                        left = seen.left_out if isinstance(seen, Seen) else {}
+                        answer = (rows, left, worlds.done, worlds.progress.numpy())
         except (MetastableError, MemoryError) as error:
             pipe.send(error)
 
@@ -93,7 +94,7 @@ class Workers:
     def step(self, actions: Tensor) -> dict[str, Tensor]:
         """One step of those that have not ended; a process whose environments all have is not asked."""
         shares, going = np.split(actions.numpy(), self.ends[1:-1]), enumerate(self.said)
-        return self.ask({k: (shares[k], self.looked) for k, (_, done, _) in going if not done.all()})
+        return self.ask({k: (shares[k], self.looked) for k, (*_, done, _) in going if not done.all()})
 
     def ask(self, asked: Mapping[int, Any]) -> dict[str, Tensor]:
         """Some processes, all at once, then one answer after another; what is seen."""
@@ -102,11 +103,12 @@ class Workers:
                 self.pipes[k].send(what)
         for k in asked:
             self.said[k] = self.hear(k)
-        seen, done, progress = zip(*self.said, strict=True)
+        seen, left, done, progress = zip(*self.said, strict=True)
         self.done, self.progress = np.concatenate(done), torch.from_numpy(np.concatenate(progress))
         common = {key: [each[key] for each in seen] for key in seen[0] if all(key in each for each in seen)}
         alike = {key: rows for key, rows in common.items() if len({part.shape[1:] for part in rows}) == 1}
-        return {key: torch.from_numpy(np.concatenate(rows)) for key, rows in alike.items()}
+        why = {k: SEVERAL for each in seen for k in each} | {k: x for each in left for k, x in each.items()}
+        return Seen({**why, **{key: torch.from_numpy(np.concatenate(rows)) for key, rows in alike.items()}})
 
     def hear(self, k: int) -> Any:
         """The answer of a process, or the error that it had."""

@@ -228,3 +228,33 @@ def test_a_policy_takes_observations_within_observations(sees_places):
     assert torch.equal(*actions)
     windows = {"pixels": {"top": torch.zeros(3, 1, 2)}, "task": torch.zeros(3, 1, 2)}
     assert sees_places.predict_action_chunk(windows).shape == (3, 2, 8)
+
+
+@pytest.mark.parametrize("flag", [np.zeros(2, bool), None, "no", 2])
+@pytest.mark.parametrize("which", ["terminated", "truncated"])
+def test_flags_that_are_neither_true_nor_false_are_named(which, flag):
+    """An array was a traceback, and a text was true."""
+
+    class Flagged(Strict):
+        def step(self, action):
+            return (
+                self.seen,
+                0.0,
+                *(flag if which == name else False for name in ("terminated", "truncated")),
+                {},
+            )
+
+    with pytest.raises(ConfigError, match=f"mine: {which}: must be true or false, got "):
+        rollout(
+            Aiming(), lambda starts: Environments(lambda: Flagged(np.zeros(3)), starts, "mine"), [0], steps=1
+        )
+
+
+@pytest.mark.parametrize("flag", [True, np.True_, np.ones(1, bool), torch.tensor(True), 1])
+def test_flags_may_be_arrays_of_one(flag):
+    class Flagged(Strict):
+        def step(self, action):
+            return self.seen, 0.0, False, flag, {}
+
+    worlds = Environments(lambda: Flagged(np.zeros(3)), [0])
+    assert rollout(Aiming(), lambda starts: worlds, [0], steps=3).lengths.tolist() == [[1]]

@@ -128,8 +128,10 @@ class Environments:
                 seen, reward, ended, cut, info = self.each[i].step(action)
             earned = _number(reward)
             require(np.isfinite(earned), f"{self.name}: reward", "finite", reward)
+            for what, flag in (("terminated", ended), ("truncated", cut)):
+                require(_number(flag) in (0, 1), f"{self.name}: {what}", "true or false", flag)
             self.progress[i] = self.progress_of(float(self.progress[i]), earned, info)
-            self.done[i] = bool(ended or cut)
+            self.done[i] = bool(_number(ended) or _number(cut))
             if not self.done[i]:  # what is seen after the end is for nobody, and may be anything
                 self.raw[i] = _kept(seen)
         return self.observations()
@@ -349,10 +351,10 @@ def _kept(seen: Any) -> Any:
     return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
-def _number(reward: Any) -> float:
-    """A reward, an array of one number too; NaN where it is none."""
+def _number(given: Any) -> float:
+    """A reward or a flag, an array of one number too; NaN where it is none."""
     with suppress(TypeError, ValueError):
-        return float(_kept(reward).item() if isinstance(reward, Tensor) else np.asarray(reward).item())
+        return float(_kept(given).item() if isinstance(given, Tensor) else np.asarray(given).item())
     return float("nan")
 
 

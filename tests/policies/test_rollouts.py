@@ -74,8 +74,8 @@ def test_episodes_end_for_themselves_and_keep_their_last_value():
     assert found.progress[1, 1].tolist() == [1, 2, 2, 2, 2, 2]
     assert found.final(3).tolist() == [[3, 3], [2, 2]]
     rows = found.table()
-    assert rows[2] == {"start": 1, "rollout": 0, "steps": 2, "final_6": 2.0}, "a return has no maximum"
-    assert list(found.scores()) == ["final at 6"]
+    assert rows[2] == {"start": 1, "rollout": 0, "steps": 2, "final_4": 2.0}, "a return has no maximum"
+    assert list(found.scores()) == ["final at 4"]
 
 
 def test_actions_outside_of_the_box_are_brought_in_and_counted():
@@ -578,3 +578,18 @@ def test_coverage_is_that_of_a_step_whatever_it_was_before(simulator):
     world.step(torch.full((2, 2), 256.0))
     assert world.progress.tolist() == [round(env._get_coverage(), 9) for env in world.each]
     assert (world.progress < 0.9).all()
+
+
+def test_returns_are_read_where_episodes_get():
+    """Of episodes that end at step 25 the same number stood at 200 and at 300."""
+    progress = torch.arange(1.0, 301).double().clamp(max=25).repeat(3, 1, 1)
+    short = Rollouts(progress, torch.full((3, 1), 25), "return", "mine")
+    assert list(short.scores()) == ["final at 25"]
+    assert list(short.table()[0]) == ["start", "rollout", "steps", "final_25"]
+    long = Rollouts(
+        1.0 * torch.arange(300).double().repeat(3, 1, 1), torch.full((3, 1), 250), "return", "mine"
+    )
+    assert long.horizons == [200, 250]
+    assert short.ahead_of(long).value == 25 - 249, "where the longer of the two ends"
+    pushed = Rollouts(progress / 25, torch.full((3, 1), 25), "coverage", "Push-T")
+    assert pushed.horizons == [200, 300], "however early all of them are done"

@@ -80,8 +80,8 @@ def rollout(
     episodes = [_episodes(policy, env, starts, rollouts, steps, seed, workers) for policy in policies]
     scores: dict[str, Any] = dict(episodes[0].scores()) if starts > 1 else {}
     _say_scores(episodes[0], scores)
-    name, horizons = next(iter(episodes[0].readings)), episodes[0].horizons if against else []
-    apart = {f"{name} at {h}": episodes[0].ahead_of(episodes[-1], h) for h in horizons}
+    name, horizons = next(iter(episodes[0].readings)), max((each.horizons for each in episodes), key=max)
+    apart = {f"{name} at {h}": episodes[0].ahead_of(episodes[-1], h) for h in horizons if against}
     say(*(f"{name}, {run} − {against}: {value}" for name, value in apart.items()))
     if out is not None:
         from metastable.report.rollout_page import write_rollout_page

@@ -91,8 +91,8 @@ class Rollouts:
 
     @property
     def horizons(self) -> list[int]:
-        """Steps at which it is read: 200 and 300, as far as it goes."""
-        longest = self.progress.shape[-1]
+        """Steps at which it is read: 200 and 300 as far as it goes; of Push-T all, else the longest episode."""
+        longest = self.progress.shape[-1] if self.measure == "coverage" else int(self.lengths.max())
         return [h for h in HORIZONS if h < longest] + [longest]
 
     def scores(self, level: float = 0.95) -> dict[str, Interval]:
@@ -139,7 +139,8 @@ class Rollouts:
         known = self.starts is not None and other.starts is not None
         if known and not np.array_equal(self.starts, other.starts):  # pyright: ignore
             raise InputError("other: must begin at the same starts, got others")
-        steps = self.horizons[-1] if steps is None else steps
+        longest = max(self.horizons[-1], min(other.horizons[-1], self.progress.shape[-1]))
+        steps = longest if steps is None else steps
         made = min(self.progress.shape[-1], other.progress.shape[-1])
         require(steps <= made, "steps", f"at most what both have, {made}", steps)
         ours, theirs = self._apart(self.best(steps)), other._apart(other.best(steps))

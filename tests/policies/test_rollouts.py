@@ -593,3 +593,17 @@ def test_returns_are_read_where_episodes_get():
     assert short.ahead_of(long).value == 25 - 249, "where the longer of the two ends"
     pushed = Rollouts(progress / 25, torch.full((3, 1), 25), "coverage", "Push-T")
     assert pushed.horizons == [200, 300], "however early all of them are done"
+
+
+def test_one_start_has_means_and_is_told_why_no_intervals(tmp_path, monkeypatch):
+    """Nothing was printed or written of its scores."""
+    monkeypatch.setattr(policies_module, "load_policy", lambda *args, **options: Pushing(0.75))
+    monkeypatch.setattr(environments_module, "gym_environments", lambda name, starts: on_a_line(starts))
+    options = ["--env", "line", "--starts", "1", "--rollouts", "3", "--steps", "2", "--out", str(tmp_path)]
+    made = CliRunner().invoke(app, ["rollout", str(tmp_path), *options])
+    assert made.exit_code == 0, made.output
+    assert "final at 2: 1.500 (an interval needs at least 2 starts)" in made.output
+    kept = json.loads((tmp_path / "rollouts.json").read_text())
+    assert kept["scores"] == {"final at 2": {"value": 1.5, "low": None, "high": None}}
+    assert "1.500 (an interval needs at least 2 starts)" in (tmp_path / "rollouts.html").read_text()
+    assert covered(0.95, 0.19).means()["full score"] == 0.5

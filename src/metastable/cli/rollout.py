@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from metastable.policies import Policy
     from metastable.policies.rollouts import Rollouts
 
-PATHS, PUSHT = "path-planning", "pusht"
+PATHS, PUSHT, ALONE = "path-planning", "pusht", "an interval needs at least 2 starts"
 
 
 def rollout(
@@ -78,7 +78,8 @@ def rollout(
         _walk(policies, names, rollouts, seed, out)
         return
     episodes = [_episodes(policy, env, starts, rollouts, steps, seed, workers) for policy in policies]
-    scores: dict[str, Any] = dict(episodes[0].scores()) if starts > 1 else {}
+    scores: dict[str, Any] = {k: f"{v:.3f} ({ALONE})" for k, v in episodes[0].means().items()}
+    scores |= episodes[0].scores() if starts > 1 else {}
     _say_scores(episodes[0], scores)
     name, horizons = next(iter(episodes[0].readings)), max((each.horizons for each in episodes), key=max)
     apart = {f"{name} at {h}": episodes[0].ahead_of(episodes[-1], h) for h in horizons if against}

@@ -102,14 +102,20 @@ class Rollouts:
         `score_over_starts`, and returns have Student's interval, a point where all are the same. Rollouts that are
         copies, as of a policy that draws nothing, count once.
         """
-        found: dict[str, Interval] = {}
         interval = score_over_starts if self.measure == "coverage" else _of_returns
-        for h in self.horizons:
-            for name, read in self.readings.items():
-                found[f"{name} at {h}"] = interval(self._apart(read(h)), level)
-        if self.measure == "coverage":
-            found["full score"] = rate_over_starts(self._apart(self.best(self.horizons[-1]) >= 1), level)
-        return found
+        return {name: interval(self._apart(values), level) for name, values in self.scored.items()}
+
+    def means(self) -> dict[str, float]:
+        """What `scores` has with intervals, which need two starts."""
+        return {name: float(values.double().mean()) for name, values in self.scored.items()}
+
+    @property
+    def scored(self) -> dict[str, Tensor]:
+        """What `scores` has the means of, `(starts, rollouts)` by name."""
+        found = {f"{name} at {h}": read(h) for h in self.horizons for name, read in self.readings.items()}
+        return found | (
+            {"full score": self.best(max(self.horizons)) >= 1} if self.measure == "coverage" else {}
+        )
 
     def _apart(self, values: Tensor) -> Tensor:
         """`values`, or one of each start where all rollouts took the same course: copies say nothing more."""
@@ -159,8 +165,10 @@ class Rollouts:
         folder.mkdir(parents=True, exist_ok=True)
         arrays = {"progress": self.progress.numpy(), "lengths": self.lengths.numpy()}
         write_arrays(folder / "rollouts.npz", **arrays)
-        found = self.scores() if len(self.progress) > 1 else {}
-        said = {key: value._asdict() for key, value in found.items()}
+        said = {key: {"value": value, "low": None, "high": None} for key, value in self.means().items()}
+        said |= (
+            {key: value._asdict() for key, value in self.scores().items()} if len(self.progress) > 1 else {}
+        )
         facts = {key: vars(self)[key] for key in ("name", "measure", "clipped", "seconds", "acting")}
         more = differences(other, apart or {})
         write_json(folder / "rollouts.json", {**facts, "scores": said, "episodes": self.table(), **more})

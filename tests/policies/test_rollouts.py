@@ -607,3 +607,24 @@ def test_one_start_has_means_and_is_told_why_no_intervals(tmp_path, monkeypatch)
     assert kept["scores"] == {"final at 2": {"value": 1.5, "low": None, "high": None}}
     assert "1.500 (an interval needs at least 2 starts)" in (tmp_path / "rollouts.html").read_text()
     assert covered(0.95, 0.19).means()["full score"] == 0.5
+
+
+def test_environments_have_arguments_from_the_command_line(tmp_path, monkeypatch):
+    gymnasium = pytest.importorskip("gymnasium", reason="environments are those of Gymnasium")
+    monkeypatch.setattr(policies_module, "load_policy", lambda *args, **options: Pushing())
+    made, make = [], gymnasium.make
+    monkeypatch.setattr(gymnasium, "make", lambda *name, **own: made.append(own) or make(*name, **own))
+    command = ["rollout", str(tmp_path), "--env", "Pendulum-v1", "--starts", "2", "--steps", "2"]
+    found = CliRunner().invoke(app, [*command, "--set-env", "g=3.5", "--set-env", "render_mode=rgb_array"])
+    assert found.exit_code == 0, found.output
+    assert made == [{"g": 3.5, "render_mode": "rgb_array"}] * 2
+    for own, said in (
+        ("name=3", "env: making 'Pendulum-v1' raised TypeError: PendulumEnv.__init__() got an unexpected"),
+        ("mass", "set-env: must read NAME=VALUE, as in max_episode_steps=50, got 'mass'"),
+    ):
+        refused = CliRunner().invoke(app, [*command, "--set-env", own])
+        assert refused.exit_code == 2, refused.output
+        assert said in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    refused = CliRunner().invoke(app, ["rollout", str(tmp_path), "--set-env", "g=3"])
+    assert "set-env: must be left out, as pusht takes no arguments, got {'g': 3}" in refused.stderr

@@ -19,48 +19,40 @@ PATHS, PUSHT, ALONE = "path-planning", "pusht", "an interval needs at least 2 st
 
 def rollout(
     run: RunFolder,
-    env: Annotated[
-        str, typer.Option(help="pusht, path-planning, or the name of an environment of Gymnasium.")
-    ] = PUSHT,
+    env: Annotated[str, typer.Option(help="pusht, path-planning, or one of Gymnasium by its name.")] = PUSHT,
+    set_env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An argument of --env; repeatable.")
+    ] = None,
     starts: Annotated[int, typer.Option(help="Starts; path-planning has its 25 worlds instead.")] = 32,
     rollouts: Annotated[int, typer.Option(help="Episodes from each start.")] = 1,
-    steps: Annotated[
-        int, typer.Option(help="Steps of an episode, at most; a path has its own number.")
-    ] = 300,
+    steps: Annotated[int, typer.Option(help="Of an episode, at most; a path has its own number.")] = 300,
     candidates: Annotated[int | None, typer.Option(help="Chunks of which the likeliest is taken.")] = None,
     chain: Annotated[int | None, typer.Option(help="Steps of the chain that moves the candidates.")] = None,
-    ode: Annotated[
-        int | None, typer.Option(help="Steps of a flow's or diffusion's ODE; fewer are faster.")
-    ] = None,
+    ode: Annotated[int | None, typer.Option(help="Steps of a flow's or diffusion's ODE.")] = None,
     rank: Annotated[str | None, typer.Option(help="What ranks them: energy, network or weights.")] = None,
     against: Annotated[
-        Path | None,
-        typer.Option(
-            help="Another run's folder: its policy, as saved, from the same starts; the difference."
-        ),
+        Path | None, typer.Option(help="Another run, as saved, from the same starts; the difference.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for rollouts.json; of episodes, too, rollouts.npz and rollouts.html."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for rollouts.json, .npz and .html.")] = None,
     films: Annotated[int, typer.Option(help="Push-T: GIFs of the first so many starts, in --out.")] = 0,
-    workers: Annotated[
-        int, typer.Option(help="Processes that step the environments; path-planning has none to step.")
-    ] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that step the environments.")] = 1,
     seed: Annotated[int, typer.Option(help="Of what policies draw; where episodes start stays.")] = 0,
     device: Device = "cpu",
 ) -> None:
     """Roll a policy out, and say what it scores: means over starts with 95 % intervals."""
-    from metastable.core.errors import InputError, require_count
+    from metastable.core.errors import InputError, require, require_count
     from metastable.policies import load_policy
 
     from .console import note, say
+    from .settings import with_assignments
 
     asked = {"candidates": candidates, "steps": chain, "ode": ode, "rank": rank}
     changed = {key: value for key, value in asked.items() if value is not None}
     require_count("rollouts", rollouts)
     require_count("films", films, 0)
     require_count("workers", workers)
+    own = with_assignments({}, set_env or [], "set-env: must read NAME=VALUE, as in max_episode_steps=50")
+    require(env not in (PATHS, PUSHT) or not own, "set-env", f"left out, as {env} takes no arguments", own)
     if env == PATHS and workers > 1:
         raise InputError(f"workers: path-planning has no environments to step, got {workers}")
     if env != PATHS and against is not None and starts < 2:
@@ -77,7 +69,8 @@ def rollout(
     if env == PATHS:
         _walk(policies, names, rollouts, seed, out)
         return
-    episodes = [_episodes(policy, env, starts, rollouts, steps, seed, workers) for policy in policies]
+    how = {"rollouts": rollouts, "steps": steps, "seed": seed, "workers": workers}
+    episodes = [_episodes(policy, env, own, starts, **how) for policy in policies]
     scores: dict[str, Any] = {k: f"{v:.3f} ({ALONE})" for k, v in episodes[0].means().items()}
     scores |= episodes[0].scores() if starts > 1 else {}
     _say_scores(episodes[0], scores)
@@ -131,9 +124,7 @@ def _drawn(policy: Policy, starts: int, films: int, steps: int, seed: int, out: 
     return {"scenes": scenes, "films": played}
 
 
-def _episodes(
-    policy: Policy, env: str, starts: int, rollouts: int, steps: int, seed: int, workers: int = 1
-) -> Rollouts:
+def _episodes(policy: Policy, env: str, own: Any, starts: int, steps: int, **options: Any) -> Rollouts:
     """All episodes of one policy, behind a progress bar."""
     from metastable.policies.environments import gym_environments, pusht_starts
     from metastable.policies.rollouts import rollout as roll
@@ -142,11 +133,11 @@ def _episodes(
     from .bars import work_bar
 
     with work_bar("rolling out") as show:
-        options: dict[str, Any] = {"rollouts": rollouts, "steps": steps, "seed": seed, "workers": workers}
-        options["on_step"] = None if show is None else lambda done: show(f"{env}: steps", done, steps)
+        on_step = None if show is None else lambda done: show(f"{env}: steps", done, steps)
+        options |= {"steps": steps, "on_step": on_step}
         if env == PUSHT:
             return rollout_pusht(policy, pusht_starts(starts), pictures=_sees(policy), **options)
-        return roll(policy, partial(gym_environments, env), list(range(starts)), **options)
+        return roll(policy, partial(gym_environments, env, **own), list(range(starts)), **options)
 
 
 def _sees(policy: Policy) -> bool:

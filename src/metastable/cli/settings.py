@@ -52,7 +52,7 @@ FACTS = (
     "run",
 )
 """What a run or a preset says about itself; toy sets are known again by it, and nothing else is read from it."""
-HELD_OUT = 0.1
+HELD_OUT, SET = 0.1, "set: must read NAME=VALUE, as in method.walkers=1000"
 STILL = 0.05
 """Share of the typical standard deviation below which a pixel counts as one that does not change."""
 
@@ -141,12 +141,12 @@ def with_flags(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> Setting
     return dict(settings)
 
 
-def with_assignments(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
+def with_assignments(settings: Mapping[str, Any], assignments: Iterable[str], rule: str = SET) -> Settings:
     """Settings changed by `a.b=VALUE`; a value is JSON, or as Python writes it, or else a word."""
     for text in assignments:
         dotted, equals, value = text.partition("=")
         if not equals or not dotted.strip():
-            raise InputError(f"set: must read NAME=VALUE, as in method.walkers=1000, got {text!r}")
+            raise InputError(f"{rule}, got {text!r}")
         parsed = value_of(value.strip())
         settings = with_flags(settings, {dotted.strip(): _Null if parsed is None else parsed})
     return dict(settings)

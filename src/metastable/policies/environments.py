@@ -280,8 +280,8 @@ def pusht_starts(n: int = 32, seed: int = 0) -> np.ndarray:
     return np.concatenate([low + np.floor(width * unit[:, :4]), np.pi * (2 * unit[:, 4:] - 1)], 1)
 
 
-def gym_environments(name: str, starts: Sequence[int], **options: Any) -> Environments:
-    """Environments of Gymnasium by their name, from seeds.
+def gym_environments(name: str, starts: Sequence[int], /, **options: Any) -> Environments:
+    """Environments of Gymnasium by their name, from seeds; `options` are their own arguments.
 
     MODULE:NAME imports a module, which may lie in the working directory, that registers the name.
     """

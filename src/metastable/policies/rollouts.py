@@ -166,9 +166,8 @@ class Rollouts:
         arrays = {"progress": self.progress.numpy(), "lengths": self.lengths.numpy()}
         write_arrays(folder / "rollouts.npz", **arrays)
         said = {key: {"value": value, "low": None, "high": None} for key, value in self.means().items()}
-        said |= (
-            {key: value._asdict() for key, value in self.scores().items()} if len(self.progress) > 1 else {}
-        )
+        found = self.scores() if len(self.progress) > 1 else {}
+        said |= {key: value._asdict() for key, value in found.items()}
         facts = {key: vars(self)[key] for key in ("name", "measure", "clipped", "seconds", "acting")}
         more = differences(other, apart or {})
         write_json(folder / "rollouts.json", {**facts, "scores": said, "episodes": self.table(), **more})

@@ -93,12 +93,8 @@ class PolicyConfig:
         if self.algorithm == 4 and {"evaluations", "t_low"} <= set(self.sampling):
             split_evaluations(self.sampling["evaluations"], self.sampling["t_low"], kernel)
         whole = self.kernel is not None and (self.algorithm == 2 if self.steps is None else self.steps > 0)
-        require(
-            not (whole and self.freeze),
-            "policy.freeze",
-            "0 with a kernel, which moves whole chunks",
-            self.freeze,
-        )
+        rule = "0 with a kernel, which moves whole chunks"
+        require(not (whole and self.freeze), "policy.freeze", rule, self.freeze)
 
     def refuse_for(self, method: Method) -> None:
         """Refuse what a density would not act by, before it is trained."""

@@ -33,14 +33,8 @@ WIDTH, LAYERS, ODE = 256, 6, (64, 33)
 log-densities by 0.1 nats."""
 STRAIGHT: dict[str, Any] = {"interpolant": "linear", "alpha": 1.0}
 """What is done where something is seen is nearly known, and straight paths lead there: docs/results/push-t.md."""
-FLOW = {
-    "name": "interpolant",
-    **STRAIGHT,
-    "width": WIDTH,
-    "layers": LAYERS,
-    "steps": ODE[0],
-    "scored": ODE[1],
-}
+FLOW = {"name": "interpolant", **STRAIGHT, "width": WIDTH, "layers": LAYERS}
+FLOW |= {"steps": ODE[0], "scored": ODE[1]}
 ON_FLOW = {"name": "on-proposal", "width": WIDTH, "depth": LAYERS}
 RANKED = {"name": "ranking-nce", "negatives_per_datum": 7, "reuse": 10, "pool": 16_384}
 RANKED |= {"proposal": {"name": "interpolant", "steps": 8, "scored": 5}}  # while it trains

@@ -295,9 +295,8 @@ def gym_environments(name: str, starts: Sequence[int], /, **options: Any) -> Env
             except gymnasium.error.Error as error:
                 raise InputError(f"env: {' '.join(str(error).split())}") from error
             except ModuleNotFoundError as error:  # MODULE:NAME says which package has it
-                raise MissingDependencyError(
-                    f"env: must be of an installed package, or of a module in {here}, got {name!r}: {error}"
-                ) from error
+                text = f"must be of an installed package, or of a module in {here}, got {name!r}: {error}"
+                raise MissingDependencyError(f"env: {text}") from error
     finally:
         sys.path.remove(here)
 
@@ -313,9 +312,8 @@ def _pusht_maker(**options: Any) -> Callable[[], Any]:
         found = "0"
     if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < LEAST:
         least = ".".join(map(str, LEAST))
-        raise MissingDependencyError(
-            f"Push-T needs gym-pusht {least} or later, got {found}: pip install 'metastable[{EXTRA}]'"
-        )
+        text = f"Push-T needs gym-pusht {least} or later, got {found}: pip install 'metastable[{EXTRA}]'"
+        raise MissingDependencyError(text)
 
     def make() -> Any:
         with foreign("Push-T"):

@@ -16,8 +16,6 @@ from metastable.data.checks import as_tensor
 
 FEW = 10
 """Starts' worth of hits, or of misses, below which such starts may be too rare for Student's interval to know."""
-
-
 ROUNDING = 1e-6
 """By which a score may lie outside of 0 to 1."""
 NODES = 512

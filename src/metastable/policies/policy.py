@@ -235,9 +235,8 @@ class Policy:
         for key, value in now.items():
             if value.dim() == 0 or len(value) != environments or not environments:
                 got = len(value) if value.dim() else "a number"
-                raise InputError(
-                    f"observation.{key}: must be of {rule if environments else 'at least one'}, got {got}"
-                )
+                known = rule if environments else "at least one"
+                raise InputError(f"observation.{key}: must be of {known}, got {got}")
 
     def save(self) -> Path:
         """Write `policy.json` into the folder of its run, from where `load_policy` reads it."""

@@ -39,7 +39,6 @@ class Acting(Protocol):
 
     def reset(self, seed: int | None = None) -> None:
         """A new episode in every environment."""
-        ...
 
     def select_action(self, observation: Any) -> Tensor:
         """The next action of each environment, `(B, A)`."""
@@ -138,10 +137,8 @@ class Rollouts:
         for episodes that took the same course.
         """
         if (self.name, len(self.progress)) != (other.name, len(other.progress)):
-            raise InputError(
-                f"other: must be {len(self.progress)} starts of {self.name}, got {len(other.progress)} of "
-                f"{other.name}"
-            )
+            theirs = f"{len(other.progress)} of {other.name}"
+            raise InputError(f"other: must be {len(self.progress)} starts of {self.name}, got {theirs}")
         known = self.starts is not None and other.starts is not None
         if known and not np.array_equal(self.starts, other.starts):  # pyright: ignore
             raise InputError("other: must begin at the same starts, got others")
@@ -163,8 +160,7 @@ class Rollouts:
         """
         folder = Path(folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        arrays = {"progress": self.progress.numpy(), "lengths": self.lengths.numpy()}
-        write_arrays(folder / "rollouts.npz", **arrays)
+        write_arrays(folder / "rollouts.npz", progress=self.progress.numpy(), lengths=self.lengths.numpy())
         said = {key: {"value": value, "low": None, "high": None} for key, value in self.means().items()}
         found = self.scores() if len(self.progress) > 1 else {}
         said |= {key: value._asdict() for key, value in found.items()}

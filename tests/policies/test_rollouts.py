@@ -628,3 +628,83 @@ def test_environments_have_arguments_from_the_command_line(tmp_path, monkeypatch
         assert refused.stderr.count("\n") == 1
     refused = CliRunner().invoke(app, ["rollout", str(tmp_path), "--set-env", "g=3"])
     assert "set-env: must be left out, as pusht takes no arguments, got {'g': 3}" in refused.stderr
+
+
+class Reaching(Line):
+    """Rewards nothing, and says of some steps whether the point is where it should be."""
+
+    said = "is_success"
+
+    def step(self, action):
+        seen, _, ended, *_ = super().step(action)
+        return seen, 0.0, ended, False, {self.said: 1 < self.at < 2.5} if self.at > 0.5 else {}
+
+
+class Finding(Reaching):
+    said = "success"
+
+
+def reaching(starts):
+    return Environments(Reaching, starts, "reach")
+
+
+def finding(starts):
+    return Environments(Finding, starts, "find")
+
+
+@pytest.mark.parametrize("make", [reaching, finding])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_episode_has_succeeded_where_a_step_said_so(make, workers, tmp_path):
+    """Of environments that reward nothing there was a return of 0, and nothing else."""
+    found = rollout(Pushing(), make, [-9, 0, 2, 3], steps=5, workers=workers)
+    assert found.success is not None
+    assert found.success.tolist() == [[0], [1], [0], [0]], "one of them said nothing at all"
+    assert found.table()[1]["success"] == 1
+    assert found.scores()["success"] == clopper_pearson(1, 4)
+    assert found.means()["success"] == 0.25
+    kept = json.loads(found.write(tmp_path).read_text())
+    assert kept["scores"]["success"]["value"] == 0.25
+    assert kept["episodes"][1]["success"] == 1
+
+
+def test_nothing_is_said_of_success_where_environments_do_not():
+    found = rollout(Pushing(), on_a_line, [0, 2], steps=3)
+    assert found.success is None
+    assert "success" not in found.scores() | found.table()[0]
+    worlds = reaching([0])
+    for info, said in (
+        ({"is_success": True, "success": False}, 1),
+        ({"is_success": np.zeros(2), "success": np.ones(1)}, 1),
+        ({"success": torch.tensor(0.5)}, 0.5),
+        ({"success": "no", "is_success": np.inf}, np.nan),
+        (None, np.nan),
+    ):
+        assert worlds.success_of(info) == pytest.approx(said, nan_ok=True)
+
+
+def test_successes_of_rollouts_that_are_no_copies_all_count():
+    """By rewards of 0 alone they all took the same course."""
+    won = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).double()
+    found = Rollouts(torch.zeros(2, 2, 3).double(), torch.full((2, 2), 3), "return", "mine", success=won)
+    assert found.scores()["success"].value == 0.75
+
+
+def test_the_command_line_tells_successes_and_how_far_they_are_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        policies_module, "load_policy", lambda run, **options: Pushing(1.0 if run.name == "a" else 0.1)
+    )
+    monkeypatch.setattr(environments_module, "gym_environments", lambda name, starts: reaching(starts))
+    command = ["rollout", "a", "--env", "reach", "--starts", "2", "--steps", "2", "--against", "b"]
+    made = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+    assert made.exit_code == 0, made.output
+    assert "success: 1.000 (" in made.output
+    assert "success, a − b: 0.500 (" in made.output
+    kept = json.loads((tmp_path / "rollouts.json").read_text())
+    assert kept["against"]["differences"]["success"]["value"] == 0.5
+    assert "<td>success</td>" in (tmp_path / "rollouts.html").read_text()
+
+
+def test_full_scores_of_push_t_are_its_successes(simulator):
+    found = rollout_pusht(Replay([[256.0, 256.0]] * 2), pusht_starts(1), steps=2)
+    assert found.success is None
+    assert list(found.table()[0]) == ["start", "rollout", "steps", "maximum_2", "final_2"]

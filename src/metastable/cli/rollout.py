@@ -12,6 +12,7 @@ from .options import Device, RunFolder
 
 if TYPE_CHECKING:
     from metastable.policies import Policy
+    from metastable.policies.intervals import Interval
     from metastable.policies.rollouts import Rollouts
 
 PATHS, PUSHT, ALONE = "path-planning", "pusht", "an interval needs at least 2 starts"
@@ -71,11 +72,7 @@ def rollout(
         return
     how = {"rollouts": rollouts, "steps": steps, "seed": seed, "workers": workers}
     episodes = [_episodes(policy, env, own, starts, **how) for policy in policies]
-    scores: dict[str, Any] = {k: f"{v:.3f} ({ALONE})" for k, v in episodes[0].means().items()}
-    scores |= episodes[0].scores() if starts > 1 else {}
-    _say_scores(episodes[0], scores)
-    name, horizons = next(iter(episodes[0].readings)), max((each.horizons for each in episodes), key=max)
-    apart = {f"{name} at {h}": episodes[0].ahead_of(episodes[-1], h) for h in horizons if against}
+    scores, apart = _say_scores(episodes[0]), _apart(*episodes) if against else {}
     say(*(f"{name}, {run} − {against}: {value}" for name, value in apart.items()))
     if out is not None:
         from metastable.report.rollout_page import write_rollout_page
@@ -140,14 +137,27 @@ def _episodes(policy: Policy, env: str, own: Any, starts: int, steps: int, **opt
         return roll(policy, partial(gym_environments, env, **own), list(range(starts)), **options)
 
 
+def _apart(ours: Rollouts, theirs: Rollouts) -> dict[str, Interval]:
+    """By how much one is ahead of another, where each is read, and by successes where both have them."""
+    from metastable.policies.intervals import difference_of
+
+    name, horizons = next(iter(ours.readings)), max(ours.horizons, theirs.horizons, key=max)
+    apart = {f"{name} at {h}": ours.ahead_of(theirs, h) for h in horizons}
+    won = [each.scored["success"] for each in (ours, theirs) if each.success is not None]
+    return apart | ({"success": difference_of(won[0], won[1])} if len(won) > 1 else {})
+
+
 def _sees(policy: Policy) -> bool:
     """Whether it was trained on pictures of Push-T."""
     return bool(policy.scaling.pictures)
 
 
-def _say_scores(episodes: Rollouts, scores: dict[str, Any]) -> None:
+def _say_scores(episodes: Rollouts) -> dict[str, Any]:
+    """Print the episodes and their scores; these, of one start in words."""
     from .console import clock, console, number, say, table
 
+    scores: dict[str, Any] = {k: f"{v:.3f} ({ALONE})" for k, v in episodes.means().items()}
+    scores |= episodes.scores() if len(episodes.progress) > 1 else {}
     rows = episodes.table()
     shown = [[number(value, 3) for value in row.values()] for row in rows[:20]]
     more = f"and {len(rows) - 20} more" if len(rows) > 20 else ""
@@ -158,3 +168,4 @@ def _say_scores(episodes: Rollouts, scores: dict[str, Any]) -> None:
         f"{len(rows)} episodes in {clock(episodes.seconds)}; {each:.3g} ms a step for all of their actions; "
         f"{episodes.clipped:.1%} of the actions were brought into the box"
     )
+    return scores

@@ -87,7 +87,7 @@ class Environments:
         rule = "a function that makes a new environment every time"
         require(several, f"{name}: make", rule, "the same one")
         self.raw: list[Any] = [None] * len(starts)
-        self.done = np.zeros(len(starts), dtype=bool)
+        self.done, self.success = np.zeros(len(starts), dtype=bool), np.full(len(starts), np.nan)
         self.progress = torch.zeros(len(starts), dtype=torch.float64)
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class Environments:
         for i, (env, start) in enumerate(zip(self.each, self.starts, strict=True)):
             with foreign(f"{self.name}: reset of environment {self.first + i}"):
                 self.raw[i] = _kept(self.begin(env, start))
-        self.done[:], self.looked = False, True
+        self.done[:], self.success[:], self.looked = False, np.nan, True
         self.progress = self.first_progress()
         return self.observations()
 
@@ -131,6 +131,7 @@ class Environments:
             for what, flag in (("terminated", ended), ("truncated", cut)):
                 require(_number(flag) in (0, 1), f"{self.name}: {what}", "true or false", flag)
             self.progress[i] = self.progress_of(float(self.progress[i]), earned, info)
+            self.success[i] = np.fmax(self.success[i], self.success_of(info))
             self.done[i] = bool(_number(ended) or _number(cut))
             if not self.done[i]:  # what is seen after the end is for nobody, and may be anything
                 self.raw[i] = _kept(seen)
@@ -174,6 +175,12 @@ class Environments:
     def progress_of(self, before: float, reward: float, info: dict[str, Any]) -> float:
         """Progress after a step."""
         return before + reward
+
+    def success_of(self, info: Any) -> float:
+        """What a step says of success: `is_success`, else `success`, where that is one number, else NaN."""
+        table = info if isinstance(info, Mapping) else {}
+        found = (_number(table.get(key)) for key in ("is_success", "success"))
+        return next((value for value in found if np.isfinite(value)), float("nan"))
 
 
 class PushT(Environments):

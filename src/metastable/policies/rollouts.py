@@ -59,6 +59,8 @@ class Rollouts:
         seconds: of all of it.
         acting: seconds spent in the policy.
         starts: where episodes began, so that others are not taken for the same; None where it is not known.
+        success: the most that a step's `info` said in `is_success`, or else `success`, `(starts, rollouts)`,
+            0 where it said nothing; None where it never did, and of Push-T, whose successes are full scores.
     """
 
     progress: Tensor
@@ -69,6 +71,7 @@ class Rollouts:
     seconds: float = 0.0
     acting: float = 0.0
     starts: np.ndarray | None = None
+    success: Tensor | None = None
 
     def best(self, steps: int) -> Tensor:
         """The score within `steps`, `(starts, rollouts)`: the most of min(coverage/0.95, 1), or all rewards."""
@@ -102,7 +105,7 @@ class Rollouts:
         copies, as of a policy that draws nothing, count once.
         """
         interval = score_over_starts if self.measure == "coverage" else _of_returns
-        return {name: interval(self._apart(values), level) for name, values in self.scored.items()}
+        return {name: interval(values, level) for name, values in self.scored.items()}
 
     def means(self) -> dict[str, float]:
         """What `scores` has with intervals, which need two starts."""
@@ -110,20 +113,22 @@ class Rollouts:
 
     @property
     def scored(self) -> dict[str, Tensor]:
-        """What `scores` has the means of, `(starts, rollouts)` by name."""
+        """What `scores` has the means of, `(starts, rollouts)` by name, of rollouts that are copies one."""
         found = {f"{name} at {h}": read(h) for h in self.horizons for name, read in self.readings.items()}
-        return found | (
-            {"full score": self.best(max(self.horizons)) >= 1} if self.measure == "coverage" else {}
-        )
+        if self.measure == "coverage":
+            found["full score"] = self.best(max(self.horizons)) >= 1
+        found |= {} if self.success is None else {"success": self.success}
+        return {name: self._apart(values) for name, values in found.items()}
 
     def _apart(self, values: Tensor) -> Tensor:
         """`values`, or one of each start where all rollouts took the same course: copies say nothing more."""
-        copies = bool((self.progress == self.progress[:, :1]).all())
+        courses = (self.progress, self.lengths, *([] if self.success is None else [self.success]))
+        copies = all(bool((x == x[:, :1]).all()) for x in courses)
         return values[:, :1] if copies else values
 
     def table(self) -> list[dict[str, Any]]:
         """One row for each episode."""
-        columns = {"steps": self.lengths}
+        columns = {"steps": self.lengths} | ({} if self.success is None else {"success": self.success})
         for h in self.horizons:
             columns |= {f"{name}_{h}": read(h) for name, read in self.readings.items()}
         starts, rollouts = self.lengths.shape
@@ -237,7 +242,9 @@ def rollout(
     times = {"seconds": perf_counter() - begun, "acting": thinking}
     lengths = torch.from_numpy(taken).view(shape)
     known = (progress.view(*shape, steps), lengths, worlds.measure, worlds.name, share)
-    return Rollouts(*known, **times, starts=np.asarray(starts))
+    won = torch.from_numpy(worlds.success).view(shape)
+    said = None if worlds.measure == "coverage" or won.isnan().all() else won.nan_to_num(0.0)
+    return Rollouts(*known, **times, starts=np.asarray(starts), success=said)
 
 
 def rollout_pusht(policy: Acting, starts: Any, *, pictures: bool = False, **options: Any) -> Rollouts:

@@ -46,7 +46,7 @@ def work(pipe: Any, given: bytes, first: int) -> None:
                         seen = worlds.reset() if asked is None else stepped(worlds, *asked)
                         rows = {key: value.numpy() for key, value in seen.items()}
                         left = seen.left_out if isinstance(seen, Seen) else {}
-                        answer = (rows, left, worlds.done, worlds.progress.numpy())
+                        answer = (rows, left, worlds.done, worlds.progress.numpy(), worlds.success)
         except (MetastableError, MemoryError) as error:
             pipe.send(error)
 
@@ -94,7 +94,7 @@ class Workers:
     def step(self, actions: Tensor) -> dict[str, Tensor]:
         """One step of those that have not ended; a process whose environments all have is not asked."""
         shares, going = np.split(actions.numpy(), self.ends[1:-1]), enumerate(self.said)
-        return self.ask({k: (shares[k], self.looked) for k, (*_, done, _) in going if not done.all()})
+        return self.ask({k: (shares[k], self.looked) for k, (_, _, done, *_) in going if not done.all()})
 
     def ask(self, asked: Mapping[int, Any]) -> dict[str, Tensor]:
         """Some processes, all at once, then one answer after another; what is seen."""
@@ -103,8 +103,9 @@ class Workers:
                 self.pipes[k].send(what)
         for k in asked:
             self.said[k] = self.hear(k)
-        seen, left, done, progress = zip(*self.said, strict=True)
-        self.done, self.progress = np.concatenate(done), torch.from_numpy(np.concatenate(progress))
+        seen, left, done, progress, success = zip(*self.said, strict=True)
+        self.done, self.success = np.concatenate(done), np.concatenate(success)
+        self.progress = torch.from_numpy(np.concatenate(progress))
         common = {key: [each[key] for each in seen] for key in seen[0] if all(key in each for each in seen)}
         alike = {key: rows for key, rows in common.items() if len({part.shape[1:] for part in rows}) == 1}
         why = {k: SEVERAL for each in seen for k in each} | {k: x for each in left for k, x in each.items()}

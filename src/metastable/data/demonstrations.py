@@ -106,9 +106,8 @@ class Demonstrations:
         numbers = tuple(key for key, value in seen.items() if value.dtype != torch.uint8)
         noisy, space = tuple(names_of(noisy, numbers)), tuple(names_of(space, ()))
         kinds = {"noisy": noisy, "space": space, "relative": (relative,) if relative else ()}
-        for field, names in kinds.items():
-            for key in names:
-                require_choice(f"{name}: {field}", key, numbers)
+        for field, key in ((field, key) for field, names in kinds.items() for key in names):
+            require_choice(f"{name}: {field}", key, numbers)
         if relative:
             rule = f"an observation of as many numbers as an action has, {actions.shape[1]}"
             shape = seen[relative].shape

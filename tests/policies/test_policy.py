@@ -1103,3 +1103,26 @@ def test_the_step_of_chains_is_the_middle_of_those_of_all_contexts(monkeypatch):
     found = SimpleNamespace(step_size=torch.tensor([0.1, 0.3, 9.0]))
     monkeypatch.setattr(actions, "warm_up_each", lambda *_: found)
     assert RunActions(run_of(Smooth())).settle(torch.zeros(3, 1)).step_size == pytest.approx(0.3)
+
+
+def test_what_differs_from_the_flow_beneath_is_named():
+    """Windows of other lengths were told as events of the proposal, of shapes that nobody had given."""
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    shown, options = Demonstrations.of({"at": x}, x, [20, 40]), {"steps": 1, "batch_size": 8, "units": "none"}
+    flow = fit_policy(shown, FLOW, "density", PolicyConfig(1, 4, 2, 1), **options)
+    for config, said in (
+        ({"prediction": 2}, r"policy\.prediction: must be 4, as of the flow, got 2"),
+        (PolicyConfig(2, 4, 2), r"policy\.context: must be 1, as of the flow, got 2"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            fit_policy(shown, on=flow, config=config, **options)
+    for seen, done, got in (
+        ({"there": x}, x, r"\{'there': \(2,\), 'action': \(2,\)\}"),
+        ({"at": x, "goal": x[:, :1]}, x, r"\{'at': \(2,\), 'goal': \(1,\), 'action': \(2,\)\}"),
+        ({"at": x}, x[:, :1], r"\{'at': \(2,\), 'action': \(1,\)\}"),
+    ):
+        rule = (
+            r"demonstrations: must be of the shapes of the flow's, \{'at': \(2,\), 'action': \(2,\)\}, got "
+        )
+        with pytest.raises(ConfigError, match=rule + got):
+            fit_policy(Demonstrations.of(seen, done, [20, 40]), on=flow, **options)

@@ -85,7 +85,7 @@ def test_more_steps_continue_a_finished_run(tmp_path):
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     train(tmp_path / "a", 5)
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match=r"already holds a run; resume=True \(--resume\), or another folder"):
         train(tmp_path / "a", 5)
     with pytest.raises(InputError, match="method differs"):
         train(tmp_path / "a", 5, METHODS["cd"], resume=True)

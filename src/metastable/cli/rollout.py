@@ -64,11 +64,10 @@ def rollout(
         raise InputError(f"out: must be a folder, got the file {out}")
     policies = [load_policy(run, device=device, **changed)]
     policies += [load_policy(against, device=device)] if against else []  # as it was saved
-    names = [str(r) for r in (run, against) if r is not None]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # where nothing can be written it says so before the episodes
     if env == PATHS:
-        _walk(policies, names, rollouts, seed, out)
+        _walk(policies, [str(run), str(against)], rollouts, seed, out)
         return
     how = {"rollouts": rollouts, "steps": steps, "seed": seed, "workers": workers}
     episodes = [_episodes(policy, env, own, starts, **how) for policy in policies]

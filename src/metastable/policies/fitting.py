@@ -75,7 +75,7 @@ def fit_policy(
     config = acting_for(config, method, None if on is None else on.config, own)
     config.refuse_for(method)
     scaling = Scaling.fit(demonstrations, config.prediction)
-    flow, table = (None, None) if on is None else flow_of(on.model, on.scaling, scaling)
+    flow, table = (None, None) if on is None else flow_of(on, config, scaling)
     data = demonstrations.windows(config.context, config.prediction, padded=padded).dataset(scaling)
     energy = energy if own else energy_for(scaling, config.context, method, table)
     rate = rate_for(on is not None, bool(scaling.pictures), own)

@@ -36,7 +36,7 @@ def check_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
         raise InputError(f"out: {folder} cannot be written, as {above} is no folder of yours; choose another")
     if config.exists():
         if not resume:
-            raise InputError(f"out: {folder} already holds a run; give --resume to go on, or another folder")
+            raise InputError(f"out: {folder} already holds a run; resume=True (--resume), or another folder")
         before = read_config(folder)
         if "exported" in before:
             raise InputError(f"resume: {folder} holds exported weights alone; go on where they were trained")

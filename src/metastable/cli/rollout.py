@@ -79,7 +79,7 @@ def rollout(
         note(f"wrote {episodes[0].write(out, str(against), apart)}")
         scores |= {f"{name}, ahead of {against}": value for name, value in apart.items()}
         drawn = _drawn(policies[0], starts, films, steps, seed, out) if env == PUSHT else {}
-        title = f"{run} in {episodes[0].name}"
+        title = f"{run.resolve().name} in {episodes[0].name}"
         note(f"wrote {write_rollout_page(out, title, scores, episodes[0].table(), **drawn)}")
 
 

@@ -150,6 +150,6 @@ def test_a_rollout_behind_a_pipe_leaves_no_empty_line(monkeypatch, capsys):
     heard = []
     monkeypatch.setattr(rollouts, "rollout_pusht", lambda *_, on_step, **__: heard.append(on_step))
     policy: Any = SimpleNamespace(scaling=SimpleNamespace(pictures={}))
-    _episodes(policy, "pusht", 1, 1, 1, 0)
+    _episodes(policy, "pusht", {}, 1, 1)
     assert heard == [None]
     assert capsys.readouterr() == ("", "")

@@ -233,10 +233,8 @@ def headlines(results: list[Result], path: Path) -> str:
         for key, words in HEADLINES.items()
         if key in known
     ]
-    every, missed = (
-        sum(len(r.judged) for r in results),
-        [(r, x) for r in results for x in r.judged if not x["ok"]],
-    )
+    every = sum(len(r.judged) for r in results)
+    missed = [(r, row) for r in results for row in r.judged if not row["ok"]]
     said = f"{every - len(missed)} of {every} numbers are as required"
     words = "; ".join(f"{_linked(r.name, path)}, {r.scale}, {_in_words(row)}" for r, row in missed)
     table = _markdown(["what", "ours", "paper", "experiment"], rows)

@@ -19,6 +19,7 @@ from metastable.kernels import ULA
 from metastable.methods.conditional_tuning import forget_tuning
 from metastable.policies import Policy, PolicyConfig, RunActions, actions, fit_policy, load_policy
 from metastable.policies.actions import free_root, joined, nearest, pooled_covariance
+from metastable.policies.environments import Seen
 from metastable.policies.scenes import first_chunks
 from metastable.proposals import InterpolantFlow
 from metastable.runs.run import Run
@@ -1126,3 +1127,11 @@ def test_what_differs_from_the_flow_beneath_is_named():
         )
         with pytest.raises(ConfigError, match=rule + got):
             fit_policy(Demonstrations.of(seen, done, [20, 40]), on=flow, **options)
+
+
+def test_what_was_left_out_does_not_stand_against_lerobots_names():
+    policy = Policy(Scripted(), SCALING, PolicyConfig(1, 4, 2, 3, 0, 0))
+    shown = Seen({"observation.state": torch.zeros(2, 1), "task": "not an array of numbers"})
+    assert policy.select_action(shown).shape == (2, 1)
+    with pytest.raises(InputError, match=r"must have state, .* got nothing; left out: task \(not an array"):
+        policy.select_action(Seen({"task": "not an array of numbers"}))

@@ -130,18 +130,21 @@ class Scaling:
                     raise InputError(f"observation.{key}: must {rule}, got {low:.4g} to {high:.4g}")
         return values
 
-    def known(self, observations: Mapping[str, Any], ahead: int = 1) -> dict[str, Tensor]:
+    def known(
+        self, observations: Mapping[str, Any], ahead: int = 1, left_out: Mapping[str, str] | None = None
+    ) -> dict[str, Tensor]:
         """Those of the observations that the demonstrations had, as tensors of several; others are left alone.
 
-        Of one number each, `(B,)` will do for `(B, 1)`, and LeRobot's `observation.NAME` for a missing NAME.
+        Of one number each, `(B,)` will do for `(B, 1)`, and LeRobot's `observation.NAME` for a missing NAME. What
+        was shown and `left_out`, with the reason, is told where something is missing.
         """
         full = {key: f"observation.{key}" for key in self.names}
         own = {key: key if key in observations or full[key] in full else full[key] for key in full}
         if any(place not in observations for place in own.values()):
-            raise InputError(
-                f"observation: must have {', '.join(self.names)}, as the demonstrations had; got "
-                f"{', '.join(map(str, observations)) or 'nothing'}"
-            )
+            got, why = ", ".join(map(str, observations)) or "nothing", (left_out or {}).items()
+            left = f"; left out: {', '.join(f'{key} ({reason})' for key, reason in why)}" if why else ""
+            names = ", ".join(self.names)
+            raise InputError(f"observation: must have {names}, as the demonstrations had; got {got}{left}")
         values: dict[str, Tensor] = {}
         for key in self.names:
             name, given = full[key], observations[own[key]]

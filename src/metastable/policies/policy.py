@@ -119,7 +119,8 @@ class Policy:
         Args:
             observation: by name, `(B, …)` each, `a.b` for b in a; one array where the demonstrations had one.
         """
-        now = self.scaling.known(self._named(observation))
+        left_out = observation.left_out if isinstance(observation, Seen) else None
+        now = self.scaling.known(self._named(observation), left_out=left_out)
         self._check_number(now)
         own = {key: value.clone() for key, value in self.scaling.fitting(now).items()}
         if not self.planned:
@@ -207,13 +208,7 @@ class Policy:
     def _named(self, observation: Any) -> Mapping[str, Any]:
         """By the demonstrations' names: one array, also where an environment calls it `state`, has the only one."""
         names, named = self.scaling.names, flattened(observation, "observation")
-        named = {names[0]: named[STATE]} if len(names) == 1 and list(named) == [STATE] else named
-        left = observation.left_out if isinstance(observation, Seen) else {}
-        if left and not named.keys() >= set(names):
-            more, got = ", ".join(f"{k} ({why})" for k, why in left.items()), ", ".join(map(str, named))
-            said = f"must have {', '.join(names)}, as the demonstrations had; got {got or 'nothing'}"
-            raise InputError(f"observation: {said}; left out: {more}")
-        return named
+        return {names[0]: named[STATE]} if len(names) == 1 and list(named) == [STATE] else named
 
     def _windows(self, contexts: Any) -> Mapping[str, Tensor]:
         """Contexts by name, each of as many steps as the policy sees."""

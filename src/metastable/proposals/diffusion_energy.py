@@ -34,9 +34,8 @@ class Potential(VectorField):
                 return self.velocity(x.clone(), None if code is None else code.clone(), clock.clone())
         again = torch.is_grad_enabled() or transforms_are_active()  # it may be differentiated once more
         if not (again or torch.compiler.is_compiling()):
-            return values_and_grad(lambda y: self.potential(y, code, clock), x)[
-                1
-            ]  # by fused layers and kernels
+            _, grad = values_and_grad(lambda y: self.potential(y, code, clock), x)
+            return grad  # by fused layers and kernels
         with plain_layers():  # what is trained is a derivative: fused ones have no second one
             return torch.func.grad(lambda y: self.potential(y, code, clock).sum())(x)
 
